@@ -1,0 +1,47 @@
+# Everything runs in .venv; its two stamps say which dependencies it holds (.runtime, and .dev on top of it).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+GRAPH ?=
+
+REQUIREMENTS := constraints.txt setup.py pyproject.toml
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own graph)
+	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph $(GRAPH))
+
+test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
+	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests/null tests/cpu hongtu
+
+lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/null/test_imports.py
+
+format: $(VENV)/.dev  ## format the code and apply safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove the virtual environment, caches and build products
+	rm -rf $(VENV) build dist .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
+	find hongtu preprocess cuda_ext tests experiments -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.runtime: $(REQUIREMENTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "hongtu needs Python 3.10 or newer and '$(PYTHON)' is not: try 'make PYTHON=python3.11 ...'" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(INSTALL) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,35 @@
+"""hongtu: train GNNs on whole graphs that are larger than the memory of the devices.
+
+Attributes are loaded on first use: ``import hongtu`` imports neither torch nor numba.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["Trainer", "__version__", "errors", "nn", "open_artifact", "preprocess_graph"]
+
+# attribute -> (module, name in it; None for the module itself)
+_LAZY = {
+    "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
+    "open_artifact": ("hongtu.artifact", "open_artifact"),
+    "Trainer": ("hongtu.trainer", "Trainer"),
+    "nn": ("hongtu.nn", None),
+    "errors": ("hongtu.errors", None),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hongtu' has no attribute {name!r}")
+    module_name, attribute = _LAZY[name]
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

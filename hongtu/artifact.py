@@ -1,0 +1,333 @@
+"""The artifact directory: the contract between preprocessing and training.
+
+Arrays first, ``manifest.json`` last, written to a temporary sibling and renamed: an artifact is complete or absent.
+Vertices carry *new* ids: partition i owns a contiguous range and chunk (i, j) a contiguous sub-range of it.
+This module must not import torch: preprocessing runs without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.topology import Topology
+
+FORMAT = "hongtu-artifact"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+# name -> (dtypes allowed, dimensions, required)
+ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "original_id": (("int32",), 1, True),  # [V] original id of every new id
+    "chunk_start": (("int64",), 1, True),  # [m * n + 1]
+    "in_edge_start": (("int64",), 1, True),  # [V + 1]
+    "source_start": (("int64",), 1, True),  # [m * n + 1]
+    "sources": (("int32",), 1, True),  # [sum |N_ij|]
+    "local_source": (("int32",), 1, True),  # [E]
+    "edge_weight": (("float32",), 1, False),  # [E]
+    "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
+    "features": (("float32",), 2, True),  # [V, F]
+    "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
+    "train_mask": (("bool",), 1, True),  # [V]
+    "val_mask": (("bool",), 1, True),  # [V]
+    "test_mask": (("bool",), 1, True),  # [V]
+}
+
+
+class Artifact:
+    """A preprocessed graph on disk; arrays are memory-mapped, in new vertex order.
+
+    Attributes:
+        path: the directory.
+        manifest: the parsed ``manifest.json``.
+        original_id: int32 [V].
+        features: float32 [V, F].
+        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
+        masks: ``{"train" | "val" | "test": bool [V]}``.
+        schedule_paper: int32 [m, n].
+        topology: the chunks at the artifact's own (finest) grain.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.original_id = arrays["original_id"]
+        self.features = arrays["features"]
+        self.labels = arrays["labels"]
+        self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
+        self.schedule_paper = arrays["schedule_paper"]
+        self.topology = Topology(
+            partitions=manifest["partitions"],
+            chunks=manifest["chunks"],
+            chunk_start=np.asarray(arrays["chunk_start"]),
+            in_edge_start=arrays["in_edge_start"],
+            source_start=np.asarray(arrays["source_start"]),
+            sources=arrays["sources"],
+            local_source=arrays["local_source"],
+            edge_weight=arrays.get("edge_weight"),
+        )
+
+    @property
+    def num_vertices(self) -> int:
+        return self.manifest["vertices"]
+
+    @property
+    def num_edges(self) -> int:
+        return self.manifest["edges"]
+
+    @property
+    def feature_width(self) -> int:
+        return self.manifest["feature_width"]
+
+    @property
+    def num_classes(self) -> int:
+        return self.manifest["classes"]
+
+    @property
+    def multi_label(self) -> bool:
+        return self.labels.ndim == 2
+
+    def verify(self) -> None:
+        """Read the manifest and every array, and compare their hashes with those in the manifest.
+
+        Raises:
+            InputError: naming the first file that differs.
+        """
+        _check_hash(self.path / MANIFEST, _manifest_hash(self.path, self.manifest), self.manifest.get("hash"))
+        for name, entry in self.manifest["arrays"].items():
+            file = self.path / f"{name}.npy"
+            _check_hash(file, file_hash(file), entry.get("hash"))
+
+
+def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Artifact:
+    """Open an artifact directory; sizes, dtypes and shapes are always checked, hashes only with ``verify``.
+
+    Raises:
+        InputError: when it is absent, incomplete, of another version, truncated or (``verify``) changed.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    arrays = {name: _open_array(path, name, entry) for name, entry in manifest["arrays"].items()}
+    for name, (_, _, required) in ARRAYS.items():
+        if required and name not in arrays:
+            raise InputError(f"{path / MANIFEST}: array {name!r} is missing; run `hongtu preprocess` again")
+    _check_shapes(path, manifest, arrays)
+    artifact = Artifact(path, manifest, arrays)
+    if verify:
+        artifact.verify()
+    return artifact
+
+
+def _check_hash(file: Path, found: str, expected: Any) -> None:
+    if found != expected:
+        raise InputError(
+            f"{file}: hash {found[:12]}... differs from the manifest's {str(expected)[:12]}...; "
+            "the file was changed or damaged: run `hongtu preprocess` again"
+        )
+
+
+def _manifest_hash(path: Path, manifest: dict[str, Any]) -> str:
+    """Hash of the manifest's text with its own hash left out."""
+    return _hash((path / MANIFEST).read_bytes().replace(str(manifest.get("hash")).encode(), b"", 1))
+
+
+def _manifest_text(manifest: dict[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1) + "\n").encode()
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=32).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
+    try:
+        manifest = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: not valid JSON ({error}); run `hongtu preprocess` again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{file}: expected format {FORMAT!r}; run `hongtu preprocess` again")
+    if manifest.get("version") != VERSION:
+        raise InputError(
+            f"{file}: artifact version {manifest.get('version')!r}, this hongtu reads version {VERSION}; "
+            "run `hongtu preprocess` again"
+        )
+    for key in ("vertices", "edges", "partitions", "chunks", "feature_width", "classes"):
+        if type(manifest.get(key)) is not int or manifest[key] < 0:
+            raise InputError(f"{file}: {key} is {manifest.get(key)!r}, expected a non-negative integer")
+    if not isinstance(manifest.get("arrays"), dict):
+        raise InputError(f"{file}: no table of arrays; run `hongtu preprocess` again")
+    return manifest
+
+
+def _open_array(path: Path, name: str, entry: Any) -> np.ndarray:
+    file = path / f"{name}.npy"
+    if name not in ARRAYS or not isinstance(entry, dict):
+        raise InputError(f"{path / MANIFEST}: unknown array {name!r}; run `hongtu preprocess` again")
+    dtypes, ndim, _ = ARRAYS[name]
+    if not file.is_file():
+        raise InputError(f"{file}: missing; run `hongtu preprocess` again")
+    if file.stat().st_size != entry.get("bytes"):
+        raise InputError(
+            f"{file}: {file.stat().st_size} bytes, the manifest says {entry.get('bytes')}; "
+            "the file was truncated or changed: run `hongtu preprocess` again"
+        )
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        # an array without elements cannot be mapped; numpy loads it instead
+        try:
+            array = np.load(file, allow_pickle=False)
+        except (ValueError, OSError, EOFError):
+            raise InputError(f"{file}: not a readable .npy array ({error})") from None
+    if str(array.dtype) not in dtypes or (ndim and array.ndim != ndim):
+        raise InputError(f"{file}: {array.dtype} {array.shape}, expected {' or '.join(dtypes)} with {ndim} dimensions")
+    if list(array.shape) != entry.get("shape") or str(array.dtype) != entry.get("dtype"):
+        raise InputError(f"{file}: {array.dtype} {array.shape} is not what the manifest says; preprocess again")
+    return array
+
+
+def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
+    expected: dict[str, tuple[int, ...]] = {
+        "original_id": (v,),
+        "chunk_start": (m * n + 1,),
+        "in_edge_start": (v + 1,),
+        "source_start": (m * n + 1,),
+        "local_source": (e,),
+        "edge_weight": (e,),
+        "schedule_paper": (m, n),
+        "features": (v, manifest["feature_width"]),
+        "labels": (v, manifest["classes"]) if arrays["labels"].ndim == 2 else (v,),
+        "train_mask": (v,),
+        "val_mask": (v,),
+        "test_mask": (v,),
+    }
+    for name, shape in expected.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
+    for name, last in (("chunk_start", v), ("source_start", len(arrays["sources"])), ("in_edge_start", e)):
+        array = arrays[name]
+        if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):
+            raise InputError(f"{path / name}.npy: expected an ascending array from 0 to {last}; preprocess again")
+
+
+class ArtifactWriter:
+    """Writes arrays into a temporary sibling of ``path``; ``commit`` adds the manifest and renames it into place.
+
+    Use as a context manager: leaving it without ``commit`` removes everything that was written.
+
+    Raises:
+        InputError: when ``path`` exists and ``force`` is false.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.path = Path(path)
+        self.force = force
+        check_output(self.path, force=force)
+        self._temporary = temporary_sibling(self.path)
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __enter__(self) -> ArtifactWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def create(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A writable memory map for array ``name``; fill it before ``commit``."""
+        assert name in ARRAYS, name
+        file = self._temporary / f"{name}.npy"
+        if 0 in shape:
+            np.save(file, np.empty(shape, dtype))
+            array = np.empty(shape, dtype)
+        else:
+            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+            reserve(file)
+        self._arrays[name] = array
+        return array
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Store a whole array."""
+        self.create(name, str(array.dtype), array.shape)[...] = array
+
+    def commit(self, header: dict[str, Any]) -> None:
+        """Write the manifest and move the artifact into place; ``header`` holds everything but the array table."""
+        table = {}
+        for name, array in self._arrays.items():
+            if isinstance(array, np.memmap):
+                array.flush()
+            file = self._temporary / f"{name}.npy"
+            table[name] = {
+                "dtype": str(array.dtype),
+                "shape": list(array.shape),
+                "bytes": file.stat().st_size,
+                "hash": file_hash(file),
+            }
+        self._arrays.clear()
+        manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": table}
+        manifest["hash"] = _hash(_manifest_text(manifest))
+        (self._temporary / MANIFEST).write_bytes(_manifest_text(manifest))
+        replace_directory(self._temporary, self.path)
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Refuse an output path that exists (unless ``force`` and it is an artifact) or that cannot be written.
+
+    Raises:
+        InputError: with the remedy.
+    """
+    if not os.path.lexists(path):
+        parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"{path}: cannot be made, {parent} is not a writable directory; choose another path")
+        return
+    if not force:
+        raise InputError(f"{path}: already exists; choose another path or pass --force to replace it")
+    if not path.is_dir() or (any(path.iterdir()) and not (path / MANIFEST).exists()):
+        raise InputError(f"{path}: --force replaces artifacts only, and this is not one; choose another path")
+
+
+def temporary_sibling(path: Path) -> Path:
+    """A new directory beside ``path``, to be filled and then renamed by ``replace_directory``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+
+
+def reserve(file: Path) -> None:
+    """Allocate the blocks of a file made by ``open_memmap``: a full disk is then an OSError, not a bus error later."""
+    if hasattr(os, "posix_fallocate"):
+        with open(file, "r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+
+
+def file_hash(file: Path) -> str:
+    """Hexadecimal BLAKE2b-256 of a file."""
+    digest = hashlib.blake2b(digest_size=32)
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def replace_directory(source: Path, target: Path) -> None:
+    """Rename ``source`` (a temporary sibling) to ``target``, removing a directory that is there."""
+    os.chmod(source, 0o755)
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+        os.rename(target, old / "artifact")
+        os.rename(source, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(source, target)

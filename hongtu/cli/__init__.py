@@ -1,0 +1,1 @@
+"""The ``hongtu`` command: one file for each subcommand."""

@@ -1,0 +1,74 @@
+"""``hongtu info ARTIFACT``: what an artifact holds, and the rows its schedule moves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hongtu.artifact import Artifact
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register ``hongtu info``."""
+    parser = subparsers.add_parser("info", help="describe an artifact")
+    parser.add_argument("artifact", metavar="ARTIFACT")
+    parser.add_argument("--verify", action="store_true", help="read every array and compare its hash")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the summary of an artifact."""
+    from hongtu.artifact import open_artifact
+
+    result = summary(open_artifact(arguments.artifact, verify=arguments.verify))
+    print(json.dumps(result) if arguments.json else table(result))
+
+
+def summary(artifact: Artifact) -> dict[str, Any]:
+    """The manifest without its array table, and the bytes on disk."""
+    header = {key: value for key, value in artifact.manifest.items() if key != "arrays"}
+    nbytes = sum(entry["bytes"] for entry in artifact.manifest["arrays"].values())
+    return {"path": str(artifact.path), **header, "bytes": nbytes}
+
+
+def table(info: dict[str, Any]) -> str:
+    """The summary for people."""
+    statistics, volumes = info.get("statistics", {}), info.get("volume", {})
+    lines = [
+        f"{info['path']}  ({info['bytes'] / 2**20:.1f} MiB, format version {info['version']})",
+        f"  graph       {info['vertices']:,} vertices, {info['edges']:,} edges{_weighted(info)}",
+        f"  data        {info['feature_width']} features, {info['classes']} classes ({info.get('task', '?')}); "
+        + ", ".join(f"{split} {statistics.get(split, 0):,}" for split in ("train", "val", "test")),
+        f"  chunks      {info['partitions']} partitions x {info['chunks']} chunks",
+        "  counted     "
+        + ", ".join(
+            f"{key.replace('_', ' ')} {statistics.get(key, 0):,}"
+            for key in ("duplicate_edges", "self_loops", "isolated_vertices", "max_in_degree", "edge_cut")
+        ),
+        "  balance     " + ", ".join(f"{k} {x:.3f}" for k, x in statistics.get("balance", {}).items()) + "  (max/mean)",
+        "",
+        f"  {'rows per pass':<34}{'input order':>24}{'Algorithm 4':>24}",
+    ]
+    for key, label in (
+        ("v_ori", "V_ori    every chunk brings all"),
+        ("v_p2p", "V_+p2p   shared in a batch"),
+        ("v_ru", "V_+ru    and kept for the next"),
+        ("pulled", "pulled   from peers"),
+    ):
+        lines.append(f"  {label:<34}" + "".join(_rows(volumes, name, key, info["vertices"]) for name in _SCHEDULES))
+    return "\n".join(lines)
+
+
+_SCHEDULES = ("input", "paper")
+
+
+def _weighted(info: dict[str, Any]) -> str:
+    return ", weighted" if info.get("weighted") else ""
+
+
+def _rows(volumes: dict[str, Any], schedule: str, key: str, vertices: int) -> str:
+    rows = volumes.get(schedule, {}).get(key)
+    return f"{'?':>24}" if rows is None else f"{f'{rows:,} ({rows / vertices:.2f} |V|)':>24}"

@@ -1,0 +1,52 @@
+"""Entry point of ``hongtu``. Exit codes: 0 done; 2 bad arguments or bad input; 1 anything else; 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import NoReturn
+
+from hongtu import __version__
+from hongtu.errors import InputError
+
+# modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
+COMMANDS = ("generate", "preprocess", "info", "train")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad argument as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see `{self.prog} --help`)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = _Parser(prog="hongtu", description="Train GNNs on whole graphs larger than device memory.")
+    parser.add_argument("--version", action="version", version=f"hongtu {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f"hongtu.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        arguments.run(arguments)
+        return 0
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except InputError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except Exception as error:
+        return _fail(f"{type(error).__name__}: {error}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print("hongtu: " + " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,169 @@
+"""Typed settings: one frozen dataclass per command, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hongtu.errors import InputError
+
+PARTITIONERS = ("metis", "range", "random")
+ORDERS = ("auto", "input")
+MAX_CHUNKS_AUTO = 32
+VERTICES_PER_CHUNK_AUTO = 256
+
+_UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for suffix, base in (("B", 1000), ("IB", 1024))
+    for power, prefix in enumerate("KMGT", start=1)
+}
+_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(kw_only=True, frozen=True)
+class PreprocessConfig:
+    """How a graph becomes an artifact.
+
+    Attributes:
+        partitions: m, one per device; at least 1.
+        chunks: n, chunks per partition, at least 1, or "auto": ``max(1, min(32, V // (partitions * 256)))``.
+        partitioner: "metis" (needs pymetis), "range" (contiguous ids, edge-balanced) or "random".
+        order: order of the vertices inside a partition: "input" (ascending original id); "auto" means "input" for now.
+        undirected: add the reverse of every edge, then merge duplicates, summing weights (a self-loop is its own
+            reverse and counts twice, as in torch_geometric's ``to_undirected``).
+        self_loops: add one self-loop, of weight 1, to each vertex that has none.
+        normalize_features: divide each feature row by ``max(1, its sum)``.
+        seed: seed of the partitioner and of everything random below; 0 <= seed < 2**31.
+        features: replaces the input's features: "random:F" (standard normal) or "degree" (four columns); None keeps
+            the input's.
+        labels: replaces the input's labels: "random:C" (uniform over C classes); None keeps the input's.
+        random_split: replaces the input's masks: fractions of train, val and test over the labelled vertices; None
+            keeps the input's.
+        split: which row of ``[S, N]`` masks to use.
+        force: replace an artifact that already exists.
+    """
+
+    partitions: int = 4
+    chunks: int | str = 32
+    partitioner: str = "metis"
+    order: str = "auto"
+    undirected: bool = False
+    self_loops: bool = False
+    normalize_features: bool = False
+    seed: int = 0
+    features: str | None = None
+    labels: str | None = None
+    random_split: tuple[float, float, float] | None = None
+    split: int = 0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # frozen: only to store the normalised form of what was given
+        set_field(self, "partitions", _integer("partitions", self.partitions, 1))
+        if self.chunks != "auto":
+            set_field(self, "chunks", _integer("chunks", self.chunks, 1, "; or 'auto'"))
+        set_field(self, "seed", _integer("seed", self.seed, 0))
+        set_field(self, "split", _integer("split", self.split, 0))
+        _one_of("partitioner", self.partitioner, PARTITIONERS)
+        _one_of("order", self.order, ORDERS)
+        for name in ("undirected", "self_loops", "normalize_features", "force"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
+        _check_features(self.features)
+        if self.labels is not None:
+            spec_width("labels", self.labels, ("random:C",))
+        if self.random_split is not None:
+            set_field(self, "random_split", _fractions(self.random_split))
+
+    def resolve_chunks(self, num_vertices: int) -> int:
+        """n for a graph of this size.
+
+        >>> PreprocessConfig(partitions=4, chunks="auto").resolve_chunks(5000)
+        4
+        """
+        if self.chunks != "auto":
+            return int(self.chunks)
+        return max(1, min(MAX_CHUNKS_AUTO, num_vertices // (self.partitions * VERTICES_PER_CHUNK_AUTO)))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the artifact's content, for its manifest."""
+        settings = asdict(self)
+        del settings["force"]
+        if self.random_split is not None:
+            settings["random_split"] = list(self.random_split)
+        return settings
+
+
+def spec_width(field: str, spec: Any, forms: tuple[str, ...]) -> int:
+    """The number in ``random:8``; 0 for a form without one.
+
+    >>> spec_width("features", "random:8", ("random:F", "degree"))
+    8
+    """
+    if isinstance(spec, str):
+        kind, colon, width = spec.partition(":")
+        for form in forms:
+            form_kind, form_colon, _ = form.partition(":")
+            if kind == form_kind and colon == form_colon:
+                if not colon:
+                    return 0
+                if width.isascii() and width.isdigit() and int(width) > 0:
+                    return int(width)
+    raise InputError(f"{field}: {spec!r}, expected {' or '.join(forms)} with a positive number for the capital")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of a size such as "2GiB" or "500MB"; a bare number is bytes.
+
+    >>> parse_bytes("2GiB"), parse_bytes("1.5 KB"), parse_bytes("300")
+    (2147483648, 1500, 300)
+
+    Raises:
+        InputError: when it is not a positive number with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
+    """
+    match = _BYTES.fullmatch(str(text)) if not isinstance(text, bool) else None
+    unit = _UNITS.get(match[2].upper() or "B") if match else None
+    size = int(float(match[1]) * unit) if match and unit and math.isfinite(float(match[1])) else 0
+    if size <= 0:
+        raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB")
+    return size
+
+
+def _integer(name: str, value: Any, least: int, also: str = "") -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number < 2**31:
+        raise InputError(f"{name}: {value!r}, expected an integer from {least} to 2147483647{also}")
+    return number
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"{name}: {value!r}, expected one of {', '.join(allowed)}")
+
+
+def _check_features(spec: str | None) -> None:
+    if isinstance(spec, str) and spec.partition(":")[0] == "embedding":
+        raise InputError(f"features: {spec!r}: learned embeddings are not available yet; use random:F or degree")
+    if spec is not None:
+        spec_width("features", spec, ("random:F", "degree"))
+
+
+def _fractions(value: Any) -> tuple[float, float, float]:
+    """Three fractions, from a sequence or from "0.6,0.2,0.2"."""
+    try:
+        parts = tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
+    except (TypeError, ValueError):
+        parts = ()
+    good = len(parts) == 3 and all(0 <= part <= 1 for part in parts) and parts[0] > 0 and sum(parts) <= 1 + 1e-9
+    if not good:
+        raise InputError(
+            f"random_split: {value!r}, expected three fractions TRAIN,VAL,TEST, the first above 0, "
+            "of sum at most 1, such as 0.6,0.2,0.2"
+        )
+    return parts[0], parts[1], parts[2]

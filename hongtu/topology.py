@@ -1,0 +1,196 @@
+"""Chunks of a vertex-renumbered graph: in-edges, neighbour sets and local source indices.
+
+Legend: V vertices, E edges, C = m * n chunks, S sources of one chunk, D destinations of one chunk.
+Chunk (i, j) has the flat index ``c = i * n + j`` and owns the vertices ``chunk_start[c] : chunk_start[c + 1]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ChunkTopology:
+    """One chunk as a bipartite CSC; all indices are local to the chunk.
+
+    Attributes:
+        first: first destination vertex (new id); the D destinations are contiguous.
+        indptr: int64 [D + 1], starts at 0.
+        local_source: int32 [E_c], position of each edge's source in ``sources``.
+        sources: int32 [S], the neighbour set N_ij: unique source vertices (new ids), ascending.
+        edge_weight: float32 [E_c] or None.
+    """
+
+    first: int
+    indptr: np.ndarray
+    local_source: np.ndarray
+    sources: np.ndarray
+    edge_weight: np.ndarray | None
+
+    @property
+    def num_dst(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.local_source)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All chunks of a graph at one grain.
+
+    Attributes:
+        partitions: m.
+        chunks: n, chunks per partition.
+        chunk_start: int64 [m * n + 1], first vertex of every chunk, then V.
+        in_edge_start: int64 [V + 1], CSC column pointers over new vertex ids.
+        source_start: int64 [m * n + 1], where each chunk's neighbour set starts in ``sources``.
+        sources: int32 [sum |N_ij|].
+        local_source: int32 [E].
+        edge_weight: float32 [E] or None.
+    """
+
+    partitions: int
+    chunks: int
+    chunk_start: np.ndarray
+    in_edge_start: np.ndarray
+    source_start: np.ndarray
+    sources: np.ndarray
+    local_source: np.ndarray
+    edge_weight: np.ndarray | None
+
+    @property
+    def num_vertices(self) -> int:
+        return len(self.in_edge_start) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.local_source)
+
+    @property
+    def partition_start(self) -> np.ndarray:
+        """int64 [m + 1], first vertex of every partition, then V."""
+        return np.asarray(self.chunk_start[:: self.chunks])
+
+    @property
+    def num_dst(self) -> np.ndarray:
+        """int64 [C], destinations of every chunk."""
+        return np.diff(self.chunk_start)
+
+    @property
+    def num_sources(self) -> np.ndarray:
+        """int64 [C], |N_ij| of every chunk."""
+        return np.diff(self.source_start)
+
+    @property
+    def chunk_edges(self) -> np.ndarray:
+        """int64 [C], in-edges of every chunk."""
+        return np.diff(np.asarray(self.in_edge_start)[self.chunk_start])
+
+    def neighbour_set(self, chunk: int) -> np.ndarray:
+        """int32 [S], the ascending unique sources of one chunk."""
+        return self.sources[self.source_start[chunk] : self.source_start[chunk + 1]]
+
+    def chunk(self, chunk: int) -> ChunkTopology:
+        first, end = int(self.chunk_start[chunk]), int(self.chunk_start[chunk + 1])
+        lo, hi = int(self.in_edge_start[first]), int(self.in_edge_start[end])
+        return ChunkTopology(
+            first=first,
+            indptr=self.in_edge_start[first : end + 1] - lo,
+            local_source=self.local_source[lo:hi],
+            sources=self.neighbour_set(chunk),
+            edge_weight=None if self.edge_weight is None else self.edge_weight[lo:hi],
+        )
+
+    def grouped(self, size: int) -> Topology:
+        """The same graph with every ``size`` consecutive chunks of a partition as one."""
+        kept = np.arange(self.partitions)[:, None] * self.chunks + np.arange(0, self.chunks, size)
+        chunk_start = np.append(np.asarray(self.chunk_start)[kept.ravel()], self.num_vertices)
+        source = self.global_sources()
+        return build_topology(self.partitions, chunk_start, self.in_edge_start, source, self.edge_weight)
+
+    def global_sources(self) -> np.ndarray:
+        """int32 [E], the source vertex (new id) of every edge in CSC order."""
+        edge_start = np.asarray(self.in_edge_start)[self.chunk_start]
+        return _globalise(edge_start, self.source_start, self.sources, self.local_source)
+
+
+def build_topology(
+    partitions: int,
+    chunk_start: np.ndarray,
+    in_edge_start: np.ndarray,
+    source: np.ndarray,
+    edge_weight: np.ndarray | None = None,
+) -> Topology:
+    """Neighbour sets and local source indices of every chunk (paper section 4.1).
+
+    Args:
+        partitions: m; ``len(chunk_start) - 1`` must be a multiple of it.
+        chunk_start: int64 [m * n + 1].
+        in_edge_start: int64 [V + 1].
+        source: int32 or int64 [E], source vertex (new id) of each edge in CSC order.
+        edge_weight: float32 [E] or None.
+
+    >>> # five vertices, two chunks {0, 1} and {2, 3, 4}; edges 3->0, 4->1, 3->1, 0->2, 0->4
+    >>> t = build_topology(1, np.array([0, 2, 5]), np.array([0, 1, 3, 4, 4, 5]), np.array([3, 4, 3, 0, 0]))
+    >>> t.sources.tolist(), t.source_start.tolist(), t.local_source.tolist()
+    ([3, 4, 0], [0, 2, 3], [0, 1, 0, 0, 0])
+    """
+    chunk_start = np.ascontiguousarray(chunk_start, dtype=np.int64)
+    edge_start = np.asarray(in_edge_start, dtype=np.int64)[chunk_start]
+    source_start, sources, local_source = _neighbour_sets(edge_start, source, len(in_edge_start) - 1)
+    return Topology(
+        partitions=partitions,
+        chunks=(len(chunk_start) - 1) // partitions,
+        chunk_start=chunk_start,
+        in_edge_start=in_edge_start,
+        source_start=source_start,
+        sources=sources,
+        local_source=local_source,
+        edge_weight=edge_weight,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _neighbour_sets(edge_start, source, num_vertices):
+    num_chunks = len(edge_start) - 1
+    seen_by = np.full(num_vertices, -1, dtype=np.int32)
+    source_start = np.zeros(num_chunks + 1, dtype=np.int64)
+    for c in range(num_chunks):
+        count = 0
+        for e in range(edge_start[c], edge_start[c + 1]):
+            if seen_by[source[e]] != c:
+                seen_by[source[e]] = c
+                count += 1
+        source_start[c + 1] = source_start[c] + count
+    sources = np.empty(source_start[num_chunks], dtype=np.int32)
+    local_source = np.empty(len(source), dtype=np.int32)
+    rank = np.empty(num_vertices, dtype=np.int32)
+    seen_by[:] = -1
+    for c in range(num_chunks):
+        at = source_start[c]
+        for e in range(edge_start[c], edge_start[c + 1]):
+            if seen_by[source[e]] != c:
+                seen_by[source[e]] = c
+                sources[at] = source[e]
+                at += 1
+        own = np.sort(sources[source_start[c] : at])
+        sources[source_start[c] : at] = own
+        for k in range(len(own)):
+            rank[own[k]] = k
+        for e in range(edge_start[c], edge_start[c + 1]):
+            local_source[e] = rank[source[e]]
+    return source_start, sources, local_source
+
+
+@numba.njit(cache=True, nogil=True)
+def _globalise(edge_start, source_start, sources, local_source):
+    source = np.empty(len(local_source), dtype=np.int32)
+    for c in range(len(edge_start) - 1):
+        for e in range(edge_start[c], edge_start[c + 1]):
+            source[e] = sources[source_start[c] + local_source[e]]
+    return source

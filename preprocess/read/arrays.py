@@ -1,0 +1,76 @@
+"""A raw graph from in-memory arrays (numpy, or anything ``np.asarray`` understands, such as CPU torch tensors)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
+from hongtu.preprocess.read.check import check_and_complete
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
+
+
+def from_arrays(
+    edges: Any,
+    num_vertices: int,
+    config: PreprocessConfig,
+    *,
+    features: Any = None,
+    labels: Any = None,
+    masks: Mapping[str, Any] | None = None,
+    edge_weight: Any = None,
+) -> RawGraph:
+    """A checked graph; a missing "val" or "test" mask is all False.
+
+    Raises:
+        InputError: for everything the neutral format refuses.
+    """
+    try:
+        count = operator.index(num_vertices)
+    except TypeError:
+        raise InputError(f"num_vertices is {num_vertices!r}, expected an integer") from None
+    raw = RawGraph(
+        edges=_edges(edges),
+        num_vertices=count,
+        vertices_from=f"num_vertices={count}",
+        features=None if config.features else _features(features),
+        labels=None if config.labels or labels is None else _array("labels", labels),
+        masks=None if config.random_split or masks is None else _masks(masks),
+        edge_weight=None if edge_weight is None else _array("edge_weight", edge_weight),
+        names={split: f"masks[{split!r}]" for split in SPLITS},
+    )
+    return check_and_complete(raw, config)
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name}: not convertible to a numpy array ({error}); pass a numpy array or a detached CPU tensor"
+        ) from None
+
+
+def _edges(value: Any) -> np.ndarray:
+    edges = _array("edges", value)
+    return edges.astype(np.int64) if edges.shape == (2, 0) else edges
+
+
+def _features(value: Any) -> Any:
+    if value is None:
+        return None
+    return value.tocsr() if hasattr(value, "tocsr") else _array("features", value)
+
+
+def _masks(masks: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    unknown = set(masks) - set(SPLITS)
+    if unknown:
+        raise InputError(f"masks: unknown key {sorted(map(str, unknown))[0]!r}, expected train, val and test")
+    given = {split: _array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
+    if "train" not in given:
+        raise InputError("masks: 'train' is missing; give it, or pass random_split=(0.6, 0.2, 0.2)")
+    return {split: given.get(split, np.zeros_like(given["train"])) for split in SPLITS}

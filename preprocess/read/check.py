@@ -1,0 +1,225 @@
+"""Everything that is refused in a graph, before any work: what was found, where, what was expected, the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
+
+BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
+LABEL_REMEDY = "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C"
+
+
+def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
+    """Check every piece and fill in what the config synthesises (labels and masks; features need degrees, later).
+
+    Raises:
+        InputError: at the first thing that is wrong.
+    """
+    _check_missing(raw, config)
+    _check_edge_form(raw)
+    _check_vertices(raw, config)
+    _check_vertex_ids(raw)
+    if raw.edge_weight is not None:
+        _check_edge_weight(raw)
+    if not config.features:
+        _check_features(raw)
+    if config.labels:
+        raw.labels, raw.classes = synthesize_labels(config.labels, raw.num_vertices, config.seed)
+    else:
+        _check_labels(raw)
+    labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels[:, 0])
+    if config.random_split:
+        if not labelled.any():
+            raise InputError(f"{raw.name('labels')}: no vertex has a label, so there is nothing to split")
+        raw.masks = synthesize_split(config.random_split, labelled, config.seed)
+    else:
+        _choose_split(raw, config.split)
+        _check_masks(raw, labelled)
+    return raw
+
+
+def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
+    for piece, given, flag in (
+        ("features", raw.features is not None or config.features, "--features random:F (or degree)"),
+        ("labels", raw.labels is not None or config.labels, "--labels random:C"),
+        ("masks", raw.masks is not None or config.random_split, "--random-split 0.6,0.2,0.2"),
+    ):
+        if not given:
+            name = f"{raw.name('train')} and the other masks" if piece == "masks" else raw.name(piece)
+            raise InputError(f"{name}: missing; supply {piece} or pass {flag}")
+
+
+def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:
+    vertices, partitions, chunks = raw.num_vertices, config.partitions, config.resolve_chunks(raw.num_vertices)
+    if vertices <= 0:
+        raise InputError(f"{raw.vertices_from}: a graph of {vertices} vertices, expected at least one")
+    if vertices >= 2**31:
+        raise InputError(f"{raw.vertices_from}: {vertices} vertices, expected fewer than {2**31}")
+    if partitions * chunks > vertices:
+        remedy = f"--chunks {vertices // partitions}" if vertices >= partitions else f"--partitions {vertices}"
+        raise InputError(
+            f"{partitions} partitions x {chunks} chunks = {partitions * chunks}: more chunks than vertices "
+            f"({vertices}); pass at most {remedy} (or --chunks auto)"
+        )
+
+
+def _expect(raw: RawGraph, piece: str, array: Any, good: bool, expected: str) -> None:
+    if not good:
+        raise InputError(f"{raw.name(piece)}: {array.dtype} of shape {array.shape}, expected {expected}")
+
+
+def _check_edge_form(raw: RawGraph) -> None:
+    edges = raw.edges
+    good_dtype = edges.dtype in (np.dtype(np.int32), np.dtype(np.int64))
+    good = good_dtype and edges.ndim == 2 and edges.shape[0] == 2
+    remedy = "; transpose it" if good_dtype and edges.ndim == 2 and edges.shape[1] == 2 else ""
+    _expect(raw, "edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination{remedy}")
+
+
+def _check_vertex_ids(raw: RawGraph) -> None:
+    edges, vertices = raw.edges, raw.num_vertices
+    for row in (0, 1):
+        for lo in range(0, edges.shape[1], BLOCK):
+            block = edges[row, lo : lo + BLOCK]
+            if block.min() < 0 or block.max() >= vertices:
+                at = int(np.flatnonzero((block < 0) | (block >= vertices))[0])
+                raise InputError(
+                    f"{raw.name('edges')}: [{row}, {lo + at}] is vertex {block[at]}, expected 0 to {vertices - 1} "
+                    f"({raw.vertices_from}); remove the edge or add the vertex"
+                )
+
+
+def _check_edge_weight(raw: RawGraph) -> None:
+    weight, edges = raw.edge_weight, raw.edges.shape[1]
+    _expect(raw, "edge_weight", weight, weight.dtype.kind == "f" and weight.shape == (edges,), f"float32 [{edges}]")
+    _check_finite(raw, "edge_weight", weight.reshape(-1, 1))
+
+
+def _check_features(raw: RawGraph) -> None:
+    features, vertices = raw.features, raw.num_vertices
+    good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == vertices
+    remedy = "save them with .astype(numpy.float32), or pass --features random:F"
+    _expect(
+        raw, "features", features, good and features.shape[1] > 0,
+        f"float32 [{vertices}, F], F > 0 ({raw.vertices_from}); {remedy}",
+    )  # fmt: skip
+    if isinstance(features, np.ndarray):
+        _check_finite(raw, "features", features)
+        return
+    bad = ~_finite_as_float32(features.data)
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        row = int(np.searchsorted(features.indptr, at, side="right")) - 1
+        _refuse_value(raw, "features", f"[{row}, {features.indices[at]}]", features.data[at])
+
+
+def _finite_as_float32(block: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.isfinite(block.astype(np.float32, copy=False))
+
+
+def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
+    step = max(1, BLOCK // array.shape[1])
+    for lo in range(0, len(array), step):
+        finite = _finite_as_float32(array[lo : lo + step])
+        if not finite.all():
+            row, column = (int(index[0]) for index in np.nonzero(~finite))
+            position = f"[{lo + row}, {column}]" if piece == "features" else f"[{lo + row}]"
+            _refuse_value(raw, piece, position, array[lo + row, column])
+
+
+def _refuse_value(raw: RawGraph, piece: str, position: str, value: Any) -> None:
+    raise InputError(
+        f"{raw.name(piece)}: {position} is {value}, expected a finite float32 number; "
+        "replace it (numpy.nan_to_num) or drop it"
+    )
+
+
+def _check_labels(raw: RawGraph) -> None:
+    labels, vertices = raw.labels, raw.num_vertices
+    kind, rank = labels.dtype.kind, labels.ndim
+    good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
+    _expect(raw, "labels", labels, good, f"N = {vertices} rows ({raw.vertices_from}); {LABEL_REMEDY}")
+    (_check_multiclass if rank == 1 else _check_multilabel)(raw)
+
+
+def _check_multiclass(raw: RawGraph) -> None:
+    labels = raw.labels
+    bound = raw.classes if raw.classes is not None else 2**31 - 1
+    bad = np.flatnonzero((labels < -1) | (labels >= bound))
+    if len(bad):
+        why = f" (meta.json says {raw.classes} classes)" if raw.classes is not None else ""
+        raise InputError(
+            f"{raw.name('labels')}: [{bad[0]}] is {labels[bad[0]]}, expected -1 (none) or a class from 0 to "
+            f"{bound - 1}{why}; renumber the classes"
+        )
+    raw.labels = labels.astype(np.int64)
+    if raw.classes is None:
+        raw.classes = int(labels.max()) + 1
+
+
+def _check_multilabel(raw: RawGraph) -> None:
+    labels, name = raw.labels, raw.name("labels")
+    if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
+        wanted = raw.classes or "at least one"
+        raise InputError(f"{name}: {labels.shape[1]} columns, expected {wanted}, one for each class")
+    missing = np.isnan(labels)
+    partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
+    if len(partial):
+        column = int(np.flatnonzero(missing[partial[0]])[0])
+        raise InputError(
+            f"{name}: [{partial[0]}, {column}] is nan in a row that is not all nan, expected a full row or an "
+            "all-nan row (no label); fill the row or empty it"
+        )
+    outside = np.argwhere((labels < 0) | (labels > 1))
+    if len(outside):
+        row, column = outside[0]
+        raise InputError(f"{name}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1")
+    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
+
+
+def _choose_split(raw: RawGraph, split: int) -> None:
+    vertices, several = raw.num_vertices, False
+    chosen = {}
+    for name, mask in raw.masks.items():
+        good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
+        _expect(raw, name, mask, good, f"bool [{vertices}] or [S, {vertices}] ({raw.vertices_from})")
+        if mask.ndim == 2:
+            several = True
+            if split >= len(mask):
+                raise InputError(f"{raw.name(name)}: {len(mask)} splits, but --split is {split}; pass a smaller one")
+            mask = mask[split]
+        chosen[name] = np.array(mask)
+    if split and not several:
+        raise InputError(f"{raw.name('train')}: one split only, but --split is {split}; leave --split out")
+    raw.masks = chosen
+
+
+def _check_masks(raw: RawGraph, labelled: np.ndarray) -> None:
+    masks = raw.masks
+    if not masks["train"].any():
+        raise InputError(
+            f"{raw.name('train')}: no vertex is True (empty train mask), expected at least one; "
+            "mark some, or pass --random-split 0.6,0.2,0.2"
+        )
+    for first, second in (("train", "val"), ("train", "test"), ("val", "test")):
+        both = np.flatnonzero(masks[first] & masks[second])
+        if len(both):
+            raise InputError(
+                f"{raw.name(first)} and {raw.name(second)}: overlapping masks: vertex {both[0]} and {len(both) - 1} "
+                "more are in both, expected disjoint masks; take them out of one"
+            )
+    for split in SPLITS:
+        unlabelled = np.flatnonzero(masks[split] & ~labelled)
+        if len(unlabelled):
+            shown = raw.labels[unlabelled[0]] if raw.labels.ndim == 1 else "all nan"
+            raise InputError(
+                f"{raw.name(split)}: contains vertex {unlabelled[0]} (and {len(unlabelled) - 1} more) whose label is "
+                f"{shown}, expected labelled vertices only; clear the mask where there is no label"
+            )

@@ -1,0 +1,97 @@
+"""The paper's communication volumes of a schedule, in rows per pass (HongTu, section 5 and Equation 4).
+
+Legend: N_ij neighbour set of chunk (i, j), T_k union of the neighbour sets of batch k, all in stored edges only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numba
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Rows moved in one pass.
+
+    Attributes:
+        v_ori: every chunk brings its whole neighbour set: sum |N_ij|.
+        v_p2p: a batch brings each row once and peers share it: sum |T_k|.
+        v_ru: and rows of the batch before stay: sum |T_k minus T_k-1|.
+        pulled: rows our merged buffer takes from peers: sum |(N_ij minus partition i) minus N_i,j-1|.
+    """
+
+    v_ori: int
+    v_p2p: int
+    v_ru: int
+    pulled: int
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def count_volume(
+    source_start: np.ndarray, sources: np.ndarray, partition_start: np.ndarray, schedule: np.ndarray
+) -> Volume:
+    """Volumes of ``schedule`` (int32 [m, n], chunk of partition i that runs in batch k).
+
+    >>> # m = 2, n = 2, partitions {0, 1} and {2}; N_00 = {0}, N_01 = {1, 2}, N_10 = {1, 2}, N_11 = {0}
+    >>> start, sources = np.array([0, 1, 3, 5, 6]), np.int32([0, 1, 2, 1, 2, 0])
+    >>> count_volume(start, sources, np.array([0, 2, 3]), np.int32([[0, 1], [0, 1]]))
+    Volume(v_ori=6, v_p2p=6, v_ru=3, pulled=3)
+    >>> count_volume(start, sources, np.array([0, 2, 3]), np.int32([[0, 1], [1, 0]]))
+    Volume(v_ori=6, v_p2p=3, v_ru=3, pulled=3)
+    """
+    v_p2p, v_ru = _transition_rows(source_start, sources, partition_start[-1], schedule)
+    pulled = _pulled_rows(source_start, sources, partition_start, schedule)
+    return Volume(v_ori=len(sources), v_p2p=v_p2p, v_ru=v_ru, pulled=pulled)
+
+
+def transfer_cost(volume: Volume, host_to_device: float, reuse: float, device_to_device: float) -> float:
+    """Equation 4: ``V_ru / T_hd + (V_p2p - V_ru) / T_ru + (V_ori - V_p2p) / T_dd``.
+
+    With rates in rows per second it is seconds per pass; with bytes per second, seconds per byte of row width.
+
+    >>> transfer_cost(Volume(v_ori=6, v_p2p=4, v_ru=3, pulled=2), 1.0, 10.0, 4.0)
+    3.6
+    """
+    return (
+        volume.v_ru / host_to_device
+        + (volume.v_p2p - volume.v_ru) / reuse
+        + (volume.v_ori - volume.v_p2p) / device_to_device
+    )
+
+
+@numba.njit(cache=True)
+def _transition_rows(source_start, sources, num_vertices, schedule):
+    partitions, chunks = schedule.shape
+    last = np.full(num_vertices, -2, dtype=np.int32)  # the latest batch whose T has the vertex
+    v_p2p = 0
+    v_ru = 0
+    for k in range(chunks):
+        for i in range(partitions):
+            c = i * chunks + schedule[i, k]
+            for s in range(source_start[c], source_start[c + 1]):
+                before = last[sources[s]]
+                if before != k:
+                    v_p2p += 1
+                    v_ru += before != k - 1
+                    last[sources[s]] = k
+    return v_p2p, v_ru
+
+
+@numba.njit(cache=True)
+def _pulled_rows(source_start, sources, partition_start, schedule):
+    partitions, chunks = schedule.shape
+    pulled = 0
+    for i in range(partitions):
+        last = np.full(partition_start[partitions], -2, dtype=np.int32)
+        for k in range(chunks):
+            c = i * chunks + schedule[i, k]
+            for s in range(source_start[c], source_start[c + 1]):
+                v = sources[s]
+                if v < partition_start[i] or v >= partition_start[i + 1]:
+                    pulled += last[v] != k - 1
+                    last[v] = k
+    return pulled

@@ -1,0 +1,48 @@
+"""Shared by all tests: threads, hypothesis profiles and the real graphs.
+
+torch must not be imported here: ``tests/null`` runs without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Read by numba and torch when they are first imported, hence before any of them. Workers share the cores; numba keeps
+# two threads, so that a race in a parallel kernel can show itself.
+_THREADS = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _THREADS)))
+os.environ.setdefault("MKL_NUM_THREADS", str(max(1, _THREADS)))
+os.environ.setdefault("NUMBA_NUM_THREADS", str(max(2, _THREADS)))
+
+# HYPOTHESIS_PROFILE=thorough searches further, with a new seed each time. Compiling a kernel makes the first example
+# slow: no deadline.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON)
+settings.register_profile("thorough", max_examples=2000, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Path:
+    """Where the real graphs are: ``HONGTU_DATA``, by default ``../shared/data`` beside the repository."""
+    return Path(os.environ.get("HONGTU_DATA") or REPOSITORY.parent / "shared" / "data")
+
+
+@pytest.fixture(scope="session")
+def data_graph(data_directory: Path) -> Callable[[str], Path]:
+    """``data_graph(name)``: the directory of a real graph; skips the test where it is absent."""
+
+    def find(name: str) -> Path:
+        path = data_directory / name
+        if not (path / "edges.npy").is_file():
+            pytest.skip(f"graph {name!r} is not in {data_directory} (set HONGTU_DATA)")
+        return path
+
+    return find

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import hongtu
+from hongtu.cli.main import COMMANDS, build_parser, main
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
+from tests.neutral import pieces, write
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--partitions", "2", "--chunks", "3"]
+
+
+def preprocess_options():
+    arguments = vars(build_parser().parse_args(["preprocess", "IN", "OUT"]))
+    return {
+        name: value for name, value in arguments.items() if name not in ("command", "run", "input", "artifact", "json")
+    }
+
+
+def test_preprocess_options_are_the_fields_of_the_config():
+    assert preprocess_options() == {field.name: field.default for field in fields(PreprocessConfig)}
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["preprocess"], "required: INPUT, ARTIFACT"),
+        (["preprocess", "a", "b", "--bogus"], "unrecognized arguments: --bogus"),
+        (["preprocess", "a", "b", "--partitions", "two"], "invalid int value: 'two'"),
+        (["preprocess", "a", "b", "--partitions", "0"], "partitions: 0, expected an integer from 1"),
+        (
+            ["preprocess", "a", "b", "--chunks", "some"],
+            "chunks: 'some', expected an integer from 1 to 2147483647; or 'auto'",
+        ),
+        (["preprocess", "a", "b", "--partitioner", "best"], "invalid choice: 'best'"),
+        (["generate", "tree", "out", "--vertices", "3", "--edges", "3"], "invalid choice: 'tree'"),
+        (["generate", "rmat", "out", "--edges", "3"], "required: --vertices"),
+        (["info", "/nonexistent"], "/nonexistent: not an artifact"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_code_2(argv, message, capsys):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("hongtu: ") and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+def test_help(argv, capsys):
+    assert main(argv) == 0
+    assert "hongtu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "error, code, message",
+    [
+        (InputError("bad\n  input"), 2, "hongtu: bad input\n"),
+        (RuntimeError("broken"), 1, "hongtu: RuntimeError: broken\n"),
+        (KeyboardInterrupt(), 130, "hongtu: interrupted\n"),
+    ],
+)
+def test_exit_codes(error, code, message, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("hongtu.artifact.open_artifact", fail)
+    assert main(["info", "anything"]) == code
+    assert capsys.readouterr().err == message
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path, capsys):
+    source = write(tmp_path / "in", pieces())
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL, "--json"]) == 0
+    first = capsys.readouterr()
+    assert main(["info", str(tmp_path / "out"), "--json", "--verify"]) == 0
+    second = capsys.readouterr()
+    assert first == second and first.err == "" and first.out.count("\n") == 1
+    info = json.loads(first.out)
+    assert {key: info[key] for key in ("vertices", "edges", "partitions", "chunks")} == {
+        "vertices": 24, "edges": 60, "partitions": 2, "chunks": 3,
+    }  # fmt: skip
+    assert info["v_ori"] >= info["v_p2p"] >= info["v_ru"] > 0 and info["alpha"] == pytest.approx(info["v_ori"] / 24)
+    assert info["bytes"] == sum(file.stat().st_size for file in (tmp_path / "out").glob("*.npy"))
+
+
+def test_info_for_people(tmp_path, capsys):
+    assert main(["preprocess", str(write(tmp_path / "in", pieces())), str(tmp_path / "out"), *SMALL]) == 0
+    first = capsys.readouterr().out
+    assert main(["info", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == first
+    for part in ("24 vertices, 60 edges", "2 partitions x 3 chunks", "V_ori", "V_+p2p", "V_+ru", "|V|", "Algorithm 4"):
+        assert part in first, first
+
+
+def test_module_entry_points(tmp_path):
+    source = write(tmp_path / "in", pieces())
+    for module, arguments in (("hongtu.preprocess", []), ("hongtu", ["preprocess"])):
+        output = tmp_path / module
+        command = [sys.executable, "-m", module, *arguments, str(source), str(output), *SMALL]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stderr == "" and "24 vertices" in done.stdout
+        assert hongtu.open_artifact(output).num_vertices == 24
+
+
+def test_import_is_light():
+    heavy = "{'torch', 'numba', 'numpy'}"
+    code = f"import sys, hongtu, hongtu.cli.main as c; c.build_parser(); print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_lazy_attributes():
+    assert hongtu.preprocess_graph is importlib.import_module("hongtu.preprocess.pipeline").preprocess_graph
+    assert hongtu.errors.InputError is InputError
+    assert {"Trainer", "nn", "open_artifact"} <= set(dir(hongtu))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        hongtu.nonsense  # noqa: B018

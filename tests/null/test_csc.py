@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hongtu.preprocess.csc import build_csc, degrees, renumber, statistics
+
+
+@st.composite
+def edge_lists(draw):
+    num_vertices = draw(st.integers(1, 9))
+    pairs = draw(st.lists(st.tuples(*[st.integers(0, num_vertices - 1)] * 2), max_size=40))
+    edges = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    return num_vertices, np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
+
+
+def in_edges(csc, v):
+    """(source, weight) of the in-edges of v, in order."""
+    span = slice(csc.in_edge_start[v], csc.in_edge_start[v + 1])
+    weights = [None] * (span.stop - span.start) if csc.weight is None else csc.weight[span].tolist()
+    return list(zip(csc.source[span].tolist(), weights, strict=True))
+
+
+@given(edge_lists())
+def test_input_order_is_kept_within_a_destination(graph):
+    num_vertices, source, destination = graph
+    weight = np.arange(len(source), dtype=np.float32)  # the edge's position in the input
+    csc = build_csc(source, destination, weight, num_vertices)
+    for v in range(num_vertices):
+        assert in_edges(csc, v) == [(s, w) for s, d, w in zip(source, destination, weight, strict=True) if d == v]
+
+
+@given(edge_lists(), st.randoms(use_true_random=False), st.booleans())
+def test_renumber_keeps_every_in_edge_list(graph, random, weighted):
+    num_vertices, source, destination = graph
+    weight = np.arange(len(source), dtype=np.float32) if weighted else None
+    csc = build_csc(source, destination, weight, num_vertices)
+    original_id = np.array(random.sample(range(num_vertices), num_vertices), dtype=np.int32)
+    new = renumber(csc, original_id)
+    for v in range(num_vertices):
+        assert [(original_id[s], w) for s, w in in_edges(new, v)] == in_edges(csc, original_id[v])
+
+
+@given(edge_lists())
+def test_statistics(graph):
+    num_vertices, source, destination = graph
+    pairs = list(zip(source.tolist(), destination.tolist(), strict=True))
+    csc = build_csc(source, destination, None, num_vertices)
+    counts = statistics(csc)
+    linked = {v for s, d in pairs if s != d for v in (s, d)}
+    assert counts == {
+        "duplicate_edges": len(pairs) - len(set(pairs)),
+        "self_loops": sum(s == d for s, d in pairs),
+        "isolated_vertices": num_vertices - len(linked),
+        "max_in_degree": max(sum(d == v for _, d in pairs) for v in range(num_vertices)),
+    }
+    in_degree, out_degree = degrees(csc)
+    assert in_degree.tolist() == [sum(d == v for _, d in pairs) for v in range(num_vertices)]
+    assert out_degree.tolist() == [sum(s == v for s, _ in pairs) for v in range(num_vertices)]
+
+
+@pytest.mark.parametrize("num_vertices", [1, 5])
+def test_no_edges(num_vertices):
+    none = np.empty(0, dtype=np.int32)
+    csc = renumber(build_csc(none, none, None, num_vertices), np.arange(num_vertices, dtype=np.int32)[::-1].copy())
+    assert csc.in_edge_start.tolist() == [0] * (num_vertices + 1) and len(csc.source) == 0
+    assert statistics(csc)["isolated_vertices"] == num_vertices

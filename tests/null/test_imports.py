@@ -1,0 +1,133 @@
+"""The layering: who may import whom. ``make lint`` runs this file.
+
+A module may import the layers it sits on and whatever those sit on. Every module of hongtu belongs to one layer; a new
+one needs a line in the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SITS_ON = {
+    "errors": "",
+    "kernels": "",
+    "attention_kernels": "kernels",
+    "reference": "",
+    "row_copies": "",
+    "workspace": "",
+    "metrics": "errors",
+    "config": "errors",
+    "losses": "errors",
+    "topology": "errors",
+    "statistics": "topology",
+    "artifact": "topology",
+    "preprocess": "artifact config",
+    "plan": "artifact config metrics",
+    "cuda_ext": "errors",
+    "ops": "kernels attention_kernels cuda_ext",
+    "block": "ops topology",
+    "nn": "block",
+    "models": "nn",
+    "network": "nn plan",  # what the planner must know of the layers
+    "host_store": "artifact row_copies cuda_ext",
+    "device": "artifact metrics row_copies workspace cuda_ext",
+    "transfer": "host_store device plan",
+    "executor": "transfer network losses",
+    "probe": "executor",
+    "snapshot": "errors",
+    "trainer": "probe config snapshot statistics",
+    "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
+    "cli": "hongtu",
+    "__main__": "cli",  # any __main__.py, a way in: nothing imports it
+}
+NO_TORCH = ("errors", "kernels", "metrics", "config", "topology", "artifact", "preprocess", "plan")
+COMPOSERS = {"", "pipeline", "generate"}  # the stages of preprocessing are siblings: only these put them together
+OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package, by name; ``hongtu/preprocess`` and ``hongtu/cuda_ext`` are symlinks."""
+    found = {}
+    for folder, _, files in os.walk(ROOT / "hongtu", followlinks=True):
+        for file in files:
+            if file.endswith(".py"):
+                path = Path(folder, file)
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                found[name] = ast.parse(path.read_text(), str(path))
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> Iterator[str]:
+    """All that a module imports, at the top or inside functions, in absolute names."""
+    is_package = any(other.startswith(f"{name}.") for other in MODULES)
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = name.split(".")
+            base = parents[: len(parents) - node.level + is_package] if node.level else []
+            base += [node.module] if node.module else []
+            for alias in node.names:
+                full = ".".join([*base, alias.name])
+                yield full if full in MODULES else ".".join(base)
+
+
+def layer(name: str) -> str:
+    """``hongtu.plan.passes`` is in the layer ``plan``."""
+    parts = name.split(".")
+    return "__main__" if parts[-1] == "__main__" else parts[1] if len(parts) > 1 else parts[0]
+
+
+def stage(name: str) -> str:
+    """``hongtu.preprocess.read.check`` is in the stage ``read``."""
+    return "".join(name.split(".")[2:3])
+
+
+def beneath(above: str) -> set[str]:
+    direct = set(SITS_ON[above].split())
+    return direct.union(*(beneath(below) for below in direct))
+
+
+def test_every_folder_is_a_package():
+    missing = {name.rpartition(".")[0] for name in MODULES} - set(MODULES) - {""}
+    assert not missing, f"without an __init__.py, and so without a place in the wheel: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_only_what_it_sits_on(name):
+    own = layer(name)
+    assert own in SITS_ON, f"{name}: give the layer {own!r} a line in SITS_ON"
+    allowed = {own} | beneath(own)
+    for imported in imports(name):
+        top = imported.split(".")[0]
+        assert top not in OURS, f"{name} imports {imported}: nothing in hongtu imports that folder"
+        assert top != "torch" or own not in NO_TORCH, f"{name} imports {imported}: {own} runs without torch"
+        if top == "hongtu":
+            assert layer(imported) in allowed, f"{name} imports {imported}: {own} sits on {sorted(beneath(own))}"
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if layer(name) == "preprocess"))
+def test_stages_of_preprocessing_are_siblings(name):
+    own = stage(name)
+    if own not in COMPOSERS:
+        others = {stage(imported) for imported in imports(name) if layer(imported) == "preprocess"} - {own}
+        assert not others, f"{name} imports the stages {sorted(others)}: only pipeline and generate put them together"
+
+
+@pytest.mark.parametrize("own", NO_TORCH)
+def test_import_runs_without_torch(own):
+    names = sorted(name for name in MODULES if layer(name) == own)
+    code = f"import sys; sys.modules['torch'] = None; import importlib; [importlib.import_module(n) for n in {names}]"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,152 @@
+"""What the reader accepts: sparse features, inferred sizes, several splits, flags, in-memory arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import hongtu
+from hongtu.cli.main import main
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
+from hongtu.preprocess.read import from_arrays, read_directory
+from tests.neutral import pieces, write
+
+SMALL = ["--partitions", "2", "--chunks", "3"]
+MULTI = np.zeros((24, 3), dtype=np.float32)
+
+
+def replaced(**new):
+    return {**pieces(), **new}
+
+
+def sparse_input(tmp_path, matrix):
+    source = write(tmp_path / "in", replaced(features=None))
+    scipy.sparse.save_npz(source / "features.npz", matrix)
+    return source
+
+
+def test_sparse_features_become_the_same_dense_rows(tmp_path):
+    dense = np.where(np.random.default_rng(1).random((24, 5)) < 0.5, pieces()["features"], 0)
+    source = sparse_input(tmp_path, scipy.sparse.csr_matrix(dense))
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    assert np.array_equal(artifact.features, dense[artifact.original_id])
+
+
+def test_sparse_features_are_checked(tmp_path, capsys):
+    dense = np.eye(24, 5, dtype=np.float32)
+    dense[3, 3] = np.nan
+    source = sparse_input(tmp_path, scipy.sparse.csr_matrix(dense))
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 2
+    assert "features.npz: [3, 3] is nan" in capsys.readouterr().err
+    matrix = scipy.sparse.csr_matrix(np.eye(24, 5, dtype=np.float32))
+    matrix.indices[0] = 77
+    scipy.sparse.save_npz(source / "features.npz", matrix)
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 2
+    assert "features.npz: not a readable scipy CSR matrix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "remove, meta, arguments, expected",
+    [
+        ((), {"nodes": 30}, [], None),
+        ((), None, [], 24),
+        (("features",), None, ["features=random:2"], 24),
+        (("features", "labels"), None, ["features=degree", "labels=random:2"], 24),
+        (("features", "labels", "train_mask", "val_mask", "test_mask"), None,
+         ["features=degree", "labels=random:2", "random_split=0.6,0.2,0.2"], 21),
+        (("features", "labels", "train_mask", "val_mask", "test_mask"), {"nodes": 40},
+         ["features=degree", "labels=random:2", "random_split=0.6,0.2,0.2"], 40),
+    ],
+)  # fmt: skip
+def test_number_of_vertices(remove, meta, arguments, expected, tmp_path):
+    arrays = pieces()
+    arrays["edges"] = np.minimum(arrays["edges"], 20)
+    source = write(tmp_path, {name: None if name in remove else array for name, array in arrays.items()}, meta)
+    config = PreprocessConfig(partitions=1, chunks=1, **dict(argument.split("=") for argument in arguments))
+    if expected is None:
+        with pytest.raises(InputError, match=r"features.npy: .* expected float32 \[30, F\]"):
+            read_directory(source, config)
+    else:
+        assert read_directory(source, config).num_vertices == expected
+
+
+def test_classes(tmp_path):
+    config = PreprocessConfig(partitions=1, chunks=1)
+    assert read_directory(write(tmp_path / "a", pieces()), config).classes == 3
+    assert read_directory(write(tmp_path / "b", pieces(), {"classes": 5}), config).classes == 5
+    multilabel = read_directory(write(tmp_path / "c", replaced(labels=MULTI.astype(np.float64))), config)
+    assert multilabel.classes == 3 and multilabel.labels.dtype == np.float32
+
+
+def test_several_splits(tmp_path):
+    arrays = pieces()
+    arrays["train_mask"] = np.stack([arrays["train_mask"], np.roll(arrays["train_mask"], 3)])
+    arrays["train_mask"][1, 0] = False
+    source = write(tmp_path, arrays)
+    for split in (0, 1):
+        raw = read_directory(source, PreprocessConfig(partitions=1, chunks=1, split=split))
+        assert np.array_equal(raw.masks["train"], arrays["train_mask"][split])
+        assert np.array_equal(raw.masks["val"], arrays["val_mask"])
+
+
+def test_flags_replace_what_is_there(tmp_path):
+    config = PreprocessConfig(
+        partitions=1, chunks=1, labels="random:9", random_split=(0.5, 0.25, 0.25), features="degree"
+    )
+    raw = read_directory(write(tmp_path, replaced(labels=np.full(24, -7)), {"classes": 3}), config)
+    assert raw.features is None and raw.classes == 9 and 0 <= raw.labels.min() <= raw.labels.max() < 9
+    assert [int(raw.masks[split].sum()) for split in ("train", "val", "test")] == [12, 6, 6]
+    again = read_directory(tmp_path, config)
+    assert np.array_equal(raw.labels, again.labels) and np.array_equal(raw.masks["val"], again.masks["val"])
+
+
+def test_random_split_takes_labelled_vertices_only(tmp_path):
+    arrays = pieces()
+    arrays["labels"] = np.where(np.arange(24) % 2, arrays["labels"], -1)
+    raw = read_directory(
+        write(tmp_path, arrays), PreprocessConfig(partitions=1, chunks=1, random_split=(0.01, 0.5, 0.49))
+    )
+    assert [int(mask.sum()) for mask in raw.masks.values()] == [1, 5, 6]
+    assert not any((mask & (arrays["labels"] < 0)).any() for mask in raw.masks.values())
+
+
+def arrays_of(**new):
+    given = replaced(**new)
+    masks = {split: given.pop(f"{split}_mask") for split in ("train", "val", "test")}
+    return {"num_vertices": 24, "masks": masks, **given}
+
+
+def test_in_memory_refusals():
+    config = PreprocessConfig(partitions=1, chunks=1)
+    for new, message in (
+        ({"num_vertices": 20}, "edges: .* is vertex 2[0-3], expected 0 to 19"),
+        ({"num_vertices": 2.5}, "num_vertices is 2.5"),
+        ({"num_vertices": 0}, "num_vertices=0: a graph of 0 vertices"),
+        ({"masks": None}, r"masks\['train'\] and the other masks: missing"),
+        ({"masks": {"val": None}}, "'train' is missing"),
+        ({"masks": {"train": np.ones(24, bool), "validation": None}}, "unknown key 'validation'"),
+        ({"features": [[1.0], [1.0, 2.0]]}, "features: not convertible"),
+        ({"features": None}, "features: missing"),
+    ):
+        with pytest.raises(InputError, match=message):
+            from_arrays(config=config, **{**arrays_of(), **new})
+
+
+def test_in_memory_forms():
+    config = PreprocessConfig(partitions=1, chunks=1)
+    given = arrays_of()
+    given["masks"] = {"train": given["masks"]["train"].tolist()}
+    raw = from_arrays(config=config, **given)
+    assert raw.masks["train"].sum() == 8 and not raw.masks["val"].any() and not raw.masks["test"].any()
+    raw = from_arrays(config=config, **{**given, "edges": [[], []], "features": scipy.sparse.coo_array(np.eye(24))})
+    assert raw.edges.shape == (2, 0) and raw.features.format == "csr"
+
+
+def test_preprocess_graph_refuses_unknown_options(tmp_path):
+    given = arrays_of()
+    with pytest.raises(InputError, match="unknown option 'chunk'"):
+        hongtu.preprocess_graph(given.pop("edges"), given.pop("num_vertices"), tmp_path / "out", chunk=3, **given)
+    assert not list(tmp_path.iterdir())
