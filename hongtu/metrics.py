@@ -1,0 +1,89 @@
+"""What a run reports: transfer counters and the record of one epoch.
+
+``load, pull, push, flush`` move sparse rows (host->device, peer->device, device->peer gradient, device->host
+gradient); ``read`` and ``write`` move a chunk's own contiguous rows (host->device, device->host); ``topology``
+moves chunk structure and plan arrays (host->device).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+LINKS = ("load", "pull", "push", "flush", "read", "write", "topology")
+ROW_LINKS = ("load", "pull", "push", "flush")
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """Bytes per link, rows for the four sparse links, and (measured only) seconds per phase: the links and compute."""
+
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LINKS, 0))
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROW_LINKS, 0))
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), compare=False)
+
+    def add(self, link: str, nbytes: int, rows: int = 0, seconds: float = 0.0) -> None:
+        self.bytes[link] += nbytes
+        if link in self.rows:
+            self.rows[link] += rows
+        if seconds:
+            self.seconds[link] += seconds
+
+    def clear(self) -> None:
+        """Start counting again."""
+        self.bytes, self.rows = dict.fromkeys(LINKS, 0), dict.fromkeys(ROW_LINKS, 0)
+        self.seconds.clear()
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            bytes={link: self.bytes[link] + other.bytes[link] for link in LINKS},
+            rows={link: self.rows[link] + other.rows[link] for link in ROW_LINKS},
+        )
+
+
+@dataclass(kw_only=True)
+class EpochRecord:
+    """One training epoch.
+
+    Attributes:
+        epoch: number of epochs trained before this one.
+        loss: mean loss over the train mask.
+        seconds: wall-clock seconds.
+        bytes: bytes moved per link (see the module docstring).
+        rows: rows moved per sparse link.
+        peak_bytes: per memory ("device 0", ..., "host"): highest total of planned buffers and workspace.
+        arena_bytes: per memory: highest total of planned buffers alone; equals the plan's prediction.
+        phases: seconds per phase.
+        metrics: evaluation results, when this epoch was evaluated.
+    """
+
+    epoch: int
+    loss: float
+    seconds: float
+    bytes: dict[str, int]
+    rows: dict[str, int]
+    peak_bytes: dict[str, int]
+    arena_bytes: dict[str, int]
+    phases: dict[str, float]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class EpochLog:
+    """Appends one JSON line per epoch to ``epochs.jsonl`` in a directory; does nothing without one."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
+        self._path = None if directory is None else Path(directory) / "epochs.jsonl"
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, record: EpochRecord) -> None:
+        if self._path is not None:
+            with open(self._path, "a") as stream:
+                stream.write(json.dumps(record.to_dict()) + "\n")

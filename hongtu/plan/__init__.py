@@ -1,0 +1,1 @@
+"""What moves when: transfer plans, passes, placement and predicted costs. Pure numpy and numba."""

@@ -1,0 +1,137 @@
+"""The planned device memory: every buffer that a pass keeps on a device, with its exact size.
+
+Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for the largest chunk of its device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hongtu.plan.passes import Pass
+from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.transfer import BatchLimits
+from hongtu.topology import Topology
+
+FLOAT = "float"  # stands for the run's dtype
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device buffer.
+
+    Attributes:
+        shape: rows, or (rows, columns).
+        dtype: "float" (the run's dtype), "int32", "int64", "bool" or "uint8".
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def nbytes(self, itemsize: int) -> int:
+        size = itemsize if self.dtype == FLOAT else np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * size
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which parts of a chunk's structure a pass brings to the device.
+
+    Attributes:
+        edges: the aggregate runs, forward or backward: column pointers, local sources, slots.
+        weights: with edge weights.
+        identity: with source ids and edge ids (layers that are not one declared reduction).
+        statistics: degree statistics of the chunk's own rows.
+        labels: labels and train mask of the chunk's own rows (the pass that evaluates the loss).
+    """
+
+    edges: bool
+    weights: bool
+    identity: bool
+    statistics: bool
+    labels: bool
+
+
+def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
+    """What a pass needs besides vertex rows."""
+    layer = None if p.layer is None else shape.layers[p.layer]
+    edges = layer is not None and (p.direction == "forward" or p.exchange is not None or p.flush is not None)
+    nearby = [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
+    return Needs(
+        edges=edges,
+        weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
+        identity=edges and layer.reduce is None,
+        statistics=any(shape.layers[k].uses_statistics for k in nearby),
+        labels="grad output" in p.outputs,
+    )
+
+
+def pass_buffers(
+    p: Pass,
+    shape: NetworkShape,
+    width: dict[str, int],
+    needs: Needs,
+    topology: Topology,
+    limits: BatchLimits,
+    device: int,
+) -> dict[str, Buffer]:
+    """Every planned buffer of one pass on one device but its caches, by name."""
+    own = slice(device * topology.chunks, (device + 1) * topology.chunks)
+    d, s, e = (int(x[own].max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
+    buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys((*p.inputs, *p.gradients))}
+    buffers["ids"] = Buffer((d,), "int64")
+    if needs.statistics:
+        buffers["statistics"] = Buffer((d, 3), FLOAT)
+    if needs.labels:
+        buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
+        buffers["train_mask"] = Buffer((d,), "bool")
+    if needs.edges:
+        buffers |= _edge_buffers(p, shape, width, needs, d, s, e)
+        buffers |= _exchange_buffers(p, limits)
+    return buffers
+
+
+def _edge_buffers(
+    p: Pass, shape: NetworkShape, width: dict[str, int], needs: Needs, d: int, s: int, e: int
+) -> dict[str, Buffer]:
+    buffers = {
+        "indptr": Buffer((d + 1,), "int64"),
+        "local_source": Buffer((e,), "int32"),
+        "slot_of_source": Buffer((s,), "int32"),
+    }
+    if needs.weights:
+        buffers["edge_weight"] = Buffer((e,), FLOAT)
+    if needs.identity:
+        buffers |= {"sources": Buffer((s,), "int32"), "edge_id_start": Buffer((d,), "int64")}
+    assert p.layer is not None
+    if shape.layers[p.layer].reduce is not None and p.direction == "forward":
+        buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
+    return buffers
+
+
+def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
+    loads, pulls = Buffer((limits.loads,), "int32"), Buffer((limits.pulls,), "int32")
+    buffers: dict[str, Buffer] = {}
+    if p.exchange is not None:
+        buffers |= {"load_rows": loads, "load_slots": loads, "pull_from": pulls, "pull_to": pulls}
+    if p.flush is not None:
+        if p.exchange is None:
+            buffers |= {"load_slots": loads, "pull_to": pulls}
+        buffers |= {"flush_slots": loads, "push_from": pulls, "push_to": pulls}
+    return buffers
+
+
+def row_caches(p: Pass) -> int:
+    """How many caches a pass keeps: of values, of gradients, or both."""
+    return (p.exchange is not None) + (p.flush is not None)
+
+
+def cache_buffers(p: Pass, width: dict[str, int], capacity: int) -> dict[str, Buffer]:
+    """The caches of one pass on one device: row values, gradient rows, or both."""
+    buffers = {}
+    if p.exchange is not None:
+        buffers["cache"] = Buffer((capacity, width[p.exchange]), FLOAT)
+    if p.flush is not None:
+        buffers["gradient_cache"] = Buffer((capacity, width[p.flush]), FLOAT)
+    return buffers

@@ -1,0 +1,120 @@
+"""Intervals: which row lives in which slot of one device's cache, from which batch to which.
+
+Read forward, an interval *opens* by a load or a pull before its first batch and *retires* after its last.
+Read backward, it opens after its last batch (zeroed for gradients, filled for recomputation) and ends before
+its first with a push or a flush.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """K cache intervals of one device over B batches, sorted by (first, row).
+
+    Attributes:
+        row: int32 [K], vertex (new id).
+        slot: int32 [K], position in the device's cache.
+        first, last: int32 [K], first and last batch of the interval, inclusive.
+        peer: int32 [K], device to pull from, or -1 where the row comes from the host.
+        peer_slot: int32 [K], slot of the owner's row, or -1.
+        first_start: int64 [B + 1], intervals ``first_start[b] : first_start[b + 1]`` open before batch b.
+        by_last: int64 [K], the intervals sorted by (last, row).
+        last_start: int64 [B + 1], ``by_last[last_start[b] : last_start[b + 1]]`` retire after batch b.
+    """
+
+    row: np.ndarray
+    slot: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    peer: np.ndarray
+    peer_slot: np.ndarray
+    first_start: np.ndarray
+    by_last: np.ndarray
+    last_start: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def opening(self, batch: int) -> slice:
+        """The intervals whose first batch is ``batch``."""
+        return slice(int(self.first_start[batch]), int(self.first_start[batch + 1]))
+
+    def retiring(self, batch: int) -> np.ndarray:
+        """int64, the intervals whose last batch is ``batch``."""
+        return self.by_last[self.last_start[batch] : self.last_start[batch + 1]]
+
+
+def make_intervals(
+    row: np.ndarray,
+    slot: np.ndarray,
+    first: np.ndarray,
+    last: np.ndarray,
+    num_batches: int,
+    peer: np.ndarray | None = None,
+    peer_slot: np.ndarray | None = None,
+) -> Intervals:
+    """Sort interval columns by (first, row) and index them by first and by last batch."""
+    order = np.lexsort((row, first))
+    none = np.full(len(row), -1, dtype=np.int32)
+    batches = np.arange(num_batches + 1)
+    first, last, row = first[order], last[order], row[order]
+    by_last = np.lexsort((row, last))
+    return Intervals(
+        row=row,
+        slot=slot[order],
+        first=first,
+        last=last,
+        peer=none if peer is None else peer[order],
+        peer_slot=none if peer_slot is None else peer_slot[order],
+        first_start=np.searchsorted(first, batches),
+        by_last=by_last,
+        last_start=np.searchsorted(last[by_last], batches),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def assign_slots(first, last, num_batches):
+    """Slots for intervals sorted by ``first``: a slot is free again from the batch after ``last``.
+
+    Args:
+        first, last: int32 [K].
+
+    Returns:
+        slot int32 [K] and the capacity: the largest number of intervals alive in one batch.
+
+    >>> slot, capacity = assign_slots(np.array([0, 0, 1, 2]), np.array([0, 2, 1, 2]), 3)
+    >>> slot.tolist(), capacity
+    ([0, 1, 0, 0], 2)
+    """
+    retire_count = np.zeros(num_batches + 1, dtype=np.int64)
+    for k in range(len(last)):
+        retire_count[last[k] + 1] += 1
+    retire_start = np.cumsum(retire_count)
+    retiring = np.empty(len(last), dtype=np.int64)
+    at = retire_start[:-1].copy()
+    for k in range(len(last)):
+        retiring[at[last[k]]] = k
+        at[last[k]] += 1
+    slot = np.empty(len(first), dtype=np.int32)
+    free = np.empty(len(first), dtype=np.int32)
+    num_free = 0
+    capacity = 0
+    freed = 0
+    for k in range(len(first)):
+        while freed < len(retiring) and last[retiring[freed]] < first[k]:
+            free[num_free] = slot[retiring[freed]]
+            num_free += 1
+            freed += 1
+        if num_free > 0:
+            num_free -= 1
+            slot[k] = free[num_free]
+        else:
+            slot[k] = capacity
+            capacity += 1
+    return slot, capacity

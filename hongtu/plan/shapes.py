@@ -1,0 +1,51 @@
+"""What the planner knows of a model: the widths and kinds of the tensors between its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """One graph layer as the planner sees it (DESIGN: transform, aggregate, update).
+
+    Attributes:
+        z: columns of the exchanged rows.
+        s: columns of each element of s; None marks an element that *is* z and is not stored again.
+        a: columns of the aggregate.
+        linear: the aggregate is linear and has no parameters: its output is a cacheable checkpoint.
+        reduce: "sum" or "mean" where the engine's own kernel runs it on the cache, else None.
+        weighted: the reduction uses edge weights.
+        z_is_input: transform hands its input on unchanged as z.
+        uses_statistics: transform or update needs the degree statistics of its rows.
+    """
+
+    z: int
+    s: tuple[int | None, ...]
+    a: int
+    linear: bool
+    reduce: str | None
+    weighted: bool
+    z_is_input: bool
+    uses_statistics: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkShape:
+    """A whole model.
+
+    Attributes:
+        features: columns of the input features.
+        layers: one LayerShape per graph layer.
+        output: columns of the model's output.
+        itemsize: bytes per number.
+        model_bytes: parameters, their gradients, buffers and optimizer state, per device.
+        label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
+    """
+
+    features: int
+    layers: tuple[LayerShape, ...]
+    output: int
+    itemsize: int
+    model_bytes: int
+    label_bytes: int

@@ -1,0 +1,52 @@
+"""Strategies: which savings are on. Every saving is exact; none changes a number beyond summation order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hongtu.errors import InputError
+
+Reuse = Literal["none", "paper", "lookahead"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """The savings of one run.
+
+    Attributes:
+        reuse: which rows stay on a device between batches: "none" (every chunk loads its whole neighbour set) or
+            "paper" (deduplicated loads, pulls between devices, adjacent reuse; paper section 5), or "lookahead"
+            (Belady's choice on the known schedule).
+        schedule: order of the chunks: "input", or "paper" for Algorithm 4's (not with ``group``).
+        group: run consecutive chunks as one where the budget allows.
+        transform_first: exchange the narrower side of a layer's first linear map: ``A (H W) = (A H) W``.
+        no_input_gradient: do not flush the gradients of constant features.
+    """
+
+    reuse: Reuse = "lookahead"
+    schedule: Literal["input", "paper"] = "input"
+    group: bool = True
+    transform_first: bool = True
+    no_input_gradient: bool = True
+
+    def __post_init__(self) -> None:
+        if self.group and self.schedule == "paper":
+            raise InputError("strategy: group needs schedule='input' (Algorithm 4 orders the artifact's own chunks)")
+
+
+_PAPER = Strategy(reuse="paper", schedule="paper", group=False, transform_first=False, no_input_gradient=False)
+STRATEGIES = {"none": replace(_PAPER, reuse="none"), "paper": _PAPER, "full": Strategy()}
+
+
+def get_strategy(strategy: str | Strategy) -> Strategy:
+    """Look a strategy up by name; a ``Strategy`` is returned as it is.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy not in STRATEGIES:
+        raise InputError(f"strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy]

@@ -1,0 +1,208 @@
+"""The transfer plan: for every batch and device, which rows to load, pull, push, flush and retire, and where.
+
+One plan serves both directions. Forward batch b: open intervals (owners load, then mirrors pull), compute through
+``slot_of_source``, retire. Backward batch b: begin the intervals that retire after b (zero gradients; owners load
+and mirrors pull again where values are recomputed), compute, then mirrors push and owners flush those opening at b.
+Every mirror interval lies inside one owner interval, so the owner's row is always there (DESIGN: transfer plan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numba
+import numpy as np
+
+from hongtu.plan.intervals import Intervals, assign_slots, make_intervals
+from hongtu.plan.lookahead import lookahead_intervals
+from hongtu.plan.reuse import (
+    adjacent_intervals,
+    mirror_requests,
+    neighbour_requests,
+    single_intervals,
+    transition_requests,
+)
+from hongtu.topology import Topology
+
+Reuse = Literal["none", "paper", "lookahead"]
+
+
+@dataclass(frozen=True)
+class DeviceTransfers:
+    """The transfers of one device.
+
+    Attributes:
+        capacity: slots of the device's cache.
+        loads: intervals whose row comes from (backward: goes to) the host.
+        pulls: intervals that mirror a peer's row.
+        source_start: int64 [B + 1].
+        slot_of_source: int32 [sum |N_ij|], slot of each source of batch b's chunk, in the chunk's own order.
+    """
+
+    capacity: int
+    loads: Intervals
+    pulls: Intervals
+    source_start: np.ndarray
+    slot_of_source: np.ndarray
+
+    def slots(self, batch: int) -> np.ndarray:
+        """int32 [S], the slot of every source of the batch's chunk."""
+        return self.slot_of_source[self.source_start[batch] : self.source_start[batch + 1]]
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """The transfers of all devices over one pass.
+
+    Attributes:
+        schedule: int32 [m, B], chunk j of partition i that runs in batch b.
+        devices: one DeviceTransfers per partition.
+    """
+
+    schedule: np.ndarray
+    devices: list[DeviceTransfers]
+
+    @property
+    def num_batches(self) -> int:
+        return self.schedule.shape[1]
+
+    @property
+    def rows_loaded(self) -> int:
+        """Rows over the host link in one pass; backward flushes as many."""
+        return sum(len(device.loads) for device in self.devices)
+
+    @property
+    def rows_pulled(self) -> int:
+        """Rows between devices in one pass; backward pushes as many."""
+        return sum(len(device.pulls) for device in self.devices)
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """The most rows that one batch requests on a device: of its own partition (or in all, without deduplication),
+    and of its peers'. No batch opens or retires more, and no cache can have fewer slots than ``slots``."""
+
+    loads: int
+    pulls: int
+    slots: int
+
+
+def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse) -> list[BatchLimits]:
+    """The largest requests of every device; they bound the buffers that hold a batch's plan arrays."""
+    limits = []
+    for i in range(topology.partitions):
+        if reuse == "none":
+            own = np.diff(neighbour_requests(topology, schedule, i)[0])
+            peers = np.zeros_like(own)
+        else:
+            own = np.diff(transition_requests(topology, schedule, i)[0])
+            peers = np.diff(mirror_requests(topology, schedule, i)[0])
+        limits.append(BatchLimits(*(int(x.max(initial=0)) for x in (own, peers, own + peers))))
+    return limits
+
+
+def plan_transfers(
+    topology: Topology,
+    schedule: np.ndarray,
+    reuse: Reuse,
+    capacity: Sequence[int] | int | None = None,
+    prefetch: int = 0,
+) -> TransferPlan:
+    """Plan one pass over ``topology`` in the order of ``schedule``.
+
+    Args:
+        schedule: int32 [m, B].
+        reuse: "none", "paper" (see :mod:`hongtu.plan.reuse`) or "lookahead" (:mod:`hongtu.plan.lookahead`).
+        capacity: most slots of each device under "lookahead"; None for no limit. The others take what they need.
+        prefetch: under "lookahead", how many batches ahead of its first use a row may be brought.
+
+    Raises:
+        BudgetError: when ``capacity`` is less than one batch needs.
+    """
+    if reuse == "lookahead":
+        return _compile(topology, schedule, *lookahead_intervals(topology, schedule, capacity, prefetch), prefetch)
+    owner_columns, mirror_columns = [], []
+    empty = np.empty(0, dtype=np.int32)
+    for i in range(topology.partitions):
+        if reuse == "none":
+            owner_columns.append(single_intervals(neighbour_requests(topology, schedule, i)))
+            mirror_columns.append((empty, empty, empty))
+        else:
+            owner_columns.append(adjacent_intervals(transition_requests(topology, schedule, i)))
+            mirror_columns.append(adjacent_intervals(mirror_requests(topology, schedule, i)))
+    return _compile(topology, schedule, owner_columns, mirror_columns)
+
+
+def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> TransferPlan:
+    """Give every interval a slot, every mirror its owner's slot, every source its slot."""
+    num_batches = schedule.shape[1]
+    loads, pulls, capacities = [], [], []
+    for owner, mirror in zip(owner_columns, mirror_columns, strict=True):
+        slot, capacity = _shared_slots(owner, mirror, num_batches, prefetch)
+        row, first, last = owner
+        loads.append(make_intervals(row, slot[: len(row)], first, last, num_batches))
+        pulls.append((*mirror, slot[len(row) :]))
+        capacities.append(capacity)
+    devices = []
+    for i, (row, first, last, slot) in enumerate(pulls):
+        peer = (np.searchsorted(topology.partition_start, row, side="right") - 1).astype(np.int32)
+        peer_slot = np.empty(len(row), dtype=np.int32)
+        for p in np.unique(peer):
+            of_peer = np.flatnonzero(peer == p)
+            peer_slot[of_peer] = _slot_at(loads[p], row[of_peer], first[of_peer], topology.num_vertices)
+        mirror = make_intervals(row, slot, first, last, num_batches, peer, peer_slot)
+        start, source = neighbour_requests(topology, schedule, i)
+        slot_of_source = _source_slots(
+            start, source, loads[i].row, loads[i].slot, loads[i].first_start, mirror.row, mirror.slot,
+            mirror.first_start, topology.num_vertices,
+        )  # fmt: skip
+        devices.append(DeviceTransfers(capacities[i], loads[i], mirror, start, slot_of_source))
+    return TransferPlan(schedule, devices)
+
+
+def _shared_slots(owner, mirror, num_batches, prefetch):
+    """Slots for a device's owner and mirror intervals in one cache, in the order owner then mirror; a slot is taken
+    ``prefetch`` batches before the first use."""
+    first, last = np.concatenate([owner[1], mirror[1]]), np.concatenate([owner[2], mirror[2]])
+    first = np.maximum(first - prefetch, 0)
+    order = np.argsort(first, kind="stable")
+    slot = np.empty(len(first), dtype=np.int32)
+    slot[order], capacity = assign_slots(first[order], last[order], num_batches)
+    return slot, capacity
+
+
+def _slot_at(loads: Intervals, row: np.ndarray, batch: np.ndarray, num_vertices: int) -> np.ndarray:
+    """int32, slot of the owner's interval of each ``row`` that is alive in ``batch``."""
+    order = np.argsort(batch, kind="stable")
+    slot = np.empty(len(row), dtype=np.int32)
+    slot[order] = _sweep_slots(row[order], batch[order], loads.row, loads.slot, loads.first, num_vertices)
+    return slot
+
+
+@numba.njit(cache=True, nogil=True)
+def _sweep_slots(row, batch, load_row, load_slot, load_first, num_vertices):
+    slot_of_row = np.full(num_vertices, -1, dtype=np.int32)
+    slot = np.empty(len(row), dtype=np.int32)
+    at = 0
+    for k in range(len(row)):
+        while at < len(load_row) and load_first[at] <= batch[k]:
+            slot_of_row[load_row[at]] = load_slot[at]
+            at += 1
+        slot[k] = slot_of_row[row[k]]
+    return slot
+
+
+@numba.njit(cache=True, nogil=True)
+def _source_slots(start, source, load_row, load_slot, load_start, pull_row, pull_slot, pull_start, num_vertices):
+    slot_of_row = np.full(num_vertices, -1, dtype=np.int32)
+    slot = np.empty(len(source), dtype=np.int32)
+    for b in range(len(start) - 1):
+        for k in range(load_start[b], load_start[b + 1]):
+            slot_of_row[load_row[k]] = load_slot[k]
+        for k in range(pull_start[b], pull_start[b + 1]):
+            slot_of_row[pull_row[k]] = pull_slot[k]
+        for k in range(start[b], start[b + 1]):
+            slot[k] = slot_of_row[source[k]]
+    return slot

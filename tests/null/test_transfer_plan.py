@@ -1,0 +1,181 @@
+"""Transfer plans against the slow interpreter and dense products, on many tiny random graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from hongtu.errors import BudgetError
+from hongtu.plan.transfer import plan_transfers
+from hongtu.topology import build_topology
+from tests.interpreter import Interpreter
+
+CASES = 1500  # tiny graphs per policy
+
+
+def random_case(rng: np.random.Generator, max_vertices: int = 12, max_chunks: int = 4):
+    """A random topology with awkward pieces: empty chunks, hubs, duplicates, loops, isolated vertices."""
+    num_vertices = int(rng.integers(1, max_vertices + 1))
+    m, n = int(rng.integers(1, 5)), int(rng.integers(1, max_chunks + 1))
+    num_edges = int(rng.integers(0, 3 * max_vertices + 4))
+    src = rng.integers(0, num_vertices, num_edges)
+    if rng.random() < 0.3:
+        src[rng.random(num_edges) < 0.5] = 0  # a hub read by everyone
+    dst = np.sort(rng.integers(0, num_vertices, num_edges))
+    in_edge_start = np.searchsorted(dst, np.arange(num_vertices + 1))
+    cuts = np.sort(rng.integers(0, num_vertices + 1, m * n - 1))
+    chunk_start = np.concatenate([[0], cuts, [num_vertices]])
+    weight = rng.normal(size=num_edges).astype(np.float32) if rng.random() < 0.5 else None
+    topology = build_topology(m, chunk_start, in_edge_start, src, weight)
+    schedule = np.stack([rng.permutation(n) for _ in range(m)]).astype(np.int32)
+    dense = np.zeros((num_vertices, num_vertices))
+    np.add.at(dense, (dst, src), 1.0 if weight is None else weight)
+    return topology, schedule, dense
+
+
+def paper_volumes(topology, schedule):
+    """(V_ori, V_+ru, pulls of the merged buffer) by sets."""
+    m, n = schedule.shape
+    sets = [[set(topology.neighbour_set(i * n + schedule[i, b]).tolist()) for b in range(n)] for i in range(m)]
+    own = [set(range(*topology.partition_start[i : i + 2])) for i in range(m)]
+    v_ori = sum(len(s) for row in sets for s in row)
+    transition = [set().union(*(sets[i][b] for i in range(m))) for b in range(n)]
+    v_ru = sum(len(transition[b] - (transition[b - 1] if b else set())) for b in range(n))
+    pulls = sum(len((sets[i][b] - own[i]) - (sets[i][b - 1] if b else set())) for i in range(m) for b in range(n))
+    return v_ori, v_ru, pulls
+
+
+@pytest.mark.parametrize("reuse", ["none", "paper"])
+def test_plan_computes_the_dense_products(reuse):
+    rng = np.random.default_rng(7)
+    for _ in range(CASES):
+        topology, schedule, dense = random_case(rng)
+        plan = plan_transfers(topology, schedule, reuse)
+        h, g = rng.normal(size=(2, topology.num_vertices, 2))
+        run = Interpreter(topology, plan)
+        np.testing.assert_allclose(run.forward(h), dense @ h, atol=1e-12)
+        np.testing.assert_allclose(run.backward(g), dense.T @ g, atol=1e-12)
+        assert run.moved == {
+            "load": plan.rows_loaded, "flush": plan.rows_loaded, "pull": plan.rows_pulled, "push": plan.rows_pulled,
+        }  # fmt: skip
+        np.testing.assert_allclose(run.backward(g, values=h), dense.T @ g, atol=1e-12)
+        v_ori, v_ru, pulls = paper_volumes(topology, schedule)
+        expected = (v_ori, 0) if reuse == "none" else (v_ru, pulls)
+        assert (plan.rows_loaded, plan.rows_pulled) == expected
+
+
+def test_dropping_one_load_is_caught():
+    rng = np.random.default_rng(3)
+    caught = tried = 0
+    for _ in range(200):
+        topology, schedule, _ = random_case(rng)
+        plan = plan_transfers(topology, schedule, "paper")
+        device = int(rng.integers(topology.partitions))
+        loads = plan.devices[device].loads
+        if len(loads) == 0:
+            continue
+        tried += 1
+        plan.devices[device] = dataclasses.replace(plan.devices[device], loads=without(loads, rng.integers(len(loads))))
+        with pytest.raises(AssertionError):
+            Interpreter(topology, plan).forward(np.ones((topology.num_vertices, 2)))
+        caught += 1
+    assert caught == tried > 100
+
+
+def without(table, k):
+    """The intervals less number k."""
+    from hongtu.plan.intervals import make_intervals
+
+    keep = np.arange(len(table)) != k
+    columns = (table.row[keep], table.slot[keep], table.first[keep], table.last[keep])
+    return make_intervals(*columns, len(table.first_start) - 1, table.peer[keep], table.peer_slot[keep])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_lookahead_computes_the_dense_products_within_its_capacity(prefetch):
+    rng = np.random.default_rng(11 + prefetch)
+    evicting = 0
+    for _ in range(CASES // 5):
+        topology, schedule, dense = random_case(rng, 30, 10)
+        devices = range(topology.partitions)
+        needs = [lookahead_need(topology, schedule, prefetch, i) for i in devices]
+        capacity = max(needs) + int(rng.integers(0, 2))
+        plan = plan_transfers(topology, schedule, "lookahead", capacity, prefetch)
+        unlimited = plan_transfers(topology, schedule, "lookahead")
+        assert max(device.capacity for device in plan.devices) <= capacity
+        h, g = rng.normal(size=(2, topology.num_vertices, 2))
+        run = Interpreter(topology, plan)
+        np.testing.assert_allclose(run.forward(h), dense @ h, atol=1e-12)
+        np.testing.assert_allclose(run.backward(g), dense.T @ g, atol=1e-12)
+        np.testing.assert_allclose(run.backward(g, values=h), dense.T @ g, atol=1e-12)
+        read = len(np.unique(topology.sources)) if len(topology.sources) else 0
+        assert unlimited.rows_loaded == read <= plan.rows_loaded
+        evicting += plan.rows_loaded > read
+        check_prefetch(plan, prefetch)
+        if capacity == max(needs):
+            with pytest.raises(BudgetError, match="slots"):
+                plan_transfers(topology, schedule, "lookahead", capacity - 1, prefetch)
+    assert evicting > 5
+
+
+def lookahead_need(topology, schedule, prefetch, device):
+    """Slots that one device needs at least: the distinct rows of its fullest window of batches."""
+    m, n = schedule.shape
+    lo, hi = topology.partition_start[device : device + 2]
+    sets = [[set(topology.neighbour_set(i * n + schedule[i, b]).tolist()) for b in range(n)] for i in range(m)]
+    rows = [sets[device][b] | {r for i in range(m) for r in sets[i][b] if lo <= r < hi} for b in range(n)]
+    return max(len(set().union(*rows[b : b + prefetch + 1])) for b in range(n))
+
+
+def check_prefetch(plan, prefetch):
+    """No load for batch b writes a slot that batches b - prefetch .. b - 1 still read."""
+    for device in plan.devices:
+        tables = (device.loads, device.pulls)
+        slot, first, last = (np.concatenate([getattr(t, name) for t in tables]) for name in ("slot", "first", "last"))
+        for s in np.unique(slot):
+            mine = np.argsort(first[slot == s])
+            begins, ends = first[slot == s][mine], last[slot == s][mine]
+            assert np.all(np.maximum(begins[1:] - prefetch, 0) > ends[:-1])
+
+
+def test_lookahead_never_moves_more_than_the_paper_at_its_capacity():
+    rng = np.random.default_rng(5)
+    fewer = 0
+    for _ in range(CASES):
+        topology, schedule, _ = random_case(rng, 30, 10)
+        paper = plan_transfers(topology, schedule, "paper")
+        plan = plan_transfers(topology, schedule, "lookahead", max(device.capacity for device in paper.devices))
+        assert plan.rows_loaded <= paper.rows_loaded
+        assert plan.rows_pulled <= paper.rows_pulled
+        fewer += plan.rows_loaded < paper.rows_loaded
+    assert fewer > 100
+
+
+def test_lookahead_loads_as_few_rows_as_any_choice_of_gaps():
+    """Brute force over every set of kept gaps, one device."""
+    rng = np.random.default_rng(9)
+    tried = 0
+    while tried < 60:
+        topology, schedule, _ = random_case(rng, 30, 10)
+        if topology.partitions != 1 or schedule.shape[1] < 3:
+            continue
+        rows = [set(topology.neighbour_set(int(c)).tolist()) for c in schedule[0]]
+        uses = {r: [b for b in range(len(rows)) if r in rows[b]] for r in set().union(*rows)}
+        gaps = [(r, j, k) for r, at in uses.items() for j, k in itertools.pairwise(at)]
+        if not 1 <= len(gaps) <= 10:
+            continue
+        tried += 1
+        capacity = max(map(len, rows))
+        kept = max(
+            bin(choice).count("1")
+            for choice in range(1 << len(gaps))
+            if all(
+                len(rows[t]) + sum(choice >> g & 1 and j < t < k for g, (_, j, k) in enumerate(gaps)) <= capacity
+                for t in range(len(rows))
+            )
+        )
+        loads = sum(map(len, rows)) - kept
+        assert plan_transfers(topology, schedule, "lookahead", capacity).rows_loaded == loads
