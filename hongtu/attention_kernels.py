@@ -1,0 +1,199 @@
+"""Numba kernels of attention and gates over one bipartite CSC block; the conventions are those of ``hongtu.kernels``.
+
+Legend: D destinations, S sources, E edges, F = H * K features, H heads, K channels per head. An array of length 0
+means "none".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
+
+
+@parallel
+def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH, threads):
+    """Softmax over the in-edges of each destination, per head.
+
+    ``mask_E`` (bool, True = the edge is excluded and gets 0) and ``extra_DH`` (one more logit per destination, its
+    share goes to ``out_extra_DH``) may have length 0.
+    """
+    heads = logits_EH.shape[1]
+    num_dst = len(indptr) - 1
+    parts = parts_for((logits_EH.shape[0] + num_dst) * heads * 8, threads)
+    bounds = balanced_bounds(indptr, parts)
+    masked, extra = len(mask_E) > 0, len(extra_DH) > 0
+    for part in prange(parts):
+        highest, total = np.empty(heads, logits_EH.dtype), np.empty(heads, logits_EH.dtype)
+        for d in range(bounds[part], bounds[part + 1]):
+            begin, end = indptr[d], indptr[d + 1]
+            for h in range(heads):
+                highest[h] = extra_DH[d, h] if extra else -np.inf
+                total[h] = 0
+            for e in range(begin, end):
+                if not (masked and mask_E[e]):
+                    for h in range(heads):
+                        highest[h] = max(highest[h], logits_EH[e, h])
+            if extra:
+                for h in range(heads):
+                    out_extra_DH[d, h] = np.exp(extra_DH[d, h] - highest[h])
+                    total[h] = out_extra_DH[d, h]
+            for e in range(begin, end):
+                if masked and mask_E[e]:
+                    for h in range(heads):
+                        out_EH[e, h] = 0
+                else:
+                    for h in range(heads):
+                        out_EH[e, h] = np.exp(logits_EH[e, h] - highest[h])
+                        total[h] += out_EH[e, h]
+            for e in range(begin, end):
+                if not (masked and mask_E[e]):
+                    for h in range(heads):
+                        out_EH[e, h] /= total[h]
+            if extra:
+                for h in range(heads):
+                    out_extra_DH[d, h] /= total[h]
+
+
+@parallel
+def segment_softmax_backward(
+    indptr, alpha_EH, alpha_extra_DH, grad_EH, grad_extra_DH, grad_logits_EH, grad_logits_extra_DH, threads
+):
+    """Gradients of the logits from the shares ``alpha`` (0 where excluded) and the gradients of the shares."""
+    heads = alpha_EH.shape[1]
+    num_dst = len(indptr) - 1
+    parts = parts_for((alpha_EH.shape[0] + num_dst) * heads * 4, threads)
+    bounds = balanced_bounds(indptr, parts)
+    extra = len(alpha_extra_DH) > 0
+    for part in prange(parts):
+        inner = np.empty(heads, alpha_EH.dtype)
+        for d in range(bounds[part], bounds[part + 1]):
+            begin, end = indptr[d], indptr[d + 1]
+            for h in range(heads):
+                inner[h] = alpha_extra_DH[d, h] * grad_extra_DH[d, h] if extra else 0
+            for e in range(begin, end):
+                for h in range(heads):
+                    inner[h] += alpha_EH[e, h] * grad_EH[e, h]
+            for e in range(begin, end):
+                for h in range(heads):
+                    grad_logits_EH[e, h] = alpha_EH[e, h] * (grad_EH[e, h] - inner[h])
+            if extra:
+                for h in range(heads):
+                    grad_logits_extra_DH[d, h] = alpha_extra_DH[d, h] * (grad_extra_DH[d, h] - inner[h])
+
+
+@parallel
+def attend(indptr, local_source, alpha_EH, rows_CF, out_DF, threads):
+    """out[d, h, :] = sum over in-edges e of alpha[e, h] * rows[source of e, h, :]; overwrites ``out``.
+
+    Rows and outputs are H heads of K channels; ``rows_CF`` may have further columns, which are not read.
+    """
+    heads, width = alpha_EH.shape[1], out_DF.shape[1]
+    channels = width // heads
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for f in range(width):
+                out_DF[d, f] = 0
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for h in range(heads):
+                    a, first = alpha_EH[e, h], np.uint64(h * channels)
+                    for k in range(channels):
+                        f = first + np.uint64(k)
+                        out_DF[d, f] += a * rows_CF[row, f]
+
+
+@parallel
+def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF, threads):
+    """Adds the gradient of ``attend`` with respect to the rows to ``out_CF``, in place."""
+    heads = alpha_EH.shape[1]
+    num_dst, width = grad_DF.shape
+    channels = width // heads
+    bounds = source_bounds(local_source, width, threads)
+    for part in prange(len(bounds) - 1):
+        lo, hi = bounds[part], bounds[part + 1]
+        for d in range(num_dst):
+            for e in range(indptr[d], indptr[d + 1]):
+                if lo <= local_source[e] < hi:
+                    row = np.uint64(local_source[e])
+                    for h in range(heads):
+                        a, first = alpha_EH[e, h], np.uint64(h * channels)
+                        for k in range(channels):
+                            f = first + np.uint64(k)
+                            out_CF[row, f] += a * grad_DF[d, f]
+
+
+@parallel
+def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH, threads):
+    """out[e, h] = <rows[source of e, h, :], grad[destination of e, h, :]>: the gradient of ``attend`` in alpha."""
+    heads, width = out_EH.shape[1], grad_DF.shape[1]
+    channels = width // heads
+    parts = parts_for((len(local_source) + grad_DF.shape[0]) * width, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for h in range(heads):
+                    first, total = np.uint64(h * channels), grad_DF.dtype.type(0)
+                    for k in range(channels):
+                        f = first + np.uint64(k)
+                        total += rows_CF[row, f] * grad_DF[d, f]
+                    out_EH[e, h] = total
+
+
+@parallel
+def gated_sum(indptr, local_source, key_DF, rows_C2F, out_DF, threads):
+    """out[d] = sum over in-edges of sigmoid(key[d] + query) * value; a source row is [query | value]."""
+    width, one = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1)
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for f in range(width):
+                out_DF[d, f] = 0
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for f in range(width):
+                    gate = one / (one + np.exp(-(key_DF[d, f] + rows_C2F[row, f])))
+                    out_DF[d, f] += gate * rows_C2F[row, width + f]
+
+
+@parallel
+def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF, threads):
+    """Gradient of ``gated_sum`` with respect to the keys; overwrites ``out``."""
+    width, one = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1)
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for f in range(width):
+                out_DF[d, f] = 0
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for f in range(width):
+                    gate = one / (one + np.exp(-(key_DF[d, f] + rows_C2F[row, f])))
+                    out_DF[d, f] += gate * (one - gate) * rows_C2F[row, width + f]
+            for f in range(width):
+                out_DF[d, f] *= grad_DF[d, f]
+
+
+@parallel
+def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F, threads):
+    """Adds the gradient of ``gated_sum`` with respect to the source rows to ``out_C2F``, in place."""
+    width, one = np.uint64(grad_DF.shape[1]), grad_DF.dtype.type(1)
+    bounds = source_bounds(local_source, grad_DF.shape[1] * 8, threads)
+    for part in prange(len(bounds) - 1):
+        lo, hi = bounds[part], bounds[part + 1]
+        for d in range(grad_DF.shape[0]):
+            for e in range(indptr[d], indptr[d + 1]):
+                if lo <= local_source[e] < hi:
+                    row = np.uint64(local_source[e])
+                    for f in range(width):
+                        gate = one / (one + np.exp(-(key_DF[d, f] + rows_C2F[row, f])))
+                        change = grad_DF[d, f] * gate
+                        out_C2F[row, f] += change * (one - gate) * rows_C2F[row, width + f]
+                        out_C2F[row, width + f] += change

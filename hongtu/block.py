@@ -1,0 +1,202 @@
+"""What a layer sees of the graph: the rows of a row-wise call, and the bipartite CSC of one chunk.
+
+Legend: D destinations, S sources, E edges, F features, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hongtu import ops
+
+if TYPE_CHECKING:
+    import torch_sparse
+
+
+@dataclass
+class Rows:
+    """The vertices of a row-wise call (``transform``, ``update``).
+
+    Attributes:
+        ids: int64 [D], original vertex ids.
+        statistics: float [D, 3] of the run dtype, or None: the sum of the weights of a vertex's in-edges (1 per edge
+            when the graph has none), the sum of the weights of its stored self-loops, and the weight of the last
+            stored self-loop (NaN without any).
+    """
+
+    ids: Tensor
+    statistics: Tensor | None = None
+
+
+@dataclass
+class Block:
+    """The in-edges of D contiguous destination vertices, from their S unique sources.
+
+    Attributes:
+        indptr: int64 [D + 1], starts at 0.
+        local_source: int32 [E], position of each edge's source in ``sources``.
+        sources: int32 [S], unique source vertices (new ids); ascending, except in ``with_destinations()``.
+        first: first destination (new id); destination d is vertex ``first + d``.
+        edge_weight: float [E] of the run dtype, or None.
+        rows: the destinations' ids and statistics.
+        edge_id_start: int64 [D], id of the first in-edge of each destination.
+        num_graph_edges: E of the whole graph; ids from there on are free (self-loops that a layer adds).
+    """
+
+    indptr: Tensor
+    local_source: Tensor
+    sources: Tensor
+    first: int
+    edge_weight: Tensor | None
+    rows: Rows
+    edge_id_start: Tensor
+    num_graph_edges: int
+
+    @property
+    def num_dst(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_src(self) -> int:
+        return len(self.sources)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.local_source)
+
+    @cached_property
+    def dst_of_edge(self) -> Tensor:
+        """int64 [E], position of each edge's destination."""
+        return torch.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """int64 [2, E], source position and destination position of each edge."""
+        return torch.stack([self.local_source.long(), self.dst_of_edge])
+
+    @cached_property
+    def edge_ids(self) -> Tensor:
+        """int64 [E], identity of each edge, the same however the graph is cut into chunks."""
+        offset = self.edge_id_start - self.indptr[:-1]
+        return offset[self.dst_of_edge] + torch.arange(self.num_edges, device=offset.device)
+
+    @cached_property
+    def loop_mask(self) -> Tensor:
+        """bool [E], True where the source is the destination itself."""
+        return self.sources[self.local_source.long()] == self.dst_of_edge + self.first
+
+    @cached_property
+    def has_loops(self) -> bool:
+        """Whether any edge is a self-loop."""
+        return bool(self.loop_mask.any())
+
+    def sum(self, x: Tensor, weighted: bool = False) -> Tensor:
+        """[S, F] -> [D, F]: sum over in-edges, times the edge weights if ``weighted`` and the graph has any."""
+        return self._reduce(x, weighted, mean=False)
+
+    def mean(self, x: Tensor, weighted: bool = False) -> Tensor:
+        """[S, F] -> [D, F]: ``sum`` over the number of in-edges; 0 for a destination without any."""
+        return self._reduce(x, weighted, mean=True)
+
+    def _reduce(self, x: Tensor, weighted: bool, mean: bool) -> Tensor:
+        weight = self.edge_weight if weighted else None
+        out = ops.aggregate(_rows(x), self.indptr, self.local_source, None, weight, mean)
+        return out.view(self.num_dst, *x.shape[1:])
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[S, F] -> [E, F]: the row of each edge's source."""
+        return ops.edge_gather(_rows(x), self.local_source).view(self.num_edges, *x.shape[1:])
+
+    def gather_destination(self, x: Tensor) -> Tensor:
+        """[D, F] -> [E, F]: the row of each edge's destination."""
+        return ops.destination_gather(_rows(x), self.indptr).view(self.num_edges, *x.shape[1:])
+
+    def segment_sum(self, x_EF: Tensor) -> Tensor:
+        """[E, F] -> [D, F]: sum of the edge rows of each destination."""
+        return ops.segment_sum(_rows(x_EF), self.indptr).view(self.num_dst, *x_EF.shape[1:])
+
+    def softmax(
+        self, logits_EH: Tensor, exclude: Tensor | None = None, extra: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Softmax over the in-edges of each destination.
+
+        Args:
+            logits_EH: float [E, H].
+            exclude: bool [E], True for edges that take no part; their share is 0.
+            extra: float [D, H], one more logit per destination.
+
+        Returns:
+            the shares [E, H]; with ``extra``, also its shares [D, H].
+        """
+        alpha_EH, alpha_DH = ops.edge_softmax(logits_EH, self.indptr, exclude, extra)
+        return alpha_EH if alpha_DH is None else (alpha_EH, alpha_DH)
+
+    def attend(self, x: Tensor, alpha_EH: Tensor, width: int) -> Tensor:
+        """[S, >= width], [E, H] -> [D, width]: per head, the sum of the source rows times alpha.
+
+        ``width`` is H times the channels of a head; further columns of ``x`` are ignored.
+        """
+        return ops.attend(x, alpha_EH, self.indptr, self.local_source, width)
+
+    def gated_sum(self, x: Tensor, key_DF: Tensor) -> Tensor:
+        """[S, 2 F] (query | value), [D, F] -> [D, F]: sum over in-edges of sigmoid(key + query) * value."""
+        return ops.gated_sum(x, key_DF, self.indptr, self.local_source)
+
+    def with_destinations(self) -> tuple[Block, Tensor]:
+        """The block whose sources start with its own destinations, for layers that give ``forward(block, h)``.
+
+        Returns:
+            the block (source d is destination d, then the other sources), and int64 [S - common]: the positions,
+            in this block's sources, of those others. Its input is ``cat([h_of_destinations, z[others]])``.
+        """
+        return self._with_destinations
+
+    @cached_property
+    def _with_destinations(self) -> tuple[Block, Tensor]:
+        num_dst, device = self.num_dst, self.sources.device
+        own = (self.sources >= self.first) & (self.sources < self.first + num_dst)
+        others = (~own).nonzero().squeeze(1)
+        position = torch.where(own, self.sources.long() - self.first, 0)
+        position[others] = torch.arange(num_dst, num_dst + len(others), device=device)
+        destinations = torch.arange(self.first, self.first + num_dst, dtype=self.sources.dtype, device=device)
+        block = Block(
+            indptr=self.indptr,
+            local_source=position[self.local_source.long()].to(self.local_source.dtype),
+            sources=torch.cat([destinations, self.sources[others]]),
+            first=self.first,
+            edge_weight=self.edge_weight,
+            rows=self.rows,
+            edge_id_start=self.edge_id_start,
+            num_graph_edges=self.num_graph_edges,
+        )
+        return block, others
+
+    def to_torch_sparse(self) -> torch_sparse.SparseTensor:
+        """``torch_sparse.SparseTensor`` [D, S] of the in-edges, with the edge weights if there are any.
+
+        Raises:
+            ImportError: when torch-sparse is not installed.
+        """
+        try:
+            from torch_sparse import SparseTensor
+        except ImportError as error:
+            raise ImportError(
+                "Block.to_torch_sparse needs torch-sparse: `pip install torch-sparse`, or use block.edge_index"
+            ) from error
+        return SparseTensor(
+            rowptr=self.indptr,
+            col=self.local_source.long(),
+            value=self.edge_weight,
+            sparse_sizes=(self.num_dst, self.num_src),
+            is_sorted=True,
+            trust_data=True,
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(len(x), x.shape[1:].numel())

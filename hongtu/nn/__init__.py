@@ -1,0 +1,23 @@
+"""Layers: the six built-in ones, the base class of others, and a wrapper for torch_geometric convolutions."""
+
+from hongtu.nn.commnet import CommNetConv
+from hongtu.nn.dropout import Dropout
+from hongtu.nn.gat import GATConv
+from hongtu.nn.gcn import GCNConv
+from hongtu.nn.ggcn import GGCNConv
+from hongtu.nn.gin import GINConv
+from hongtu.nn.layer import Layer
+from hongtu.nn.pyg import PyGLayer
+from hongtu.nn.sage import SAGEConv
+
+__all__ = [
+    "CommNetConv",
+    "Dropout",
+    "GATConv",
+    "GCNConv",
+    "GGCNConv",
+    "GINConv",
+    "Layer",
+    "PyGLayer",
+    "SAGEConv",
+]

@@ -1,0 +1,60 @@
+"""What the layers and dropouts of a model know of the run: seed, epoch and the rows of the current call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hongtu.block import Rows
+
+
+@dataclass(eq=False)
+class RowContext:
+    """Shared by all modules of a model; the executor sets it before every call of a layer's method.
+
+    It is no part of the model: not in ``state_dict``, shared by ``copy.deepcopy``, pickled without its rows.
+
+    Attributes:
+        seed: of the run.
+        epoch: current epoch; new dropout masks in every one.
+        training: False in evaluation: no dropout, whatever the modules say.
+        rows: the vertices of the current call.
+        calls: dropout calls so far within the current layer call; the executor resets it before each.
+    """
+
+    seed: int = 0
+    epoch: int = 0
+    training: bool = True
+    rows: Rows | None = None
+    calls: int = 0
+
+    def next_call(self) -> int:
+        """The number of this dropout call within the layer call, counted from ``calls``."""
+        call = self.calls
+        self.calls += 1
+        return call
+
+    def __deepcopy__(self, memo: dict) -> RowContext:
+        return self
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "rows": None}
+
+
+def bind(model: torch.nn.Module, context: RowContext) -> RowContext:
+    """Give every ``Layer`` and ``Dropout`` of the model the context, and every dropout its ``site`` number.
+
+    Sites are counted in module order, so that the same model has the same masks in every run.
+    """
+    from hongtu.nn.dropout import Dropout
+    from hongtu.nn.layer import Layer
+
+    sites = 0
+    for module in model.modules():
+        if isinstance(module, (Layer, Dropout)):
+            module.context = context
+        if isinstance(module, Dropout):
+            module.site = sites
+            sites += 1
+    return context

@@ -1,0 +1,150 @@
+"""Dropout whose mask depends on what a row is, never on where or when it is computed.
+
+Legend: R rows, F columns. An element is dropped where the 32-bit hash of (seed, epoch, site, call, row id, column) is
+below p * 2^32. The hash is splitmix64's mixing; one 64-bit hash serves two columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit, prange
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hongtu.nn.context import RowContext
+
+_MASK = (1 << 64) - 1
+_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Dropout(torch.nn.Module):
+    """Drops elements of ``x`` with probability ``p`` and scales the others by 1 / (1 - p).
+
+    Bound to a run (``hongtu.nn.context.bind``) the mask of a row depends only on (seed, epoch, site, number of the
+    call within the layer call, row id, column): recomputation and any cutting into chunks see the same one. Unbound
+    it is ``torch.nn.functional.dropout``.
+
+    Args:
+        p: 0 to 1.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability {p}: expected 0 to 1")
+        self.p = p
+        self.site = 0
+        self.context: RowContext | None = None
+
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """``x`` float [R, ...]; ``ids`` int64 [R], identity of each row (default: original vertex ids of the call)."""
+        context = self.context
+        if self.p == 0 or not self.training or (context is not None and not context.training):
+            return x
+        if context is None:
+            return torch.nn.functional.dropout(x, self.p)
+        if ids is None:
+            assert context.rows is not None, "RowContext.rows is not set"
+            ids = context.rows.ids
+        assert len(ids) == len(x), f"{len(ids)} row ids for {len(x)} rows"
+        key = dropout_key(context.seed, context.epoch, self.site, context.next_call())
+        return _Dropout.apply(x.reshape(len(x), x.shape[1:].numel()), ids, key, self.p).view(x.shape)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def dropout_key(seed: int, epoch: int, site: int, call: int) -> int:
+    """One 64-bit key of a dropout call."""
+    key = 0
+    for part in (seed, epoch, site, call):
+        key = _mix_int(key ^ _mix_int((part + _GOLDEN) & _MASK))
+    return key
+
+
+def keep_mask(ids: Tensor, width: int, key: int, p: float) -> Tensor:
+    """bool [R, F] in plain torch, on any device: the elements that stay; the reference of the CPU kernel."""
+    row_R1 = _mix_torch(_mix_torch(ids.long()) ^ _signed(key)).unsqueeze(1)
+    pair = torch.arange((width + 1) // 2, device=ids.device) * _signed(_GOLDEN)
+    hash_RP = _mix_torch(row_R1 + pair)
+    halves = torch.stack([hash_RP & 0xFFFFFFFF, (hash_RP >> 32) & 0xFFFFFFFF], dim=2)
+    return halves.flatten(1)[:, :width] >= _threshold(p)
+
+
+class _Dropout(torch.autograd.Function):
+    """Recomputes the mask in backward: nothing but the ids is kept."""
+
+    @staticmethod
+    def forward(ctx, x_RF, ids, key, p):
+        ctx.key, ctx.p = key, p
+        ctx.save_for_backward(ids)
+        return _apply_mask(x_RF, ids, key, p)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_RF):
+        return _apply_mask(grad_RF, *ctx.saved_tensors, ctx.key, ctx.p), None, None, None
+
+
+def _apply_mask(x_RF: Tensor, ids: Tensor, key: int, p: float) -> Tensor:
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    if x_RF.device.type != "cpu" or x_RF.dtype not in (torch.float32, torch.float64):
+        return (x_RF * scale).masked_fill(~keep_mask(ids, x_RF.shape[1], key, p), 0)
+    out_RF = torch.empty(x_RF.shape, dtype=x_RF.dtype)
+    _dropout(
+        x_RF.detach().contiguous().numpy(),
+        ids.contiguous().numpy(),
+        np.uint64(key),
+        np.uint64(_threshold(p)),
+        x_RF.detach().numpy().dtype.type(scale),
+        out_RF.numpy(),
+    )
+    return out_RF
+
+
+def _threshold(p: float) -> int:
+    return round(p * 2**32)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _mix_int(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MIX1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _mix_torch(x: Tensor) -> Tensor:
+    for shift, factor in ((30, _MIX1), (27, _MIX2)):
+        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
+    return x ^ ((x >> 31) & (_MASK >> 31))
+
+
+@njit(cache=True, nogil=True)
+def _mix(x):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def _dropout(x_RF, ids, key, threshold, scale, out_RF):
+    num_rows, width = x_RF.shape
+    blocks = max(1, min(64, num_rows * width // 8192))
+    low = np.uint64(0xFFFFFFFF)
+    zero = x_RF.dtype.type(0)
+    for block in prange(blocks):
+        for r in range(num_rows * block // blocks, num_rows * (block + 1) // blocks):
+            row = _mix(_mix(np.uint64(ids[r])) ^ key)
+            for pair in range(width // 2):
+                bits = _mix(row + np.uint64(pair) * np.uint64(0x9E3779B97F4A7C15))
+                f = 2 * pair
+                out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero
+                out_RF[r, f + 1] = x_RF[r, f + 1] * scale if bits >> np.uint64(32) >= threshold else zero
+            if width % 2:
+                bits = _mix(row + np.uint64(width // 2) * np.uint64(0x9E3779B97F4A7C15))
+                f = width - 1
+                out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero

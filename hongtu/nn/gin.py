@@ -1,0 +1,44 @@
+"""Graph isomorphism network (Xu et al.), as torch_geometric's GINConv."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hongtu.nn.layer import Activation, Convolution, Skip
+
+
+class GINConv(Convolution):
+    """h' = nn((1 + eps) h + sum(neighbours)); edge weights are not used.
+
+    Args:
+        nn: module from [R, F] to [R, F'], row by row.
+        eps: initial value.
+        train_eps: make ``eps`` a parameter (otherwise it is a buffer).
+        activation, input_dropout: see ``Convolution``.
+    """
+
+    reduce = "sum"
+
+    def __init__(
+        self,
+        nn: torch.nn.Module,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        *,
+        activation: Activation = None,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(activation, input_dropout)
+        self.nn = nn
+        if train_eps:
+            self.eps = torch.nn.Parameter(torch.tensor([float(eps)]))
+        else:
+            self.register_buffer("eps", torch.tensor([float(eps)]))
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        h = self.input_dropout(h)
+        return h, h
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        return self.activate(self.nn(torch.addcmul(a, 1 + self.eps, s)))

@@ -1,0 +1,130 @@
+"""The base class of layers: transform (per vertex), aggregate (over in-edges), update (per vertex).
+
+Legend: R rows of a row-wise call, D destinations and S sources of a block, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hongtu.block import Block, Rows
+from hongtu.nn.context import RowContext
+from hongtu.nn.dropout import Dropout
+
+Skip = Tensor | tuple[Tensor, ...] | None
+Activation = str | Callable[[Tensor], Tensor] | None
+
+
+class Layer(torch.nn.Module):
+    """One layer of a GNN; give the three methods, or only ``forward(block, h)``.
+
+    ``z`` is exchanged between vertices; ``s`` stays with its vertex. Biases come after the aggregate: inside ``z``
+    they are wrong for isolated vertices and for degrees other than one.
+
+    Attributes:
+        reduce: "sum" or "mean": declares that ``aggregate`` is this reduction of ``z`` over in-edges (linear, without
+            parameters, so that its output can be cached); None: it is something else.
+        weighted: the declared reduction uses the graph's edge weights when it has any.
+        uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
+        transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
+            ``update``; set by the planner, only where ``can_transform_first``.
+    """
+
+    reduce: str | None = None
+    weighted: bool = False
+    uses_statistics: bool = False
+    transform_first: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context: RowContext | None = None
+
+    @property
+    def can_transform_first(self) -> bool:
+        """Whether ``transform_first`` may be set."""
+        return False
+
+    @property
+    def linear_aggregate(self) -> bool:
+        """Whether ``aggregate`` is linear in ``z``, ignores ``s`` and has no parameters; a subclass may set True."""
+        return self.reduce is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether only ``forward(block, h)`` is given: transform and update are the identity."""
+        return type(self).forward is not Layer.forward and type(self).aggregate is Layer.aggregate
+
+    @property
+    def rows(self) -> Rows:
+        """The vertices of the current call."""
+        assert self.context is not None and self.context.rows is not None, "no current rows: bind() the model first"
+        return self.context.rows
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        """[R, F] -> z [R, F'], s: None, a tensor or a tuple of tensors [R, ...]; what *is* ``z`` is stored once."""
+        return h, h
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        """z [S, F'] of the sources, s [D, ...] of the destinations -> a [D, F'']."""
+        if self.reduce == "sum":
+            return block.sum(z, weighted=self.weighted)
+        if self.reduce == "mean":
+            return block.mean(z, weighted=self.weighted)
+        if self.reduce is not None:
+            raise ValueError(f"{type(self).__name__}.reduce is {self.reduce!r}: expected 'sum', 'mean' or None")
+        with_destinations, others = block.with_destinations()
+        return self.forward(with_destinations, torch.cat([s, z[others]]))
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        """a [R, F''], s [R, ...] -> h [R, F''']."""
+        return a
+
+    def forward(self, block: Block, h: Tensor) -> Tensor:
+        """h [S, F], its first D rows those of the destinations -> [D, F']."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines neither forward(block, h) nor an aggregate: give forward, or "
+            "transform/aggregate/update, or set reduce = 'sum' | 'mean'"
+        )
+
+
+class Convolution(Layer):
+    """A built-in layer: optional dropout of its input and activation of its output, neither with parameters.
+
+    Args:
+        activation: name of a function in ``torch.nn.functional`` ("relu", "elu", ...), a callable, or None.
+        input_dropout: probability with which elements of ``h`` are dropped before everything else.
+    """
+
+    def __init__(self, activation: Activation = None, input_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.activation = _activation(activation)
+        self.input_dropout = Dropout(input_dropout)
+
+    def activate(self, h: Tensor) -> Tensor:
+        return h if self.activation is None else self.activation(h)
+
+
+def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:
+    if activation is None or callable(activation):
+        return activation
+    function = getattr(torch, activation, None) or getattr(torch.nn.functional, activation, None)
+    if not callable(function):
+        raise ValueError(f"activation {activation!r}: expected None, a callable or a name like 'relu' or 'elu'")
+    return function
+
+
+def linear(in_channels: int, out_channels: int, bias: bool, glorot_weight: bool = False) -> torch.nn.Linear:
+    """A linear map initialised as torch_geometric's: torch's own default, or Glorot."""
+    layer = torch.nn.Linear(in_channels, out_channels, bias=bias)
+    if glorot_weight:
+        glorot(layer.weight)
+    return layer
+
+
+def glorot(parameter: Tensor) -> None:
+    """Uniform in +-sqrt(6 / (sum of the last two dimensions)), in place."""
+    limit = (6.0 / (parameter.shape[-2] + parameter.shape[-1])) ** 0.5
+    torch.nn.init.uniform_(parameter, -limit, limit)

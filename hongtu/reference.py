@@ -1,0 +1,149 @@
+"""Plain numpy twins of the kernels: the same names and arguments, one obvious line per idea.
+
+Legend: D destinations, S sources, C rows of a cache, E edges, F = H * K features, H heads, K channels per head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def _destinations(indptr):
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+
+
+def _slots(local_source, slot_of_source):
+    return slot_of_source[local_source] if len(slot_of_source) else local_source
+
+
+def _coefficients(indptr, num_edges, weight, mean, dtype):
+    """[E, 1], what each edge multiplies the row of its source with."""
+    coefficient = weight.copy() if len(weight) else np.ones(num_edges, dtype)
+    if mean:
+        coefficient /= np.diff(indptr)[_destinations(indptr)]
+    return coefficient[:, None]
+
+
+def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, out_DF):
+    """out[d] = sum over in-edges e of coefficient[e] * rows[slot of the source of e].
+
+    >>> # destinations 0 and 1 with in-edges from sources (0, 2) and (2)
+    >>> rows, out = np.array([[1.0], [10.0], [100.0]]), np.empty((2, 1))
+    >>> none = np.empty(0, np.int64)
+    >>> csc_aggregate(np.array([0, 2, 3]), np.array([0, 2, 2]), none, np.empty(0), False, rows, out)
+    >>> out[:, 0].tolist()
+    [101.0, 100.0]
+    """
+    coefficient = _coefficients(indptr, len(local_source), weight, mean, rows_CF.dtype)
+    segment_sum(indptr, coefficient * rows_CF[_slots(local_source, slot_of_source)], out_DF)
+
+
+def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF):
+    """Adds coefficient * grad[destination] to the row of each edge's source."""
+    coefficient = _coefficients(indptr, len(local_source), weight, mean, grad_DF.dtype)
+    np.add.at(out_CF, _slots(local_source, slot_of_source), coefficient * grad_DF[_destinations(indptr)])
+
+
+def segment_sum(indptr, x_EF, out_DF):
+    """out[d] = sum of the rows of d's in-edges."""
+    out_DF[:] = 0
+    np.add.at(out_DF, _destinations(indptr), x_EF)
+
+
+def expand_rows(indptr, x_DF, out_EF):
+    """out[e] = x[destination of e]."""
+    out_EF[:] = x_DF[_destinations(indptr)]
+
+
+def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH):
+    """Softmax over the in-edges of each destination that are not masked, and over its extra logit."""
+    for d in range(len(indptr) - 1):
+        edges = np.arange(indptr[d], indptr[d + 1])
+        kept = edges[~mask_E[edges]] if len(mask_E) else edges
+        logits = np.concatenate([logits_EH[kept], extra_DH[d : d + 1]])
+        share = np.exp(logits - logits.max(0, initial=-np.inf))
+        share /= share.sum(0)
+        out_EH[edges] = 0
+        out_EH[kept] = share[: len(kept)]
+        out_extra_DH[d : d + 1] = share[len(kept) :]
+
+
+def segment_softmax_backward(
+    indptr, alpha_EH, alpha_extra_DH, grad_EH, grad_extra_DH, grad_logits_EH, grad_logits_extra_DH
+):
+    """Gradients of the logits: alpha * (grad - sum over the destination of alpha * grad)."""
+    inner_DH = np.empty((len(indptr) - 1, alpha_EH.shape[1]), alpha_EH.dtype)
+    segment_sum(indptr, alpha_EH * grad_EH, inner_DH)
+    if len(alpha_extra_DH):
+        inner_DH += alpha_extra_DH * grad_extra_DH
+        grad_logits_extra_DH[:] = alpha_extra_DH * (grad_extra_DH - inner_DH)
+    grad_logits_EH[:] = alpha_EH * (grad_EH - inner_DH[_destinations(indptr)])
+
+
+def attend(indptr, local_source, alpha_EH, rows_CF, out_DF):
+    """out[d, h] = sum over in-edges e of alpha[e, h] * rows[source of e, h]."""
+    channels = out_DF.shape[1] // alpha_EH.shape[1]
+    segment_sum(indptr, np.repeat(alpha_EH, channels, 1) * rows_CF[local_source, : out_DF.shape[1]], out_DF)
+
+
+def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF):
+    """Adds alpha[e, h] * grad[destination of e, h] to the row of each edge's source."""
+    width = grad_DF.shape[1]
+    messages_EF = np.repeat(alpha_EH, width // alpha_EH.shape[1], 1) * grad_DF[_destinations(indptr)]
+    np.add.at(out_CF[:, :width], local_source, messages_EF)
+
+
+def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
+    """out[e, h] = <rows[source of e, h], grad[destination of e, h]>."""
+    num_edges, heads = out_EH.shape
+    width = grad_DF.shape[1]
+    product_EF = rows_CF[local_source, :width] * grad_DF[_destinations(indptr)]
+    out_EH[:] = product_EF.reshape(num_edges, heads, width // heads).sum(2)
+
+
+def gather_rows(src, index, out):
+    """out[k] = src[index[k]]."""
+    out[:] = src[index]
+
+
+def scatter_add_rows(dst, index_unique, src):
+    """dst[index[k]] += src[k], indices unique."""
+    dst[index_unique] += src
+
+
+def scatter_store_rows(dst, index_unique, src):
+    """dst[index[k]] = src[k], indices unique."""
+    dst[index_unique] = src
+
+
+def scatter_add_edges(local_source, src_EF, out_SF):
+    """out[local_source[e]] += src[e], indices may repeat."""
+    np.add.at(out_SF, local_source, src_EF)
+
+
+def _gates(indptr, local_source, key_DF, rows_C2F):
+    """Of every edge: destination, gate [E, F] and value [E, F]."""
+    destination, width = _destinations(indptr), key_DF.shape[1]
+    gate_EF = 1 / (1 + np.exp(-(key_DF[destination] + rows_C2F[local_source, :width])))
+    return destination, gate_EF, rows_C2F[local_source, width:]
+
+
+def gated_sum(indptr, local_source, key_DF, rows_C2F, out_DF):
+    """out[d] = sum over in-edges of sigmoid(key[d] + query) * value; a source row is [query | value]."""
+    _, gate_EF, value_EF = _gates(indptr, local_source, key_DF, rows_C2F)
+    segment_sum(indptr, gate_EF * value_EF, out_DF)
+
+
+def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF):
+    """Gradient of ``gated_sum`` with respect to the keys."""
+    _, gate_EF, value_EF = _gates(indptr, local_source, key_DF, rows_C2F)
+    segment_sum(indptr, gate_EF * (1 - gate_EF) * value_EF, out_DF)
+    out_DF *= grad_DF
+
+
+def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F):
+    """Adds the gradient of ``gated_sum`` with respect to the source rows."""
+    destination, gate_EF, value_EF = _gates(indptr, local_source, key_DF, rows_C2F)
+    change_EF = grad_DF[destination] * gate_EF
+    both_E2F = np.concatenate([change_EF * (1 - gate_EF) * value_EF, change_EF], 1)
+    np.add.at(out_C2F, local_source, both_E2F)

@@ -1,0 +1,121 @@
+"""Blocks: indices, reductions, and the view with the destinations as first sources."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from hongtu.block import Block, Rows
+from tests.graphs import awkward_graphs, by_destination, cut, make_blocks
+
+
+@pytest.fixture(params=awkward_graphs(), ids=str)
+def graph(request):
+    return request.param
+
+
+def example() -> Block:
+    """Vertices 0 to 4; destinations {1, 2}; edges 0->1, 2->1, 1->1, 2->2, 4->2."""
+    return Block(
+        indptr=torch.tensor([0, 3, 5]),
+        local_source=torch.tensor([0, 2, 1, 2, 3], dtype=torch.int32),
+        sources=torch.tensor([0, 1, 2, 4], dtype=torch.int32),
+        first=1,
+        edge_weight=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]),
+        rows=Rows(torch.tensor([11, 12])),
+        edge_id_start=torch.tensor([70, 90]),
+        num_graph_edges=100,
+    )
+
+
+def test_indices():
+    block = example()
+    assert (block.num_dst, block.num_src, block.num_edges) == (2, 4, 5)
+    assert block.edge_index.tolist() == [[0, 2, 1, 2, 3], [0, 0, 0, 1, 1]]
+    assert block.edge_ids.tolist() == [70, 71, 72, 90, 91]
+    assert block.loop_mask.tolist() == [False, False, True, True, False] and block.has_loops
+    assert all(x.dtype == torch.int64 for x in (block.dst_of_edge, block.edge_index, block.edge_ids))
+
+
+def test_reductions():
+    block, x = example(), torch.tensor([[1.0], [10.0], [100.0], [1000.0]])
+    assert block.sum(x).flatten().tolist() == [111, 1100]
+    assert block.mean(x).flatten().tolist() == [37, 550]
+    assert block.sum(x, weighted=True).flatten().tolist() == [231, 5400]
+    assert block.mean(x, weighted=True).flatten().tolist() == [77, 2700]
+    assert block.gather(x).flatten().tolist() == [1, 100, 10, 100, 1000]
+    assert block.gather_destination(x[:2]).flatten().tolist() == [1, 1, 1, 10, 10]
+    assert block.segment_sum(block.gather(x)).flatten().tolist() == [111, 1100]
+    assert block.softmax(torch.zeros(5, 1)).flatten().tolist() == pytest.approx([1 / 3] * 3 + [1 / 2] * 2)
+    shares, extra = block.softmax(torch.zeros(5, 1), block.loop_mask, torch.zeros(2, 1))
+    assert shares.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0, 1 / 2])
+    assert extra.flatten().tolist() == pytest.approx([1 / 3, 1 / 2])
+
+
+def test_reductions_of_more_and_fewer_dimensions():
+    block, x = example(), torch.randn(4, 3, 2)
+    for operation in (block.sum, block.mean, block.gather):
+        torch.testing.assert_close(operation(x).flatten(1), operation(x.flatten(1)))
+        torch.testing.assert_close(operation(x[:, 0, 0]), operation(x[:, 0, :1]).squeeze(1))
+
+
+def test_with_destinations_example():
+    block, others = example().with_destinations()
+    assert block.sources.tolist() == [1, 2, 0, 4] and others.tolist() == [0, 3]
+    assert block.local_source.tolist() == [2, 1, 0, 1, 3] and block.local_source.dtype == torch.int32
+    assert block.loop_mask.tolist() == example().loop_mask.tolist()
+    assert block.edge_ids.tolist() == example().edge_ids.tolist()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_with_destinations_reads_the_same_rows(graph, parts):
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+    for block in make_blocks(graph, cut(graph.num_vertices, parts)):
+        own = x[block.first : block.first + block.num_dst]
+        z = x[block.sources.long()]
+        second, others = block.with_destinations()
+        h = torch.cat([own, z[others]])
+        assert second.num_src == len(h) == len(second.sources) and second.num_edges == block.num_edges
+        torch.testing.assert_close(second.gather(h), block.gather(z))
+        torch.testing.assert_close(second.sum(h, weighted=True), block.sum(z, weighted=True))
+        assert torch.equal(second.loop_mask, block.loop_mask)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_blocks_cover_the_graph(graph, parts):
+    in_edge_start, source, _ = by_destination(graph)
+    destination = np.repeat(np.arange(graph.num_vertices), np.diff(in_edge_start))
+    ids, edges = [], []
+    for block in make_blocks(graph, cut(graph.num_vertices, parts)):
+        ids.append(block.edge_ids)
+        pair = [block.sources[block.edge_index[0]].long(), block.edge_index[1] + block.first]
+        edges.append(torch.stack(pair))
+        assert torch.equal(block.loop_mask, pair[0] == pair[1])
+    assert torch.cat(ids).tolist() == list(range(len(source)))
+    assert torch.cat(edges, 1).tolist() == [source.tolist(), destination.tolist()]
+
+
+def test_torch_sparse():
+    block = example()
+    try:
+        import torch_sparse  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="pip install torch-sparse"):
+            block.to_torch_sparse()
+        return
+    dense = torch.zeros(2, 4).index_put(tuple(block.edge_index.flip(0)), block.edge_weight)
+    torch.testing.assert_close(block.to_torch_sparse().to_dense(), dense)
+
+
+def test_torch_sparse_arguments(monkeypatch):
+    """Without torch-sparse: what it would be given."""
+
+    class Module:
+        SparseTensor = dict
+
+    monkeypatch.setitem(sys.modules, "torch_sparse", Module)
+    block = example()
+    given = block.to_torch_sparse()
+    assert given["rowptr"] is block.indptr and given["sparse_sizes"] == (2, 4) and given["is_sorted"]
+    assert given["col"].tolist() == block.local_source.tolist() and given["value"] is block.edge_weight

@@ -1,0 +1,168 @@
+"""Every kernel against its numpy twin, at awkward sizes."""
+
+import numpy as np
+import pytest
+
+from hongtu import attention_kernels, kernels, reference
+
+WIDTHS = [1, 3, 47, 128, 130]
+NO_SLOTS = np.empty(0, np.int32)
+DEGREES = {
+    "empty": [],
+    "one_vertex": [0],
+    "one_edge": [1],
+    "no_edges": [0] * 5,
+    "mixed": [0, 3, 1, 0, 7, 4, 5, 2, 0],
+    "hub": [1, 400, 0, 2, 3],
+    "large": [int(k) for k in np.random.default_rng(0).integers(0, 9, 600)],
+}
+
+
+@pytest.fixture(params=DEGREES)
+def graph(request):
+    """(indptr, local_source, number of sources)"""
+    degrees = np.array(DEGREES[request.param], np.int64)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    num_src = max(1, int(indptr[-1]) // 3)
+    local_source = np.random.default_rng(1).integers(0, num_src, indptr[-1]).astype(np.int32)
+    return indptr, local_source, num_src
+
+
+def random(*shape, dtype=np.float64):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def close(found, expected):
+    tolerance = 1e-4 if found.dtype == np.float32 else 1e-11
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def both(name, arguments, outputs, module=kernels):
+    """Run kernel and twin on copies of ``outputs`` (the last arguments) and compare them."""
+    found, expected = [out.copy() for out in outputs], [out.copy() for out in outputs]
+    getattr(module, name)(*arguments, *found)
+    getattr(reference, name)(*arguments, *expected)
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_csc_aggregate(graph, width, dtype):
+    indptr, local_source, num_src = graph
+    num_dst, cache_rows = len(indptr) - 1, num_src + 5
+    slots = np.random.default_rng(2).permutation(cache_rows)[:num_src]
+    for slot_of_source in (NO_SLOTS, slots.astype(np.int32), slots.astype(np.int64)):
+        for weight in (np.empty(0, dtype), random(len(local_source), dtype=dtype)):
+            for mean in (False, True):
+                arguments = (indptr, local_source, slot_of_source, weight, mean)
+                rows, grad = random(cache_rows, width, dtype=dtype), random(num_dst, width, dtype=dtype)
+                both("csc_aggregate", (*arguments, rows), [np.full((num_dst, width), np.nan, dtype)])
+                both("csc_aggregate_transpose", (*arguments, grad), [random(cache_rows, width, dtype=dtype)])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_segments(graph, width):
+    indptr, local_source, num_src = graph
+    num_dst, num_edges = len(indptr) - 1, len(local_source)
+    both("segment_sum", (indptr, random(num_edges, width)), [np.full((num_dst, width), np.nan)])
+    both("expand_rows", (indptr, random(num_dst, width)), [np.full((num_edges, width), np.nan)])
+    both("scatter_add_edges", (local_source, random(num_edges, width)), [random(num_src, width)])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("with_extra", [False, True])
+def test_softmax(graph, heads, masked, with_extra, dtype):
+    indptr, local_source, _ = graph
+    num_dst, num_edges = len(indptr) - 1, len(local_source)
+    mask = np.random.default_rng(3).random(num_edges if masked else 0) < 0.4
+    logits = 30 * random(num_edges, heads, dtype=dtype)
+    extra = 30 * random(num_dst if with_extra else 0, heads, dtype=dtype)
+    out = [np.full_like(logits, np.nan), np.full_like(extra, np.nan)]
+    alpha, alpha_extra = both("segment_softmax", (indptr, logits, mask, extra), out, attention_kernels)
+    grad, grad_extra = random(*alpha.shape, dtype=dtype), random(*extra.shape, dtype=dtype)
+    both("segment_softmax_backward", (indptr, alpha, alpha_extra, grad, grad_extra), out, attention_kernels)
+
+
+def test_softmax_of_large_logits_and_of_nothing_is_finite():
+    indptr = np.array([0, 2, 4, 4], np.int64)
+    logits = np.array([[1e4], [-1e4], [3.0], [4.0]], np.float32)
+    mask = np.array([False, False, True, True])
+    out = np.full_like(logits, np.nan)
+    attention_kernels.segment_softmax(indptr, logits, mask, np.empty((0, 1), np.float32), out, np.empty((0, 1), "f4"))
+    assert out[:, 0].tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5), (8, 16)])
+def test_attend(graph, heads, channels):
+    indptr, local_source, num_src = graph
+    num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
+    rows, grad, alpha = random(num_src, width + heads), random(num_dst, width), random(num_edges, heads)
+    both("attend", (indptr, local_source, alpha, rows), [np.full((num_dst, width), np.nan)], attention_kernels)
+    both("attend_transpose", (indptr, local_source, alpha, grad), [random(num_src, width + heads)], attention_kernels)
+    out = np.full((num_edges, heads), np.nan)
+    both("attend_alpha_gradient", (indptr, local_source, rows, grad), [out], attention_kernels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gated_sum(graph, width, dtype):
+    indptr, local_source, num_src = graph
+    num_dst = len(indptr) - 1
+    arguments = (indptr, local_source, random(num_dst, width, dtype=dtype), random(num_src, 2 * width, dtype=dtype))
+    grad, out = random(num_dst, width + 1, dtype=dtype)[:, 1:].copy(), np.full((num_dst, width), np.nan, dtype)
+    both("gated_sum", arguments, [out], attention_kernels)
+    both("gated_sum_key_gradient", (*arguments, grad), [out], attention_kernels)
+    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], attention_kernels)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_row_operations(count, width, index_dtype):
+    index = np.random.default_rng(4).permutation(301)[:count].astype(index_dtype)
+    rows, changes = random(301, width), random(count, width)
+    both("gather_rows", (rows, index), [np.full((count, width), np.nan)])
+    for name in ("scatter_add_rows", "scatter_store_rows"):
+        found, expected = rows.copy(), rows.copy()
+        getattr(kernels, name)(found, index, changes)
+        getattr(reference, name)(expected, index, changes)
+        close(found, expected)
+
+
+def test_results_do_not_depend_on_the_thread_count():
+    rng = np.random.default_rng(5)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, 500))]).astype(np.int64)
+    local_source = (300 * rng.random(indptr[-1]) ** 3).astype(np.int32)
+    rows, grad = random(300, 33, dtype=np.float32), random(500, 33, dtype=np.float32)
+    graph = (indptr, local_source, NO_SLOTS, rng.random(indptr[-1]).astype(np.float32), True)
+
+    def run(threads):
+        out, back = np.empty((500, 33), np.float32), np.zeros((300, 33), np.float32)
+        kernels.csc_aggregate.kernel(*graph, rows, out, threads)
+        kernels.csc_aggregate_transpose.kernel(*graph, grad, back, threads)
+        return out, back
+
+    first = run(1)
+    for threads in (2, 3, 7):
+        for a, b in zip(first, run(threads), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("width,threads", [(1, 8), (64, 3), (64, 16)])
+def test_source_bounds_cover_every_source_once_and_balance_edges(width, threads):
+    local_source = (5000 * np.random.default_rng(6).random(40_000) ** 2).astype(np.int32)
+    bounds = kernels.source_bounds(local_source, width, threads)
+    assert bounds[0] == 0 and np.all(np.diff(bounds) >= 0) and bounds[-1] > local_source.max()
+    edges = np.histogram(local_source, np.minimum(bounds, 5000))[0]
+    assert edges.sum() == len(local_source) and edges.max() <= 1.3 * edges.mean()
+
+
+def test_balanced_bounds_cover_every_destination_once():
+    indptr = np.array([0, 0, 100, 101, 102, 102, 110], np.int64)
+    for parts in (1, 2, 5, 20):
+        bounds = kernels.balanced_bounds(indptr, parts)
+        assert bounds[0] == 0 and bounds[-1] == 6 and np.all(np.diff(bounds) >= 0) and len(bounds) == parts + 1
