@@ -1,0 +1,116 @@
+"""``hongtu train ARTIFACT``: train a named model on an artifact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from hongtu.config import parse_bytes
+from hongtu.errors import InputError
+
+SNAPSHOT = "snapshot.pt"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``train`` to the command line."""
+    parser = subparsers.add_parser("train", help="train a model on an artifact")
+    parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--epochs", type=int, default=50, help="epochs to train, those of a resumed run included (default: 50)")
+    add("--lr", type=float, default=0.01, help="learning rate of Adam (default: 0.01)")
+    add("--weight-decay", type=float, default=0.0, help="default: 0")
+    add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--eval-every", type=int, default=10, metavar="K", help="evaluate every K epochs and at the end (default: 10)")
+    add("--run", dest="run_dir", metavar="DIR", help="write epochs.jsonl and snapshot.pt here")
+    add("--resume", action="store_true", help="continue from the snapshot in --run DIR")
+    add("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.set_defaults(run=run)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that describe a model and how it is planned; shared by ``train`` and ``plan``."""
+    add = parser.add_argument
+    add("--model", choices=("gcn", "sage", "gin", "commnet", "gat", "ggcn"), default="gcn", help="default: gcn")
+    add("--hidden", type=int, default=128, help="columns between layers, over all heads (default: 128)")
+    add("--layers", type=int, default=2, help="default: 2")
+    add("--dropout", type=float, default=0.0, help="before every layer; for gat also of the attention (default: 0)")
+    add("--heads", type=int, default=1, help="attention heads of gat (default: 1)")
+    add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
+    add("--strategy", choices=("full", "paper", "none"), default="full", help="default: full")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train, print as it goes, and print the summary."""
+    if options.epochs < 1:
+        raise InputError(f"--epochs {options.epochs}: expected at least 1")
+    if options.resume and options.run_dir is None:
+        raise InputError("--resume needs --run DIR, the directory of the run to continue")
+    budget = None if options.device_memory is None else parse_bytes(options.device_memory)
+    trainer = make_trainer(options, budget)
+    if options.resume:
+        trainer.load(Path(options.run_dir) / SNAPSHOT)
+    remaining = options.epochs - trainer.epoch
+    if remaining < 1:
+        raise InputError(f"--epochs {options.epochs}: the snapshot has {trainer.epoch} already")
+    show = None if options.json else _print_epoch
+    records = trainer.fit(remaining, eval_every=options.eval_every, run_dir=options.run_dir, on_epoch=show)
+    if options.run_dir is not None:
+        trainer.save(Path(options.run_dir) / SNAPSHOT)
+    last = records[-1]
+    result = {
+        "epochs": trainer.epoch,
+        "loss": last.loss,
+        **(last.metrics or trainer.evaluate()),
+        "seconds_per_epoch": statistics.median(record.seconds for record in records),
+        "peak_bytes": last.peak_bytes,
+        "bytes": last.bytes,
+        "rows": last.rows,
+    }
+    print(json.dumps(result) if options.json else _summary(result))
+
+
+def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
+    """A Trainer for the model that the options describe."""
+    import torch
+
+    from hongtu.artifact import open_artifact
+    from hongtu.models import build_layers
+    from hongtu.trainer import Trainer
+
+    artifact = open_artifact(options.artifact)
+    torch.manual_seed(options.seed)
+    layers = build_layers(
+        options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers,
+        dropout=options.dropout, heads=options.heads,
+    )  # fmt: skip
+    return Trainer(
+        artifact,
+        layers,
+        loss="bce_with_logits" if artifact.multi_label else "cross_entropy",
+        optimizer=lambda p: torch.optim.Adam(p, lr=options.lr, weight_decay=options.weight_decay),
+        device=options.device,
+        device_memory=budget,
+        strategy=options.strategy,
+        seed=options.seed,
+    )
+
+
+def _print_epoch(record: Any) -> None:
+    scores = "".join(f"  {split} {value:.4f}" for split, value in record.metrics.items())
+    if scores or record.epoch == 0:
+        print(f"epoch {record.epoch + 1:4d}  loss {record.loss:.4f}{scores}  {record.seconds:.3f} s", flush=True)
+
+
+def _summary(result: dict[str, Any]) -> str:
+    peak = "  ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in result["peak_bytes"].items())
+    moved = "  ".join(f"{link} {size / 2**20:.1f} MiB" for link, size in result["bytes"].items() if size)
+    return (
+        f"{result['epochs']} epochs, {result['seconds_per_epoch']:.3f} s each (median)\n"
+        f"loss {result['loss']:.4f}  train {result['train']:.4f}  val {result['val']:.4f}  test {result['test']:.4f}\n"
+        f"peak bytes: {peak}\nmoved per epoch: {moved}"
+    )

@@ -1,0 +1,228 @@
+"""A list of modules as the engine runs it: graph layers, and row-wise stages between their aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hongtu.block import Block, Rows
+from hongtu.errors import InputError
+from hongtu.nn.context import RowContext, bind
+from hongtu.nn.layer import Layer
+from hongtu.plan.shapes import LayerShape
+
+# What a method of a layer is called for; separates its random streams.
+_TRANSFORM, _AGGREGATE, _UPDATE, _ROWS = range(4)
+
+
+class Network:
+    """Runs stages and aggregates of a model, with the same random numbers in forward and recomputation.
+
+    Stage l applies the update of layer l - 1 (none for stage 0), then the row-wise modules listed before layer l,
+    then the transform of layer l (none for the last stage).
+
+    Args:
+        modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
+        context: shared by every Layer and Dropout of the model.
+
+    Raises:
+        InputError: for modules that cannot be exact chunk by chunk.
+    """
+
+    def __init__(self, modules: nn.ModuleList, context: RowContext) -> None:
+        self.modules, self.context = modules, context
+        self.layers: list[Layer] = []
+        self.layer_index: list[int] = []
+        self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
+        for index, module in enumerate(modules):
+            _check_module(index, module)
+            if isinstance(module, Layer):
+                self.layers.append(module)
+                self.layer_index.append(index)
+                self.row_modules.append([])
+            else:
+                self.row_modules[-1].append((index, module))
+        if not self.layers:
+            raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
+        bind(modules, context)
+        self.chunk = 0
+        self._current = 0
+        self._forms: list[type | None] = [None] * len(self.layers)
+        self._random = {id(module): _is_random(module) for module in modules}
+
+    def stage(self, index: int, h: Tensor | None, a: Tensor | None, s: tuple[Tensor, ...], rows: Rows) -> list[Tensor]:
+        """Run stage ``index`` on a chunk's own rows.
+
+        Args:
+            h: input features [D, F] for stage 0, else None.
+            a, s: aggregate [D, A] and s elements of layer ``index - 1``.
+            rows: the chunk's own vertices.
+
+        Returns:
+            [z, s elements that are not z...] of layer ``index``, or [output] for the last stage.
+        """
+        z, s_out = self._stage_pair(index, h, a, s, rows)
+        return [z, *(part for part in s_out if part is not z)]
+
+    def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
+        """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
+        layer = self.layers[index]
+        with self._call(self.layer_index[index], _AGGREGATE, block.rows):
+            return layer.aggregate(block, z, self._pack(index, s))
+
+    def trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
+        """Run the model on a two-vertex graph to learn its widths.
+
+        Returns:
+            a LayerShape per layer and the number of output columns.
+
+        Raises:
+            InputError: when a module does not accept what the one before it gives.
+        """
+        training = self.modules.training
+        self.modules.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                return self._trace(features, dtype)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
+        finally:
+            self.modules.train(training)
+
+    def _trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
+        block = _toy_block(dtype)
+        h: Tensor | None = torch.ones((2, features), dtype=dtype)
+        a: Tensor | None = None
+        s: tuple[Tensor, ...] = ()
+        shapes = []
+        for index, layer in enumerate(self.layers):
+            z, s = self._stage_pair(index, h, a, s, block.rows)
+            z_is_input = index == 0 and z is h
+            h = None
+            a = self.aggregate(index, block, z, s)
+            if not isinstance(a, Tensor) or a.ndim != 2 or len(a) != 2:
+                raise InputError(f"{self._title(self.layer_index[index])}: aggregate must return a tensor [D, columns]")
+            shapes.append(
+                LayerShape(
+                    z=z.shape[1],
+                    s=tuple(None if part is z else part.shape[1] for part in s),
+                    a=a.shape[1],
+                    linear=layer.linear_aggregate,
+                    reduce=layer.reduce,
+                    weighted=layer.weighted,
+                    z_is_input=z_is_input,
+                    uses_statistics=layer.uses_statistics,
+                )
+            )
+        (out,) = self.stage(len(self.layers), None, a, s, block.rows)
+        return tuple(shapes), out.shape[1]
+
+    def _stage_pair(
+        self, index: int, h: Tensor | None, a: Tensor | None, s: tuple[Tensor, ...], rows: Rows
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if index > 0:
+            number = self.layer_index[index - 1]
+            h = self._run(number, _UPDATE, rows, self.layers[index - 1].update, a, self._pack(index - 1, s))
+        for number, module in self.row_modules[index]:
+            if h is a and h.requires_grad:
+                h = h.clone()  # a module may work in place, which autograd forbids on a leaf
+            h = self._run(number, _ROWS, rows, module, h)
+        if index == len(self.layers):
+            return self._matrix(h, self.layer_index[-1]), ()
+        number = self.layer_index[index]
+        result = self._run(number, _TRANSFORM, rows, self.layers[index].transform, h)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(f"{self._title(number)}: transform must return the pair (z, s)")
+        z, s_out = result
+        self._forms[index] = type(s_out) if s_out is None or isinstance(s_out, tuple | list) else Tensor
+        parts = () if s_out is None else tuple(s_out) if isinstance(s_out, tuple | list) else (s_out,)
+        return self._matrix(z, number), tuple(self._matrix(part, number) for part in parts)
+
+    def _matrix(self, x: Any, number: int) -> Tensor:
+        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point():
+            found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise InputError(f"{self._title(number)}: got {found} where rows [D, columns] of floats are expected")
+        return x
+
+    def _pack(self, index: int, s: tuple[Tensor, ...]) -> Any:
+        """Give s elements back in the form in which the layer's transform returned them."""
+        form = self._forms[index]
+        if form is Tensor:
+            return s[0]
+        return s if form in (tuple, list) else None
+
+    def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
+        with self._call(number, kind, rows):
+            return call(*args)
+
+    @contextmanager
+    def _call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
+        """Set the context of one call into module ``number``; reseed torch where the module may draw from it."""
+        self._current = number
+        self.context.rows, self.context.calls = rows, kind << 16
+        if self.modules.training and self._random[id(self.modules[number])]:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
+                yield
+        else:
+            yield
+
+    def _title(self, number: int) -> str:
+        return f"layers[{number}] ({type(self.modules[number]).__name__})"
+
+
+def _check_module(index: int, module: nn.Module) -> None:
+    title = f"layers[{index}] ({type(module).__name__})"
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{title}: expected a torch.nn.Module")
+    if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
+        raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+    for part in module.modules():
+        mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase) or (
+            type(part).__module__.startswith("torch_geometric.nn.norm")
+            and type(part).__name__ not in ("LayerNorm", "MessageNorm")
+        )
+        if mixes_rows:
+            raise InputError(
+                f"{title}: {type(part).__name__} takes statistics over rows, which would be those of a chunk "
+                "instead of the whole graph; use torch.nn.LayerNorm"
+            )
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module may draw from torch's generator: any that is not one of torch's or ours without randomness."""
+    draws = (nn.modules.dropout._DropoutNd, nn.RReLU)
+    return any(
+        isinstance(part, draws) or type(part).__module__.split(".")[0] not in ("torch", "hongtu")
+        or type(part).__name__ == "PyGLayer"
+        for part in module.modules()
+    )  # fmt: skip
+
+
+def _mix(*words: int) -> int:
+    """A 63-bit seed from several integers (SplitMix64 steps)."""
+    state = 0x9E3779B97F4A7C15
+    for word in words:
+        state = (state ^ (word & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 29)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 32
+    return state >> 1
+
+
+def _toy_block(dtype: torch.dtype) -> Block:
+    """Two vertices with an edge each way."""
+    statistics = torch.tensor([[1.0, 0.0, float("nan")]] * 2, dtype=dtype)
+    return Block(
+        indptr=torch.tensor([0, 1, 2]),
+        local_source=torch.tensor([1, 0], dtype=torch.int32),
+        sources=torch.tensor([0, 1], dtype=torch.int32),
+        first=0,
+        edge_weight=None,
+        rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
+        edge_id_start=torch.tensor([0, 1]),
+        num_graph_edges=2,
+    )

@@ -1,0 +1,65 @@
+"""Bounds the memory that layers take inside a stage, by running them once on a block as large as any chunk.
+
+What a layer allocates grows with the destinations, sources and edges of its block; the probe's block has the largest
+of each over all chunks, no source in common with its destinations but one, and every vertex in the train mask.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from hongtu.device import CpuDevice
+from hongtu.executor import Executor
+from hongtu.host_store import HostStore
+from hongtu.losses import MeanLoss
+from hongtu.metrics import Traffic
+from hongtu.network import Network
+from hongtu.nn.context import RowContext
+from hongtu.plan.execution import ExecutionPlan, make_plan
+from hongtu.topology import Topology, build_topology
+
+
+def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes that layers take at most inside each pass, by pass name; runs on a copy of the model."""
+    topology = _largest_block(plan.topology)
+    schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
+    small = make_plan(topology, schedule, plan.shape, plan.strategy)
+    host = _placeholder_rows(small, dtype)
+    device = CpuDevice("probe", None, Traffic())
+    with torch.random.fork_rng(devices=[]):
+        network = Network(copy.deepcopy(model), RowContext())
+        network.modules.train()
+        for parameter in network.modules.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        network.trace(plan.shape.features, dtype)
+        executor = Executor(small, network, host, [device], loss, device.traffic)
+        return {p.name: executor.workspace_of(p) for p in small.passes.train}
+
+
+def _largest_block(topology: Topology) -> Topology:
+    """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations."""
+    d, s, e = (int(x.max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
+    source = np.empty(e + 1, dtype=np.int32)
+    source[0] = 0  # a self-loop of destination 0
+    source[1:] = d + np.arange(e) % max(s, 1)
+    in_edge_start = np.full(d + s + 1, e + 1, dtype=np.int64)
+    in_edge_start[: d + 1] = np.linspace(0, e + 1, d + 1).astype(np.int64)
+    in_edge_start[0] = 0
+    weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
+    return build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
+
+
+def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
+    v = plan.topology.num_vertices
+    host = HostStore(v, dtype)
+    host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
+    host.keep("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
+    host.keep("train_mask", torch.ones(v, dtype=torch.bool))
+    host.keep("ids", torch.arange(v))
+    host.keep("statistics", torch.ones((v, 3), dtype=dtype))
+    host.keep("edge_id_start", torch.arange(v))
+    return host

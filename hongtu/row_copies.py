@@ -1,0 +1,30 @@
+"""Row copies between host tensors and caches, by index, on CPU memory (numba, deterministic).
+
+Destination indices of one call are unique, so rows can be moved in parallel.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+def copy_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
+    """``dst[dst_index] = src[src_index]``; src [N, F], dst [M, F], indices int32 [K]."""
+    for k in numba.prange(len(src_index)):
+        dst[dst_index[k]] = src[src_index[k]]
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+def add_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
+    """``dst[dst_index] += src[src_index]``; src [N, F], dst [M, F], indices int32 [K], ``dst_index`` unique."""
+    for k in numba.prange(len(src_index)):
+        dst[dst_index[k]] += src[src_index[k]]
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
+    """``dst[dst_index] = 0``; dst [M, F], index int32 [K]."""
+    for k in numba.prange(len(dst_index)):
+        dst[dst_index[k]] = 0

@@ -1,0 +1,336 @@
+"""The Trainer: exact full-graph training of a list of layers on an artifact, within a device-memory budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from hongtu.artifact import MANIFEST, Artifact, file_hash, open_artifact
+from hongtu.config import parse_bytes
+from hongtu.device import CpuDevice
+from hongtu.errors import InputError
+from hongtu.executor import Executor
+from hongtu.host_store import HostStore
+from hongtu.losses import MeanLoss, VertexLoss, score
+from hongtu.metrics import EpochLog, EpochRecord, Traffic
+from hongtu.network import Network
+from hongtu.nn.context import RowContext
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.planner import plan_run
+from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.probe import probe_workspace
+from hongtu.snapshot import check_identity, read_snapshot, write_snapshot
+from hongtu.statistics import degree_statistics, edge_id_starts
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+class Trainer:
+    """Trains ``layers`` on the whole graph of an artifact: full neighbourhoods, the exact gradient.
+
+    Args:
+        artifact: an opened artifact or its path.
+        layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
+        loss: "cross_entropy", "bce_with_logits", or a callable (out [T, C], target) -> per-vertex losses [T].
+        optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
+        device: "cpu".
+        device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
+        strategy: "full", "paper", "none" or a :class:`~hongtu.plan.strategy.Strategy`.
+        seed: of dropout; parameters are never reinitialised.
+        dtype: torch.float32, or torch.float64 for checks.
+        scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
+            epoch (ReduceLROnPlateau: with the last validation score, or the loss where none was taken).
+        clip_grad_norm: clip the gradient's total norm to this before each step.
+
+    Attributes:
+        model: ModuleList of the layers.
+        plan: the :class:`~hongtu.plan.execution.ExecutionPlan`: predicted rows, bytes per link, peak bytes.
+        epoch: epochs trained so far.
+
+    Raises:
+        InputError: for anything that cannot work, before any work.
+        BudgetError: when the budget is too small; names the smallest that works.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | str | os.PathLike[str],
+        layers: Sequence[nn.Module],
+        *,
+        loss: str | VertexLoss = "cross_entropy",
+        optimizer: OptimizerFactory = _adam,
+        device: str = "cpu",
+        device_memory: int | str | None = None,
+        strategy: str | Strategy = "full",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+        if device != "cpu":
+            raise InputError(f"device {device!r}: this version runs on 'cpu' only")
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+        self.strategy = get_strategy(strategy)
+        self._budget = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+        self._context = RowContext(seed=seed)
+        self.model = nn.ModuleList(layers).to(dtype=dtype)
+        self._network = Network(self.model, self._context)
+        self._loss = self._make_loss(loss)
+        self._set_transform_first()
+        self.optimizer = optimizer(self.model.parameters())
+        self.scheduler = None if scheduler is None else scheduler(self.optimizer)
+        self.clip_grad_norm = clip_grad_norm
+        self.plan = self._make_plan(optimizer, dtype)
+        self.epoch = 0
+        self._gradients: dict[str, Tensor] = {}
+        self._traffic = Traffic()
+        self._devices = self._make_devices()
+        self._host = self._make_host(dtype)
+        self._executor = Executor(self.plan, self._network, self._host, self._devices, self._loss, self._traffic)
+
+    def train_epoch(self) -> EpochRecord:
+        """One exact gradient step over the whole graph."""
+        start = perf_counter()
+        self._context.epoch = self.epoch
+        self.model.train()
+        self._zero_gradients()
+        self._reset_counters()
+        loss = self._executor.run(self.plan.passes.train)
+        self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        if self.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_grad_norm)
+        self.optimizer.step()
+        record = EpochRecord(
+            epoch=self.epoch,
+            loss=loss,
+            seconds=perf_counter() - start,
+            bytes=dict(self._traffic.bytes),
+            rows=dict(self._traffic.rows),
+            peak_bytes={d.name: d.peak for d in self._devices} | {"host": self._host.peak},
+            arena_bytes={d.name: d.arena_peak for d in self._devices} | {"host": self._host.peak},
+            phases=dict(self._traffic.seconds),
+        )
+        self.epoch += 1
+        return record
+
+    def gradients(self) -> dict[str, Tensor]:
+        """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay."""
+        return self._gradients
+
+    def evaluate(self) -> dict[str, float]:
+        """Scores without dropout: ``{"train", "val", "test"}``; accuracy, or micro-F1 for multi-label."""
+        out = self._infer()
+        labels = torch.from_numpy(np.array(self.artifact.labels))
+        masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
+        return {split: score(out, labels, mask) for split, mask in masks.items()}
+
+    def predict(self) -> Tensor:
+        """[N, C]: the model's output for every vertex, in the original order, without dropout."""
+        out = self._infer()
+        ordered = torch.empty_like(out)
+        ordered[self._host["ids"]] = out
+        return ordered
+
+    def fit(
+        self,
+        epochs: int,
+        *,
+        eval_every: int = 0,
+        patience: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        on_epoch: Callable[[EpochRecord], None] | None = None,
+    ) -> list[EpochRecord]:
+        """Train ``epochs`` more epochs.
+
+        Args:
+            eval_every: evaluate after every so many epochs and after the last; 0 for never.
+            patience: stop after this many evaluations without a better validation score (needs ``eval_every``).
+            run_dir: directory that gets one JSON line per epoch in ``epochs.jsonl``.
+            progress: show a progress bar; None: only on a terminal.
+            on_epoch: called with each epoch's record.
+
+        Returns:
+            one record per epoch trained.
+        """
+        if patience is not None and not eval_every:
+            raise InputError("patience needs eval_every: early stopping looks at the validation score")
+        records: list[EpochRecord] = []
+        best, waited = float("-inf"), 0
+        log = EpochLog(run_dir)
+        with tqdm(total=epochs, unit="epoch", disable=None if progress is None else not progress) as bar:
+            for k in range(epochs):
+                record = self.train_epoch()
+                if eval_every and ((k + 1) % eval_every == 0 or k + 1 == epochs):
+                    record.metrics = self.evaluate()
+                    waited = 0 if record.metrics["val"] > best else waited + 1
+                    best = max(best, record.metrics["val"])
+                self._step_scheduler(record)
+                records.append(record)
+                log.write(record)
+                if on_epoch is not None:
+                    on_epoch(record)
+                bar.update()
+                bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
+                if patience is not None and waited >= patience:
+                    break
+        return records
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a snapshot: parameters, optimizer, scheduler, epoch. Atomic."""
+        state = {
+            "identity": self._identity(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "epoch": self.epoch,
+            "seed": self._context.seed,
+        }
+        write_snapshot(path, state)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's.
+
+        Raises:
+            InputError: when it is damaged, or was taken from another artifact or layer list.
+        """
+        state = read_snapshot(path)
+        check_identity(path, state["identity"], self._identity())
+        if (state["scheduler"] is None) != (self.scheduler is None):
+            raise InputError(f"{path}: one of the snapshot and this run has a scheduler, the other has none")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.epoch = state["epoch"]
+        self._context.seed = state["seed"]
+
+    def _identity(self) -> dict[str, str]:
+        layers = ", ".join(f"{type(layer).__name__}" for layer in self.model)
+        shapes = ", ".join(f"{name}{list(p.shape)}" for name, p in self.model.named_parameters())
+        return {
+            "artifact": file_hash(Path(self.artifact.path) / MANIFEST),
+            "layers": f"{layers}: {shapes}",
+            "optimizer": type(self.optimizer).__name__,
+        }
+
+    def _step_scheduler(self, record: EpochRecord) -> None:
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step(record.metrics.get("val", record.loss))
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def _infer(self) -> Tensor:
+        """[V, C] in new order."""
+        self.model.eval()
+        self._context.training = False
+        try:
+            self._executor.run(self.plan.passes.evaluate)
+        finally:
+            self._context.training = True
+        out = self._host["output"].clone()
+        self._host.free("output")
+        return out
+
+    def _make_loss(self, loss: str | VertexLoss) -> MeanLoss:
+        count = int(np.count_nonzero(self.artifact.masks["train"]))
+        artifact = self.artifact
+        return MeanLoss(loss, multi_label=artifact.multi_label, num_classes=artifact.num_classes, count=count)
+
+    def _set_transform_first(self) -> None:
+        for layer in self._network.layers:
+            layer.transform_first = self.strategy.transform_first and layer.can_transform_first
+
+    def _make_plan(self, optimizer: OptimizerFactory, dtype: torch.dtype) -> ExecutionPlan:
+        artifact = self.artifact
+        layers, output = self._network.trace(artifact.feature_width, dtype)
+        shape = NetworkShape(
+            features=artifact.feature_width,
+            layers=layers,
+            output=output,
+            itemsize=dtype.itemsize,
+            model_bytes=_model_bytes(self.model) + _optimizer_bytes(optimizer, self.model),
+            label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
+        )
+        self._loss.check_output(shape.output)
+        return plan_run(
+            artifact.topology,
+            artifact.schedule_paper,
+            shape,
+            self.strategy,
+            self._budget,
+            lambda plan: probe_workspace(plan, self.model, self._loss, dtype),
+        )
+
+    def _make_devices(self) -> list[CpuDevice]:
+        names = [f"device {i}" for i in range(self.plan.topology.partitions)]
+        devices = [CpuDevice(name, self._budget, self._traffic) for name in names]
+        for device in devices:
+            device.reserve("model", self.plan.shape.model_bytes)
+        return devices
+
+    def _make_host(self, dtype: torch.dtype) -> HostStore:
+        artifact = self.artifact
+        host = HostStore(artifact.num_vertices, dtype)
+        labels = np.array(artifact.labels)
+        host.keep("features", torch.from_numpy(np.array(artifact.features)).to(dtype))
+        host.keep("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
+        host.keep("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
+        host.keep("ids", torch.from_numpy(np.array(artifact.original_id)).long())
+        if any(layer.uses_statistics for layer in self.plan.shape.layers):
+            statistics = degree_statistics(artifact.topology)
+            host.keep("statistics", torch.from_numpy(statistics).to(dtype))
+        if any(layer.reduce is None for layer in self.plan.shape.layers):
+            starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
+            host.keep("edge_id_start", torch.from_numpy(starts))
+        return host
+
+    def _zero_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                else:
+                    parameter.grad.zero_()
+
+    def _reset_counters(self) -> None:
+        self._traffic.clear()
+        self._host.reset_peak()
+        for device in self._devices:
+            device.reset_peaks()
+
+
+def _model_bytes(model: nn.Module) -> int:
+    """Bytes of parameters, their gradients and buffers."""
+    parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
+    return parameters + sum(b.nbytes for b in model.buffers())
+
+
+def _optimizer_bytes(factory: OptimizerFactory, model: nn.Module) -> int:
+    """Bytes of optimizer state after a step, learned from one step on copies of the parameters."""
+    copies = [nn.Parameter(torch.zeros_like(p), requires_grad=p.requires_grad) for p in model.parameters()]
+    for copy in copies:
+        if copy.requires_grad:
+            copy.grad = torch.zeros_like(copy)
+    optimizer = factory(copies)
+    try:
+        optimizer.step()
+    except TypeError as error:
+        raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
+    state = optimizer.state_dict()["state"].values()
+    return sum(v.nbytes for entry in state for v in entry.values() if isinstance(v, Tensor))

@@ -1,0 +1,60 @@
+"""Counts the tensors that layers allocate inside a stage, as a GPU's allocator would see them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class WorkspaceTracker(TorchDispatchMode):
+    """Adds every storage that an operation creates while the mode is active, until that storage is released.
+
+    Storages that existed before (buffers, parameters, views of them) are not counted: they are announced by
+    ``ignore`` or were created outside the mode and only appear as inputs.
+
+    Args:
+        on_growth: called with the live bytes after each growth; it may raise.
+
+    Attributes:
+        live: bytes of live storages; ``peak`` is the highest so far.
+    """
+
+    def __init__(self, on_growth: Callable[[int], None]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._on_growth = on_growth
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return out
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor) and not any(tensor is given for given in args):
+                self._see(tensor, args)
+        return out
+
+    def _see(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known or storage.nbytes() == 0:
+            return
+        if any(isinstance(given, torch.Tensor) and given.untyped_storage()._cdata == key for given in args):
+            return  # an in-place or aliasing operation on a tensor that the engine owns
+        nbytes = storage.nbytes()
+        self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), nbytes)
+        self.live += nbytes
+        self.peak = max(self.peak, self.live)
+        self._on_growth(self.live)
+
+    def reset_peak(self) -> None:
+        self.peak = self.live
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._known.pop(key)[1]
