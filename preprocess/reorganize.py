@@ -48,33 +48,45 @@ def _assign(source_start, sources, partitions, chunks, num_vertices):
     seen_by = np.full(num_vertices, -1, dtype=np.int32)
     assigned = np.empty((partitions, chunks), dtype=np.int32)
     for i in range(partitions):
-        overlap = np.zeros((chunks, chunks), dtype=np.int64)  # [chunk, batch]
-        if i > 0:
-            for c in range(chunks):
-                for s in range(source_start[i * chunks + c], source_start[i * chunks + c + 1]):
-                    first = list_start[sources[s]]
-                    for k in range(first, first + list_length[sources[s]]):
-                        overlap[c, batches[k]] += 1
+        own_start = source_start[i * chunks : (i + 1) * chunks + 1]
+        overlap = _chunk_overlap(own_start, sources, list_start, list_length, batches)
         used = np.zeros(chunks, dtype=np.bool_)
         for j in range(chunks):
-            best = j if i == 0 else -1
-            if i > 0:
-                for c in range(chunks):
-                    if not used[c] and (best < 0 or overlap[c, j] > overlap[best, j]):
-                        best = c
-            used[best] = True
-            assigned[i, j] = best
+            assigned[i, j] = j if i == 0 else _best_unused(overlap, used, j)
+            used[assigned[i, j]] = True
+            stamp = i * chunks + j
             for earlier in range(i):
                 c = earlier * chunks + assigned[earlier, j]
                 for s in range(source_start[c], source_start[c + 1]):
-                    seen_by[sources[s]] = i * chunks + j
-            c = i * chunks + best
-            for s in range(source_start[c], source_start[c + 1]):
+                    seen_by[sources[s]] = stamp
+            for s in range(own_start[assigned[i, j]], own_start[assigned[i, j] + 1]):
                 v = sources[s]
-                if seen_by[v] != i * chunks + j:  # not in the batch yet
+                if seen_by[v] != stamp:  # new in this batch
                     batches[list_start[v] + list_length[v]] = j
                     list_length[v] += 1
     return assigned, list_start, list_length, batches
+
+
+@numba.njit(cache=True)
+def _chunk_overlap(own_start, sources, list_start, list_length, batches):
+    """|N_c n T_j| for every chunk c of one partition and every batch j so far, int64 [n, n]."""
+    chunks = len(own_start) - 1
+    overlap = np.zeros((chunks, chunks), dtype=np.int64)
+    for c in range(chunks):
+        for s in range(own_start[c], own_start[c + 1]):
+            first = list_start[sources[s]]
+            for k in range(first, first + list_length[sources[s]]):
+                overlap[c, batches[k]] += 1
+    return overlap
+
+
+@numba.njit(cache=True)
+def _best_unused(overlap, used, batch):
+    best = -1
+    for c in range(len(used)):
+        if not used[c] and (best < 0 or overlap[c, batch] > overlap[best, batch]):
+            best = c
+    return best
 
 
 @numba.njit(cache=True)

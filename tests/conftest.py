@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Read by numba and torch when they are first imported, hence before any of them. Workers share the cores; numba keeps
-# two threads, so that a race in a parallel kernel can show itself.
+# Read by numba and torch when they are first imported, hence set before. Workers share the cores; numba keeps two
+# threads, so that a race in a parallel kernel can show itself. Threads that wait must sleep: a spinning one keeps a
+# shared core from the thread it waits for, and tests with many small kernels take ten times as long.
 _THREADS = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("MKL_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("NUMBA_NUM_THREADS", str(max(2, _THREADS)))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # HYPOTHESIS_PROFILE=thorough searches further, with a new seed each time. Compiling a kernel makes the first example
 # slow: no deadline.
