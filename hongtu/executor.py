@@ -197,7 +197,11 @@ class _ChunkRun:
     def _stage_0(self, features: Tensor) -> list[Tensor]:
         """The outputs of stage 0 that are not the features themselves."""
         outs = self.network.stage(0, features, None, (), self.rows)
-        return outs[1:] if self.plan.shape.layers[0].z_is_input else outs
+        if not self.plan.shape.layers[0].z_is_input:
+            return outs
+        if outs[0] is not features:
+            raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
+        return outs[1:]
 
     def _backward_stage(self, a: Tensor, s: tuple[Tensor, ...], gradients: list[Tensor]) -> None:
         _backpropagate(self.network.stage(self.p.stage, None, a, s, self.rows), gradients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Network:
         bind(modules, context)
         self.chunk = 0
         self._current = 0
+        self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = {id(module): _is_random(module) for module in modules}
 
@@ -66,7 +68,12 @@ class Network:
             [z, s elements that are not z...] of layer ``index``, or [output] for the last stage.
         """
         z, s_out = self._stage_pair(index, h, a, s, rows)
-        return [z, *(part for part in s_out if part is not z)]
+        if index == len(self.layers):
+            return [z]
+        shared = self._shared[index]
+        if len(s_out) != len(shared) or any(same and part is not z for part, same in zip(s_out, shared, strict=True)):
+            raise RuntimeError(f"{self._title(self.layer_index[index])}: transform returns another s than when planned")
+        return [z, *(part for part, same in zip(s_out, shared, strict=True) if not same)]
 
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
@@ -84,24 +91,29 @@ class Network:
             InputError: when a module does not accept what the one before it gives.
         """
         training = self.modules.training
-        self.modules.eval()
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                return self._trace(features, dtype)
+                shapes, output = self._trace(features, dtype, training=False)
+                trained, _ = self._trace(features, dtype, training=True)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
         finally:
             self.modules.train(training)
+        merged = tuple(_common(a, b) for a, b in zip(shapes, trained, strict=True))
+        self._shared = [tuple(columns is None for columns in shape.s) for shape in merged]
+        return merged, output
 
-    def _trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
+    def _trace(self, features: int, dtype: torch.dtype, *, training: bool) -> tuple[list[LayerShape], int]:
+        self.modules.train(training)
         block = _toy_block(dtype)
         h: Tensor | None = torch.ones((2, features), dtype=dtype)
         a: Tensor | None = None
         s: tuple[Tensor, ...] = ()
         shapes = []
         for index, layer in enumerate(self.layers):
+            version = 0 if h is None else h._version
             z, s = self._stage_pair(index, h, a, s, block.rows)
-            z_is_input = index == 0 and z is h
+            z_is_input = index == 0 and z is h and h._version == version
             h = None
             a = self.aggregate(index, block, z, s)
             if not isinstance(a, Tensor) or a.ndim != 2 or len(a) != 2:
@@ -119,7 +131,7 @@ class Network:
                 )
             )
         (out,) = self.stage(len(self.layers), None, a, s, block.rows)
-        return tuple(shapes), out.shape[1]
+        return shapes, out.shape[1]
 
     def _stage_pair(
         self, index: int, h: Tensor | None, a: Tensor | None, s: tuple[Tensor, ...], rows: Rows
@@ -128,7 +140,7 @@ class Network:
             number = self.layer_index[index - 1]
             h = self._run(number, _UPDATE, rows, self.layers[index - 1].update, a, self._pack(index - 1, s))
         for number, module in self.row_modules[index]:
-            if h is a and h.requires_grad:
+            if h.is_leaf and h.requires_grad:
                 h = h.clone()  # a module may work in place, which autograd forbids on a leaf
             h = self._run(number, _ROWS, rows, module, h)
         if index == len(self.layers):
@@ -163,7 +175,7 @@ class Network:
     def _call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
         """Set the context of one call into module ``number``; reseed torch where the module may draw from it."""
         self._current = number
-        self.context.rows, self.context.calls = rows, kind << 16
+        self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         if self.modules.training and self._random[id(self.modules[number])]:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
@@ -175,6 +187,12 @@ class Network:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
 
 
+def _common(a: LayerShape, b: LayerShape) -> LayerShape:
+    """What holds both in evaluation and in training: tensors are shared only where they are in both."""
+    s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
+    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input)
+
+
 def _check_module(index: int, module: nn.Module) -> None:
     title = f"layers[{index}] ({type(module).__name__})"
     if not isinstance(module, nn.Module):
@@ -182,10 +200,10 @@ def _check_module(index: int, module: nn.Module) -> None:
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
     for part in module.modules():
-        mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase) or (
-            type(part).__module__.startswith("torch_geometric.nn.norm")
-            and type(part).__name__ not in ("LayerNorm", "MessageNorm")
-        )
+        mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
+        if type(part).__module__.startswith("torch_geometric.nn.norm"):
+            name = type(part).__name__
+            mixes_rows = name not in ("LayerNorm", "MessageNorm") or getattr(part, "mode", "node") != "node"
         if mixes_rows:
             raise InputError(
                 f"{title}: {type(part).__name__} takes statistics over rows, which would be those of a chunk "
@@ -194,13 +212,19 @@ def _check_module(index: int, module: nn.Module) -> None:
 
 
 def _is_random(module: nn.Module) -> bool:
-    """Whether a module may draw from torch's generator: any that is not one of torch's or ours without randomness."""
-    draws = (nn.modules.dropout._DropoutNd, nn.RReLU)
-    return any(
-        isinstance(part, draws) or type(part).__module__.split(".")[0] not in ("torch", "hongtu")
-        or type(part).__name__ == "PyGLayer"
-        for part in module.modules()
-    )  # fmt: skip
+    """Whether a module may draw from torch's generator: any that is not known to be one without randomness."""
+    return any(_may_draw(type(part)) or _may_draw(getattr(part, "activation", None)) for part in module.modules())
+
+
+def _may_draw(what: Any) -> bool:
+    """Whether a module class or an activation function may draw random numbers."""
+    if what is None:
+        return False
+    name = getattr(what, "__name__", "").lower()
+    ours = getattr(what, "__module__", None) or ""  # torch's own functions in C have none
+    known = ours.split(".")[0] in ("torch", "hongtu") or what is getattr(torch, name, None)
+    draws = ("dropout" in name and not ours.startswith("hongtu")) or "rrelu" in name or name == "pyglayer"
+    return draws or not known
 
 
 def _mix(*words: int) -> int:
