@@ -11,7 +11,7 @@ from typing import Any
 from hongtu.errors import InputError
 
 PARTITIONERS = ("metis", "range", "random")
-ORDERS = ("auto", "input")
+ORDERS = ("auto", "input", "clusters", "recursive")
 MAX_CHUNKS_AUTO = 32
 VERTICES_PER_CHUNK_AUTO = 256
 

@@ -101,13 +101,13 @@ def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config
         statistics |= partition.partition_statistics(part, *edges, m, train)
 
         progress.enter("order")
-        original_id, partition_start = order.order_vertices(part, m, config.order)
+        original_id, chunk_start, counted = order.order_vertices(config.order, *edges, part, m, n, config.seed)
+        statistics["order"] = counted
 
         progress.enter("renumber")
         graph = csc.renumber(graph, original_id)
 
         progress.enter("chunks")
-        chunk_start = order.cut_chunks(graph.in_edge_start, partition_start, n)
         topology = build_topology(m, chunk_start, graph.in_edge_start, graph.source, graph.weight)
 
         progress.enter("reorganise")

@@ -5,16 +5,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.preprocess.order import cut_chunks, order_vertices
+from hongtu.plan.transfer import batch_limits, plan_transfers
+from hongtu.preprocess.csc import Csc, renumber
+from hongtu.preprocess.order import ORDERS, cut_chunks, order_vertices
+from hongtu.preprocess.order.count import count_loads
+from hongtu.topology import build_topology
 
 
-@given(st.integers(1, 5), st.lists(st.integers(0, 4), min_size=1, max_size=30))
-def test_input_order(m, part):
-    part = np.array(part, dtype=np.int32) % m
-    original_id, start = order_vertices(part, m, "input")
-    assert original_id.dtype == np.int32 and start.tolist()[0] == 0 and len(start) == m + 1
-    for i in range(m):
-        assert original_id[start[i] : start[i + 1]].tolist() == np.flatnonzero(part == i).tolist()
+def random_graph(seed, num_vertices=40, num_edges=150):
+    rng = np.random.default_rng(seed)
+    destination = np.sort(rng.integers(0, num_vertices, num_edges))
+    start = np.searchsorted(destination, np.arange(num_vertices + 1))
+    return start, rng.integers(0, num_vertices, num_edges).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", ["auto", *ORDERS])
+@given(st.integers(1, 4), st.integers(0, 1000), st.integers(1, 60))
+def test_every_order_keeps_partitions_together(name, m, seed, num_vertices):
+    start, source = random_graph(seed, num_vertices)
+    part = np.random.default_rng(seed).integers(0, m, num_vertices).astype(np.int32)
+    original_id, chunk_start, counted = order_vertices(name, start, source, part, m, 3, seed=1)
+    assert original_id.dtype == np.int32 and sorted(original_id.tolist()) == list(range(num_vertices))
+    assert part[original_id].tolist() == sorted(part.tolist())
+    assert np.diff(chunk_start[::3]).tolist() == np.bincount(part, minlength=m).tolist()
+    assert set(counted) == (set(ORDERS) if name == "auto" else set())
+    again, _, _ = order_vertices(name, start, source, part, m, 3, seed=1)
+    assert np.array_equal(original_id, again)
+
+
+def test_auto_takes_the_fewest_loads():
+    start, source = random_graph(5)
+    part = np.zeros(40, dtype=np.int32)
+    best, _, counted = order_vertices("auto", start, source, part, 1, 8, seed=0)
+    chosen = next(iter(counted))
+    assert counted[chosen] == min(counted.values())
+    assert np.array_equal(best, order_vertices(chosen, start, source, part, 1, 8, seed=0)[0])
+
+
+def test_clusters_undo_a_shuffle():
+    """Cliques whose ids are shuffled come out one after the other."""
+    rng = np.random.default_rng(0)
+    clique = rng.permutation(np.repeat(np.arange(25), 8))
+    source, destination = np.nonzero(clique[:, None] == clique[None, :])
+    start = np.searchsorted(np.sort(destination), np.arange(201))
+    source = source[np.argsort(destination, kind="stable")].astype(np.int32)
+    original_id, _, _ = order_vertices("clusters", start, source, np.zeros(200, dtype=np.int32), 1, 4, seed=0)
+    assert np.count_nonzero(np.diff(clique[original_id])) == 24
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 1000), st.integers(0, 20))
+def test_counted_loads_are_those_of_the_plan(m, n, seed, slack):
+    """The histogram count equals the lookahead plan's loads, for the paper's capacity and for others."""
+    start, source = random_graph(seed)
+    part = np.random.default_rng(seed).integers(0, m, 40).astype(np.int32)
+    original_id, chunk_start, _ = order_vertices("input", start, source, part, m, n, seed=0)
+    graph = renumber(Csc(start, source, None), original_id)
+    topology = build_topology(m, chunk_start, graph.in_edge_start, graph.source)
+    schedule = np.tile(np.arange(n, dtype=np.int32), (m, 1))
+    rows, capacity = count_loads(original_id, chunk_start, part, m, start, source, None)
+    assert capacity.tolist() == [limits.slots for limits in batch_limits(topology, schedule, "paper")]
+    assert rows == plan_transfers(topology, schedule, "lookahead", capacity).rows_loaded
+    rows, _ = count_loads(original_id, chunk_start, part, m, start, source, capacity + slack)
+    assert rows == plan_transfers(topology, schedule, "lookahead", capacity + slack).rows_loaded
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 6), st.data())

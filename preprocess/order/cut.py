@@ -1,4 +1,4 @@
-"""Stage 5: the order of vertices inside each partition, and where chunks are cut.
+"""Where chunks are cut: contiguous ranges of about equal work.
 
 Legend: V vertices, m partitions, n chunks per partition.
 """
@@ -8,28 +8,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-
-
-def order_vertices(part: np.ndarray, partitions: int, order: str) -> tuple[np.ndarray, np.ndarray]:
-    """New ids: partition by partition, inside a partition in ``order``.
-
-    Args:
-        part: int32 [V], partition of every vertex.
-        partitions: m.
-        order: "input" (ascending original id) or "auto" (the same, for now).
-
-    Returns:
-        original_id int32 [V] (new -> original) and partition_start int64 [m + 1].
-
-    >>> original_id, start = order_vertices(np.int32([1, 0, 1, 0, 0]), 2, "input")
-    >>> original_id.tolist(), start.tolist()
-    ([1, 3, 4, 0, 2], [0, 3, 5])
-    """
-    assert order in ("auto", "input"), order
-    original_id = np.argsort(part, kind="stable").astype(np.int32)
-    partition_start = np.zeros(partitions + 1, dtype=np.int64)
-    np.cumsum(np.bincount(part, minlength=partitions), out=partition_start[1:])
-    return original_id, partition_start
 
 
 def cut_chunks(in_edge_start: np.ndarray, partition_start: np.ndarray, chunks: int) -> np.ndarray:
