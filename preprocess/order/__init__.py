@@ -80,10 +80,10 @@ def _judge(
         except InputError:
             continue  # this candidate cannot be had here; the others can
         cuts = _cut(candidate, in_edge_start, partition_start, chunks)
-        rows, _ = count_loads(candidate, cuts, *graph, capacity)
-        found.append((rows, name, candidate))
-    found.sort(key=lambda entry: entry[0])
-    return found[0][2], {name: rows for rows, name, _ in found}
+        rows, needed = count_loads(candidate, cuts, *graph, capacity)
+        found.append((bool((needed > capacity).any()), rows, name, candidate))
+    found.sort(key=lambda entry: entry[:2])  # those that fit the buffer first
+    return found[0][3], {name: rows for _, rows, name, _ in found}
 
 
 def _cut(order: np.ndarray, in_edge_start: np.ndarray, partition_start: np.ndarray, chunks: int) -> np.ndarray:

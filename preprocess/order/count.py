@@ -32,7 +32,8 @@ def count_loads(
         capacity: int64 [m], slots per device; None: what the paper's reuse would need.
 
     Returns:
-        the rows, and the capacity used, int64 [m].
+        the rows, and the slots that each device's largest step needs, int64 [m]; where these exceed ``capacity`` the
+        order does not fit and the rows mean nothing.
 
     >>> starts, source = np.array([0, 1, 2, 3, 3]), np.array([3, 0, 3])  # 3->0, 0->1, 3->2; a chunk per vertex
     >>> each, one = np.arange(4, dtype=np.int32), np.zeros(4, dtype=np.int32)
@@ -40,12 +41,12 @@ def count_loads(
     [3, 2]
     """
     gaps, owned, mirrored = _gap_histogram(order, chunk_start, part, partitions, in_edge_start, source)
-    if capacity is None:
-        capacity = (owned + mirrored).max(axis=1)
+    needed = (owned + mirrored).max(axis=1, initial=0)
+    capacity = needed if capacity is None else capacity
     rows = int(owned.sum())
     for i in range(partitions):
         rows -= _kept_gaps(gaps[i], capacity[i] - owned[i] - mirrored[i])
-    return rows, capacity
+    return rows, needed
 
 
 @numba.njit(cache=True)

@@ -1,0 +1,141 @@
+"""Rows loaded from the host per pass, against the paper's plan, in the same device buffer.
+
+    python -m experiments.rows_loaded GRAPH... [--undirected] [--out experiments/results/rows_loaded.jsonl]
+
+For each graph and (m, n) in {(1, 32), (4, 32)}: the paper's plan (the better of with and without Algorithm 4) on METIS
+partitions in input order, and lookahead plans at 1, 4 and 16 times n steps in the order that ``--order auto`` picks,
+with the slots per device that the paper's plan takes. All rows are over |V|; the plans are the ones that training runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hongtu.errors import BudgetError
+from hongtu.plan.transfer import TransferPlan, plan_transfers
+from hongtu.preprocess import csc, order, partition, reorganize
+from hongtu.preprocess.clean import clean_edges
+from hongtu.topology import Topology, build_topology
+
+PAPER_CHUNKS = 32
+FINER = (1, 4, 16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", nargs="+", type=Path, help="directories with edges.npy")
+    parser.add_argument("--undirected", action="store_true")
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append JSON lines here")
+    options = parser.parse_args()
+    for path in options.graphs:
+        graph = read(path, options.undirected)
+        for m in options.devices:
+            case = {"graph": path.name, "undirected": options.undirected, "m": m, "n": PAPER_CHUNKS}
+            row = case | measure(graph, m, options.seed)
+            print(table(row), flush=True)
+            if options.out is not None:
+                with open(options.out, "a") as stream:
+                    stream.write(json.dumps(row) + "\n")
+
+
+def read(path: Path, undirected: bool) -> csc.Csc:
+    edges = np.load(path / "edges.npy", mmap_mode="r")
+    meta = path / "meta.json"
+    nodes = json.loads(meta.read_text()).get("nodes") if meta.exists() else None
+    num_vertices = int(edges.max()) + 1 if nodes is None else nodes
+    source, destination, _ = clean_edges(edges, None, num_vertices, undirected=undirected, self_loops=False)
+    return csc.build_csc(source, destination, None, num_vertices)
+
+
+def measure(graph: csc.Csc, m: int, seed: int) -> dict:
+    """Rows over |V| of the paper's and of our plans for one graph and number of devices."""
+    v = len(graph.in_edge_start) - 1
+    edges = (graph.in_edge_start, graph.source)
+    start = time.perf_counter()
+    everyone = np.ones(v, dtype=bool)
+    part = partition.partition_vertices("metis", *edges, m, train_mask=everyone, seed=seed)
+    partition_seconds = time.perf_counter() - start
+    plain = topology(graph, *order.order_vertices("input", *edges, part, m, PAPER_CHUNKS, seed)[:2], m)
+    paper = min(paper_plans(plain, m), key=lambda plan: plan.rows_loaded)
+    slots = [device.capacity for device in paper.devices]
+    row = {
+        "vertices": v,
+        "edges": len(graph.source),
+        "floor": len(np.unique(plain.sources)) / v,
+        "paper": paper.rows_loaded / v,
+        "paper_pulled": paper.rows_pulled / v,
+        "slots": [s / v for s in slots],
+        "partition_seconds": partition_seconds,
+    }
+    for finer in FINER:
+        row |= lookahead(graph, part, m, finer, slots, seed)
+    return row
+
+
+def lookahead(graph: csc.Csc, part: np.ndarray, m: int, finer: int, slots: list[int], seed: int) -> dict:
+    """Our plan at ``finer`` times the paper's steps in the same slots."""
+    v, steps = len(part), finer * PAPER_CHUNKS
+    start = time.perf_counter()
+    original_id, chunk_start, counted = order.order_vertices(
+        "auto", graph.in_edge_start, graph.source, part, m, steps, seed
+    )
+    order_seconds = time.perf_counter() - start
+    chunks = topology(graph, original_id, chunk_start, m)
+    start = time.perf_counter()
+    try:
+        plan = plan_transfers(chunks, input_schedule(m, steps), "lookahead", slots)
+    except BudgetError:  # one step needs more than the paper's buffer
+        return {f"lookahead_{finer}n": None}
+    seconds = time.perf_counter() - start
+    requests = len(chunks.sources)
+    return {
+        f"lookahead_{finer}n": plan.rows_loaded / v,
+        f"pulled_{finer}n": plan.rows_pulled / v,
+        f"order_{finer}n": next(iter(counted)),
+        f"order_seconds_{finer}n": order_seconds,
+        f"plan_seconds_per_10M_{finer}n": seconds / max(requests, 1) * 1e7,
+    }
+
+
+def topology(graph: csc.Csc, original_id: np.ndarray, chunk_start: np.ndarray, m: int) -> Topology:
+    renumbered = csc.renumber(graph, original_id)
+    return build_topology(m, chunk_start, renumbered.in_edge_start, renumbered.source)
+
+
+def input_schedule(m: int, steps: int) -> np.ndarray:
+    return np.tile(np.arange(steps, dtype=np.int32), (m, 1))
+
+
+def paper_plans(chunks: Topology, m: int) -> list[TransferPlan]:
+    algorithm_4 = reorganize.reorganize(chunks.source_start, chunks.sources, m, chunks.num_vertices)
+    schedules = (input_schedule(m, PAPER_CHUNKS), algorithm_4)
+    return [plan_transfers(chunks, schedule, "paper") for schedule in schedules]
+
+
+def table(row: dict) -> str:
+    lines = [
+        f"{row['graph']}{' undirected' if row['undirected'] else ''}, m = {row['m']}, n = {row['n']}: "
+        f"floor {row['floor']:.2f}  paper {row['paper']:.2f} (pulled {row['paper_pulled']:.2f})"
+    ]
+    for finer in FINER:
+        loaded = row[f"lookahead_{finer}n"]
+        if loaded is None:
+            lines.append(f"  lookahead {finer:2d}n does not fit the buffer")
+            continue
+        lines.append(
+            f"  lookahead {finer:2d}n, {row[f'order_{finer}n']:9s}  {loaded:.2f}  = {loaded / row['paper']:.2f}x  "
+            f"(pulled {row[f'pulled_{finer}n']:.2f}; order {row[f'order_seconds_{finer}n']:.1f} s, "
+            f"plan {row[f'plan_seconds_per_10M_{finer}n']:.2f} s per 10M requests)"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
