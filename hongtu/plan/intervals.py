@@ -24,7 +24,7 @@ class Intervals:
         peer: int32 [K], device to pull from, or -1 where the row comes from the host.
         peer_slot: int32 [K], slot of the owner's row, or -1.
         first_start: int64 [B + 1], intervals ``first_start[b] : first_start[b + 1]`` open before batch b.
-        by_last: int64 [K], the intervals sorted by (last, row).
+        by_last: int64 [K], the intervals sorted by last.
         last_start: int64 [B + 1], ``by_last[last_start[b] : last_start[b + 1]]`` retire after batch b.
     """
 
@@ -59,23 +59,40 @@ def make_intervals(
     peer: np.ndarray | None = None,
     peer_slot: np.ndarray | None = None,
 ) -> Intervals:
-    """Sort interval columns by (first, row) and index them by first and by last batch."""
-    order = np.lexsort((row, first))
+    """Index interval columns, which are sorted by (first, row), by first and by last batch."""
     none = np.full(len(row), -1, dtype=np.int32)
-    batches = np.arange(num_batches + 1)
-    first, last, row = first[order], last[order], row[order]
-    by_last = np.lexsort((row, last))
+    by_last, last_start = by_batch(last, num_batches)
     return Intervals(
         row=row,
-        slot=slot[order],
+        slot=slot,
         first=first,
         last=last,
-        peer=none if peer is None else peer[order],
-        peer_slot=none if peer_slot is None else peer_slot[order],
-        first_start=np.searchsorted(first, batches),
+        peer=none if peer is None else peer,
+        peer_slot=none if peer_slot is None else peer_slot,
+        first_start=np.searchsorted(first, np.arange(num_batches + 1)),
         by_last=by_last,
-        last_start=np.searchsorted(last[by_last], batches),
+        last_start=last_start,
     )
+
+
+@numba.njit(cache=True, nogil=True)
+def by_batch(batch, num_batches):
+    """Stable counting sort: int64 [K] order and int64 [B + 1] starts.
+
+    >>> order, start = by_batch(np.array([1, 0, 1]), 2)
+    >>> order.tolist(), start.tolist()
+    ([1, 0, 2], [0, 1, 3])
+    """
+    start = np.zeros(num_batches + 1, dtype=np.int64)
+    for k in range(len(batch)):
+        start[batch[k] + 1] += 1
+    start = np.cumsum(start)
+    at = start[:-1].copy()
+    order = np.empty(len(batch), dtype=np.int64)
+    for k in range(len(batch)):
+        order[at[batch[k]]] = k
+        at[batch[k]] += 1
+    return order, start
 
 
 @numba.njit(cache=True, nogil=True)
@@ -92,15 +109,7 @@ def assign_slots(first, last, num_batches):
     >>> slot.tolist(), capacity
     ([0, 1, 0, 0], 2)
     """
-    retire_count = np.zeros(num_batches + 1, dtype=np.int64)
-    for k in range(len(last)):
-        retire_count[last[k] + 1] += 1
-    retire_start = np.cumsum(retire_count)
-    retiring = np.empty(len(last), dtype=np.int64)
-    at = retire_start[:-1].copy()
-    for k in range(len(last)):
-        retiring[at[last[k]]] = k
-        at[last[k]] += 1
+    retiring, _ = by_batch(last, num_batches)
     slot = np.empty(len(first), dtype=np.int32)
     free = np.empty(len(first), dtype=np.int32)
     num_free = 0
