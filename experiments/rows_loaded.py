@@ -3,7 +3,7 @@
     python -m experiments.rows_loaded GRAPH... [--undirected] [--out experiments/results/rows_loaded.jsonl]
 
 For each graph and (m, n) in {(1, 32), (4, 32)}: the paper's plan (the better of with and without Algorithm 4) on METIS
-partitions in input order, and lookahead plans at 1, 4 and 16 times n steps in the order that ``--order auto`` picks,
+partitions in input order, and lookahead plans at 4 and 16 times n steps in the order that ``--order auto`` picks,
 with the slots per device that the paper's plan takes. All rows are over |V|; the plans are the ones that training runs.
 """
 
@@ -23,7 +23,7 @@ from hongtu.preprocess.clean import clean_edges
 from hongtu.topology import Topology, build_topology
 
 PAPER_CHUNKS = 32
-FINER = (1, 4, 16)
+FINER = (4, 16)
 
 
 def main() -> None:

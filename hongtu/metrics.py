@@ -72,7 +72,8 @@ class EpochRecord:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plain values for JSON; a score that does not exist (NaN) is None."""
+        return asdict(self) | {"metrics": {k: None if v != v else v for k, v in self.metrics.items()}}
 
 
 class EpochLog:

@@ -49,12 +49,24 @@ class Network:
                 self.row_modules[-1].append((index, module))
         if not self.layers:
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
-        bind(modules, context)
+        self._transform_first = [layer.transform_first for layer in self.layers]
+        self.activate()
         self.chunk = 0
         self._current = 0
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = {id(module): _is_random(module) for module in modules}
+
+    def set_transform_first(self, wanted: bool) -> None:
+        """Choose the side of the exchange on which layers apply their first linear map, where they have the choice."""
+        self._transform_first = [wanted and layer.can_transform_first for layer in self.layers]
+        self.activate()
+
+    def activate(self) -> None:
+        """Make this run's context and choices those of its modules; another run may have used them since."""
+        bind(self.modules, self.context)
+        for layer, first in zip(self.layers, self._transform_first, strict=True):
+            layer.transform_first = first
 
     def stage(self, index: int, h: Tensor | None, a: Tensor | None, s: tuple[Tensor, ...], rows: Rows) -> list[Tensor]:
         """Run stage ``index`` on a chunk's own rows.

@@ -1,9 +1,14 @@
-"""Snapshots of a training run: parameters, optimizer, scheduler, epoch. Loading never executes code."""
+"""Snapshots of a training run: parameters, optimizer, scheduler, epoch. Loading never executes code.
+
+A snapshot file is what ``torch.save`` writes, followed by a line ``hongtu-snapshot VERSION HASH`` with its BLAKE2b
+hash; ``torch.load`` reads it too.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,18 +17,22 @@ import torch
 
 from hongtu.errors import InputError
 
-FORMAT = "hongtu-snapshot"
-VERSION = 1
+FORMAT = b"hongtu-snapshot"
+VERSION = b"1"
 
 
 def write_snapshot(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Write ``state`` (tensors and plain values) atomically: the file is complete or as it was before."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    torch.save(state, content)
+    body = content.getvalue()
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            torch.save({"format": FORMAT, "version": VERSION, **state}, stream)
+            stream.write(body)
+            stream.write(_last_line(body))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -41,13 +50,13 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such snapshot; trainer.save(path) writes one")
-    try:
-        state = torch.load(path, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: not a readable snapshot ({str(error).splitlines()[0]})") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT or state.get("version") != VERSION:
-        raise InputError(f"{path}: expected a {FORMAT} of version {VERSION}")
-    return state
+    content = path.read_bytes()
+    body = content[: -len(_last_line(b""))]
+    if content[len(body) :] != _last_line(body):
+        raise InputError(
+            f"{path}: not a snapshot of version {VERSION.decode()}, or damaged: its hash differs; use another snapshot"
+        )
+    return torch.load(io.BytesIO(body), weights_only=True)
 
 
 def check_identity(path: str | os.PathLike[str], saved: dict[str, str], current: dict[str, str]) -> None:
@@ -57,5 +66,10 @@ def check_identity(path: str | os.PathLike[str], saved: dict[str, str], current:
         InputError: naming what differs.
     """
     for key, value in current.items():
-        if saved.get(key) != value:
-            raise InputError(f"{path}: the snapshot's {key} is {saved.get(key)!r}, this run's is {value!r}")
+        if saved[key] != value:
+            raise InputError(f"{path}: the snapshot's {key} is {saved[key]!r}, this run's is {value!r}")
+
+
+def _last_line(body: bytes) -> bytes:
+    digest = hashlib.blake2b(body, digest_size=32).hexdigest().encode()
+    return b"\n" + b" ".join((FORMAT, VERSION, digest)) + b"\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,23 +19,14 @@ from hongtu.device import CpuDevice
 from hongtu.errors import InputError
 from hongtu.executor import Executor
 from hongtu.host_store import HostStore
-from hongtu.losses import MeanLoss, VertexLoss, score
+from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochLog, EpochRecord, Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
-from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
-from hongtu.probe import probe_workspace
+from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
 from hongtu.snapshot import check_identity, read_snapshot, write_snapshot
 from hongtu.statistics import degree_statistics, edge_id_starts
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-2)
 
 
 class Trainer:
@@ -52,7 +43,8 @@ class Trainer:
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
-            epoch (ReduceLROnPlateau: with the last validation score, or the loss where none was taken).
+            epoch (ReduceLROnPlateau: with the validation score at each evaluation, or with the loss every epoch where
+            ``fit`` does not evaluate).
         clip_grad_norm: clip the gradient's total norm to this before each step.
 
     Attributes:
@@ -71,7 +63,7 @@ class Trainer:
         layers: Sequence[nn.Module],
         *,
         loss: str | VertexLoss = "cross_entropy",
-        optimizer: OptimizerFactory = _adam,
+        optimizer: OptimizerFactory = adam,
         device: str = "cpu",
         device_memory: int | str | None = None,
         strategy: str | Strategy = "full",
@@ -90,12 +82,13 @@ class Trainer:
         self._context = RowContext(seed=seed)
         self.model = nn.ModuleList(layers).to(dtype=dtype)
         self._network = Network(self.model, self._context)
-        self._loss = self._make_loss(loss)
-        self._set_transform_first()
+        self._loss = make_loss(self.artifact, loss)
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm = clip_grad_norm
-        self.plan = self._make_plan(optimizer, dtype)
+        self.plan = plan_network(
+            self.artifact, self._network, self._loss, self.optimizer, self.strategy, self._budget, dtype
+        )
         self.epoch = 0
         self._gradients: dict[str, Tensor] = {}
         self._traffic = Traffic()
@@ -106,6 +99,7 @@ class Trainer:
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
         start = perf_counter()
+        self._network.activate()
         self._context.epoch = self.epoch
         self.model.train()
         self._zero_gradients()
@@ -170,6 +164,8 @@ class Trainer:
         """
         if patience is not None and not eval_every:
             raise InputError("patience needs eval_every: early stopping looks at the validation score")
+        if patience is not None and not self.artifact.masks["val"].any():
+            raise InputError("patience needs a validation score, and the artifact's val mask is empty")
         records: list[EpochRecord] = []
         best, waited = float("-inf"), 0
         log = EpochLog(run_dir)
@@ -180,7 +176,7 @@ class Trainer:
                     record.metrics = self.evaluate()
                     waited = 0 if record.metrics["val"] > best else waited + 1
                     best = max(best, record.metrics["val"])
-                self._step_scheduler(record)
+                self._step_scheduler(record, scored=bool(eval_every))
                 records.append(record)
                 log.write(record)
                 if on_epoch is not None:
@@ -227,16 +223,21 @@ class Trainer:
             "artifact": file_hash(Path(self.artifact.path) / MANIFEST),
             "layers": f"{layers}: {shapes}",
             "optimizer": type(self.optimizer).__name__,
+            "dtype": str(self._host.dtype),
         }
 
-    def _step_scheduler(self, record: EpochRecord) -> None:
+    def _step_scheduler(self, record: EpochRecord, *, scored: bool) -> None:
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            self.scheduler.step(record.metrics.get("val", record.loss))
+            if not scored:
+                self.scheduler.step(record.loss)
+            elif record.metrics:
+                self.scheduler.step(record.metrics["val"])
         elif self.scheduler is not None:
             self.scheduler.step()
 
     def _infer(self) -> Tensor:
         """[V, C] in new order."""
+        self._network.activate()
         self.model.eval()
         self._context.training = False
         try:
@@ -246,36 +247,6 @@ class Trainer:
         out = self._host["output"].clone()
         self._host.free("output")
         return out
-
-    def _make_loss(self, loss: str | VertexLoss) -> MeanLoss:
-        count = int(np.count_nonzero(self.artifact.masks["train"]))
-        artifact = self.artifact
-        return MeanLoss(loss, multi_label=artifact.multi_label, num_classes=artifact.num_classes, count=count)
-
-    def _set_transform_first(self) -> None:
-        for layer in self._network.layers:
-            layer.transform_first = self.strategy.transform_first and layer.can_transform_first
-
-    def _make_plan(self, optimizer: OptimizerFactory, dtype: torch.dtype) -> ExecutionPlan:
-        artifact = self.artifact
-        layers, output = self._network.trace(artifact.feature_width, dtype)
-        shape = NetworkShape(
-            features=artifact.feature_width,
-            layers=layers,
-            output=output,
-            itemsize=dtype.itemsize,
-            model_bytes=_model_bytes(self.model) + _optimizer_bytes(optimizer, self.model),
-            label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
-        )
-        self._loss.check_output(shape.output)
-        return plan_run(
-            artifact.topology,
-            artifact.schedule_paper,
-            shape,
-            self.strategy,
-            self._budget,
-            lambda plan: probe_workspace(plan, self.model, self._loss, dtype),
-        )
 
     def _make_devices(self) -> list[CpuDevice]:
         names = [f"device {i}" for i in range(self.plan.topology.partitions)]
@@ -313,24 +284,3 @@ class Trainer:
         self._host.reset_peak()
         for device in self._devices:
             device.reset_peaks()
-
-
-def _model_bytes(model: nn.Module) -> int:
-    """Bytes of parameters, their gradients and buffers."""
-    parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
-    return parameters + sum(b.nbytes for b in model.buffers())
-
-
-def _optimizer_bytes(factory: OptimizerFactory, model: nn.Module) -> int:
-    """Bytes of optimizer state after a step, learned from one step on copies of the parameters."""
-    copies = [nn.Parameter(torch.zeros_like(p), requires_grad=p.requires_grad) for p in model.parameters()]
-    for copy in copies:
-        if copy.requires_grad:
-            copy.grad = torch.zeros_like(copy)
-    optimizer = factory(copies)
-    try:
-        optimizer.step()
-    except TypeError as error:
-        raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
-    state = optimizer.state_dict()["state"].values()
-    return sum(v.nbytes for entry in state for v in entry.values() if isinstance(v, Tensor))

@@ -11,7 +11,7 @@ import numpy as np
 RMAT_A, RMAT_B, RMAT_C = 0.57, 0.19, 0.19
 TRIES = 8  # draws before an unused target is searched for one by one
 VERTICES_PER_COMMUNITY, VERTICES_PER_HOST = 400, 150
-SAME_COMMUNITY, SAME_LABEL, COPY = 0.75, 0.12, 0.5  # where a citation goes; how often it is copied from the cited
+SAME_COMMUNITY, SAME_LABEL, COPY = 0.88, 0.08, 0.5  # where a citation goes; how often it is copied from the cited
 
 
 def citation(vertices: int, edges: int, classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -93,7 +93,7 @@ def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config
         del source, destination, weight
         if config.features:
             raw.features = read.synthesize_features(config.features, *csc.degrees(graph), config.seed)
-        statistics = {"input_edges": int(raw.edges.shape[1]), **csc.statistics(graph)}
+        statistics: dict[str, Any] = {"input_edges": int(raw.edges.shape[1]), **csc.statistics(graph)}
 
         progress.enter("partition")
         edges = (graph.in_edge_start, graph.source)

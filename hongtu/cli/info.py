@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hongtu.errors import InputError
 
 if TYPE_CHECKING:
     from hongtu.artifact import Artifact
@@ -15,6 +18,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("info", help="describe an artifact")
     parser.add_argument("artifact", metavar="ARTIFACT")
     parser.add_argument("--verify", action="store_true", help="read every array and compare its hash")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -23,15 +27,25 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the summary of an artifact."""
     from hongtu.artifact import open_artifact
 
-    result = summary(open_artifact(arguments.artifact, verify=arguments.verify))
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    artifact = open_artifact(arguments.artifact, verify=arguments.verify)
+    result = summary(artifact)
+    if arguments.plot is not None:
+        from hongtu.plan.report import traffic_chart
+
+        title = f"{artifact.path.name}: rows loaded from the host"
+        Path(arguments.plot).write_text(traffic_chart(artifact.topology, title))
     print(json.dumps(result) if arguments.json else table(result))
 
 
 def summary(artifact: Artifact) -> dict[str, Any]:
-    """The manifest without its array table, and the bytes on disk."""
+    """The manifest without its array table, the bytes on disk, and the rows that lookahead loads."""
+    from hongtu.plan.report import lookahead_summary
+
     header = {key: value for key, value in artifact.manifest.items() if key != "arrays"}
     nbytes = sum(entry["bytes"] for entry in artifact.manifest["arrays"].values())
-    return {"path": str(artifact.path), **header, "bytes": nbytes}
+    return {"path": str(artifact.path), **header, "bytes": nbytes, "lookahead": lookahead_summary(artifact.topology)}
 
 
 def table(info: dict[str, Any]) -> str:
@@ -59,6 +73,11 @@ def table(info: dict[str, Any]) -> str:
         ("pulled", "pulled   from peers"),
     ):
         lines.append(f"  {label:<34}" + "".join(_rows(volumes, name, key, info["vertices"]) for name in _SCHEDULES))
+    rows = info["lookahead"]
+    lines += [
+        f"  {label:<34}{_cell(rows[key], info['vertices'])}"
+        for key, label in (("rows", "lookahead, in as much memory"), ("floor", "floor    every row read, once"))
+    ]
     return "\n".join(lines)
 
 
@@ -71,4 +90,18 @@ def _weighted(info: dict[str, Any]) -> str:
 
 def _rows(volumes: dict[str, Any], schedule: str, key: str, vertices: int) -> str:
     rows = volumes.get(schedule, {}).get(key)
-    return f"{'?':>24}" if rows is None else f"{f'{rows:,} ({rows / vertices:.2f} |V|)':>24}"
+    return f"{'?':>24}" if rows is None else _cell(rows, vertices)
+
+
+def _cell(rows: int, vertices: int) -> str:
+    return f"{f'{rows:,} ({rows / vertices:.2f} |V|)':>24}"
+
+
+def check_plot(file: str) -> None:
+    """Refuse a plot file that cannot be written or would be no SVG.
+
+    Raises:
+        InputError: naming the remedy.
+    """
+    if not file.endswith(".svg") or not Path(file).parent.is_dir():
+        raise InputError(f"--plot {file}: expected a file ending in .svg, in a directory that exists")

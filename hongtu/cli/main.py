@@ -11,7 +11,7 @@ from hongtu import __version__
 from hongtu.errors import InputError
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
-COMMANDS = ("generate", "preprocess", "info", "train")
+COMMANDS = ("generate", "preprocess", "info", "plan", "train", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):

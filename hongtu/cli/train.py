@@ -6,10 +6,14 @@ import argparse
 import json
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
+
+if TYPE_CHECKING:
+    from hongtu.artifact import Artifact
+    from hongtu.nn import Layer
 
 SNAPSHOT = "snapshot.pt"
 
@@ -62,10 +66,11 @@ def run(options: argparse.Namespace) -> None:
     if options.run_dir is not None:
         trainer.save(Path(options.run_dir) / SNAPSHOT)
     last = records[-1]
+    scores = last.metrics or trainer.evaluate()
     result = {
         "epochs": trainer.epoch,
         "loss": last.loss,
-        **(last.metrics or trainer.evaluate()),
+        **{split: None if score != score else score for split, score in scores.items()},
         "seconds_per_epoch": statistics.median(record.seconds for record in records),
         "peak_bytes": last.peak_bytes,
         "bytes": last.bytes,
@@ -74,20 +79,26 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(result) if options.json else _summary(result))
 
 
+def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[Layer]:
+    """The layers that the options describe; shared by ``train`` and ``plan``."""
+    from hongtu.models import build_layers
+
+    return build_layers(
+        options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers,
+        dropout=options.dropout, heads=options.heads,
+    )  # fmt: skip
+
+
 def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
     """A Trainer for the model that the options describe."""
     import torch
 
     from hongtu.artifact import open_artifact
-    from hongtu.models import build_layers
     from hongtu.trainer import Trainer
 
     artifact = open_artifact(options.artifact)
     torch.manual_seed(options.seed)
-    layers = build_layers(
-        options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers,
-        dropout=options.dropout, heads=options.heads,
-    )  # fmt: skip
+    layers = make_layers(options, artifact)
     return Trainer(
         artifact,
         layers,
@@ -101,9 +112,15 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
 
 
 def _print_epoch(record: Any) -> None:
-    scores = "".join(f"  {split} {value:.4f}" for split, value in record.metrics.items())
+    scores = _scores(record.metrics)
     if scores or record.epoch == 0:
         print(f"epoch {record.epoch + 1:4d}  loss {record.loss:.4f}{scores}  {record.seconds:.3f} s", flush=True)
+
+
+def _scores(metrics: dict[str, Any]) -> str:
+    """Those that exist: a graph may have no validation or test vertices."""
+    scores = {split: metrics.get(split) for split in ("train", "val", "test")}
+    return "".join(f"  {split} {score:.4f}" for split, score in scores.items() if score is not None and score == score)
 
 
 def _summary(result: dict[str, Any]) -> str:
@@ -111,6 +128,6 @@ def _summary(result: dict[str, Any]) -> str:
     moved = "  ".join(f"{link} {size / 2**20:.1f} MiB" for link, size in result["bytes"].items() if size)
     return (
         f"{result['epochs']} epochs, {result['seconds_per_epoch']:.3f} s each (median)\n"
-        f"loss {result['loss']:.4f}  train {result['train']:.4f}  val {result['val']:.4f}  test {result['test']:.4f}\n"
+        f"loss {result['loss']:.4f}{_scores(result)}\n"
         f"peak bytes: {peak}\nmoved per epoch: {moved}"
     )

@@ -110,19 +110,22 @@ class ExecutionPlan:
 
     def pass_traffic(self, p: Pass) -> Traffic:
         """Predicted traffic of one pass over all devices."""
+        return sum((self.device_traffic(p, i) for i in range(self.topology.partitions)), Traffic())
+
+    def device_traffic(self, p: Pass, device: int) -> Traffic:
+        """Predicted traffic of one pass on one device."""
         traffic, width, item = Traffic(), self.passes.width, self.shape.itemsize
-        v = self.topology.num_vertices
+        v = int(np.diff(self.topology.partition_start)[device])
         needs = self.needs(p)
         columns = sum(width[name] for name in (*p.inputs, *p.gradients))
         traffic.add("read", v * (columns * item + needs.labels * (self.shape.label_bytes + 1)))
         written = sum(width[name] for name in p.outputs) + (width[p.checkpoint] if p.checkpoint else 0)
         written += sum(width[name] for name in p.direct if name is not None and name not in p.outputs)
         traffic.add("write", v * written * item)
-        for i in range(self.topology.partitions):
-            device = self.transfers[p.name].devices[i] if p.name in self.transfers else None
-            if device is not None:
-                traffic += self._sparse_traffic(p, device)
-            traffic.add("topology", self._topology_bytes(p, needs, i, device))
+        transfers = self.transfers[p.name].devices[device] if p.name in self.transfers else None
+        if transfers is not None:
+            traffic += self._sparse_traffic(p, transfers)
+        traffic.add("topology", self._topology_bytes(p, needs, device, transfers))
         return traffic
 
     def _sparse_traffic(self, p: Pass, device: DeviceTransfers) -> Traffic:

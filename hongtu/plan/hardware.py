@@ -1,39 +1,161 @@
-"""What a machine's links and memory can do; the planner compares plans by it."""
+"""What a machine's links, memory and arithmetic can do: hardware profiles.
+
+A profile is a name of ``PROFILES`` or a JSON file with the same fields, which ``hongtu doctor --measure`` writes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
-from hongtu.metrics import Traffic
+from hongtu.errors import InputError
+
+MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Rates of one machine.
+    """Rates of one machine, bytes per second where not said otherwise.
 
     Attributes:
         name: for people.
-        host_link: bytes per second between host and one device, sparse rows.
-        contiguous_link: the same for contiguous rows.
-        peer_link: bytes per second between two devices.
+        devices: how many devices work at the same time.
+        host_link: sparse rows between host and one device; T_hd of the paper's Equation 4.
+        peer_link: rows between two devices; T_dd.
+        reuse_link: rows from one place of a device's memory to another; T_ru.
+        contiguous_link: contiguous rows between host and one device.
+        host_add: gradient rows added to host rows, beyond the time of their way to the host; all devices together.
+        memory_bandwidth: rows that an aggregate reads from a device's own memory.
+        flops: float32 operations per second of a dense product on one device.
         stage_seconds: fixed cost of running one chunk of one pass.
+        device_memory: bytes of one device, or None where nothing but the host limits it.
     """
 
     name: str
+    devices: int = 1
     host_link: float
-    contiguous_link: float
     peer_link: float
+    reuse_link: float
+    contiguous_link: float
+    host_add: float
+    memory_bandwidth: float
+    flops: float
     stage_seconds: float
+    device_memory: int | None = None
 
-    def seconds(self, traffic: Traffic, stages: int) -> float:
-        """Time that transfers and dispatch take, one after the other."""
-        moved = traffic.bytes
-        return (
-            (moved["load"] + moved["flush"]) / self.host_link
-            + (moved["read"] + moved["write"] + moved["topology"]) / self.contiguous_link
-            + (moved["pull"] + moved["push"]) / self.peer_link
-            + stages * self.stage_seconds
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "name":
+                valid = isinstance(value, str) and bool(value)
+            elif field.name == "device_memory" and value is None:
+                continue
+            else:
+                valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+                valid &= isinstance(value, int) or field.name not in ("devices", "device_memory")
+            if not valid:
+                kind = "a name" if field.name == "name" else "a positive number (devices and bytes: an integer)"
+                raise InputError(f"hardware profile: {field.name} is {value!r}, expected {kind}")
+
+    @property
+    def usable_memory(self) -> int | None:
+        """Bytes of one device less a margin, or None."""
+        return None if self.device_memory is None else self.device_memory - self.device_memory // MARGIN
+
+    def equation4(self, v_ori: int, v_p2p: int, v_ru: int, row_bytes: int) -> float:
+        """Seconds of one pass by the paper's Equation 4.
+
+        Args:
+            v_ori, v_p2p, v_ru: rows that every chunk needs, that a batch brings once, and that are new in a batch.
+            row_bytes: bytes of a row.
+        """
+        return row_bytes * (v_ru / self.host_link + (v_p2p - v_ru) / self.reuse_link + (v_ori - v_p2p) / self.peer_link)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a profile file."""
+        return asdict(self)
+
+
+# Measured by `hongtu doctor --measure` on two cores of a cloud server.
+CPU = Hardware(
+    name="cpu",
+    host_link=2.2e9,
+    peer_link=2.2e9,
+    reuse_link=2.2e9,
+    contiguous_link=4e9,
+    host_add=2e11,
+    memory_bandwidth=2e10,
+    flops=8e10,
+    stage_seconds=5.5e-4,
+)
+
+# The paper's server. Nominal: PCIe 4.0 x16 at what gathers of 512-byte rows can reach of its 32 GB/s, NVLink 3.0
+# between each pair, data-sheet bandwidth and arithmetic without tensor cores.
+A100X4 = Hardware(
+    name="a100x4",
+    devices=4,
+    host_link=20e9,
+    peer_link=200e9,
+    reuse_link=1.5e12,
+    contiguous_link=25e9,
+    host_add=30e9,
+    memory_bandwidth=1.9e12,
+    flops=19.5e12,
+    stage_seconds=1e-4,
+    device_memory=80 * 2**30,
+)
+
+# One H200. Nominal: PCIe 5.0 x16, HBM3e, arithmetic without tensor cores, 141 GB.
+H200 = Hardware(
+    name="h200",
+    host_link=45e9,
+    peer_link=450e9,
+    reuse_link=3.6e12,
+    contiguous_link=50e9,
+    host_add=40e9,
+    memory_bandwidth=4.8e12,
+    flops=67e12,
+    stage_seconds=1e-4,
+    device_memory=141 * 10**9,
+)
+
+PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, H200)}
+
+
+def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
+    """A shipped profile by name, or one from a JSON file.
+
+    Raises:
+        InputError: for an unknown name, or a file that is no profile.
+
+    >>> load_hardware("h200").devices
+    1
+    """
+    if str(name_or_path) in PROFILES:
+        return PROFILES[str(name_or_path)]
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise InputError(
+            f"hardware {str(name_or_path)!r}: expected {', '.join(PROFILES)}, or a file that "
+            "`hongtu doctor --measure FILE` wrote"
         )
-
-
-CPU = Hardware(name="cpu", host_link=4e9, contiguous_link=8e9, peer_link=4e9, stage_seconds=5e-4)
+    try:
+        entries = json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
+    known = {field.name for field in fields(Hardware)}
+    optional = {"devices", "device_memory"}
+    if not isinstance(entries, dict) or not known - optional <= entries.keys() <= known:
+        found = set(entries) if isinstance(entries, dict) else set()
+        raise InputError(
+            f"{path}: not a hardware profile; missing {sorted(known - optional - found)}, unknown "
+            f"{sorted(found - known)}: write one with `hongtu doctor --measure {path}`"
+        )
+    try:
+        return Hardware(**entries)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error

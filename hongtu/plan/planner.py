@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hongtu.errors import BudgetError
+from hongtu.plan.cost import predict_seconds
 from hongtu.plan.execution import ExecutionPlan, make_plan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.shapes import NetworkShape
@@ -33,6 +34,7 @@ def plan_run(
         paper_schedule: int32 [m, n], Algorithm 4's order.
         budget: bytes per device, or None for no limit.
         probe: returns the bytes that layers take at most inside each pass of a plan.
+        hardware: what the grain is chosen for.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
@@ -48,7 +50,7 @@ def plan_run(
     if strategy.group:
         candidates += _coarser(finest, paper_schedule, budget)
     plans = [_filled(plan, budget) for plan in candidates]
-    plans.sort(key=lambda plan: hardware.seconds(plan.traffic, stages(plan)))
+    plans.sort(key=lambda plan: predict_seconds(plan, hardware).total)
     for plan in plans:
         if plan.topology is topology:
             return plan
@@ -56,11 +58,6 @@ def plan_run(
         if smallest_budget(_least_of(measured, paper_schedule)) <= budget:
             return _filled(measured, budget)
     raise AssertionError("the finest grain fits and is among the candidates")
-
-
-def stages(plan: ExecutionPlan) -> int:
-    """Chunk runs in one training epoch."""
-    return len(plan.passes.train) * plan.schedule.size
 
 
 def smallest_budget(plan: ExecutionPlan) -> int:

@@ -41,6 +41,8 @@ class NetworkShape:
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
+        stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
+            predicted seconds depend on them.
     """
 
     features: int
@@ -49,3 +51,4 @@ class NetworkShape:
     itemsize: int
     model_bytes: int
     label_bytes: int
+    stage_parameters: tuple[int, ...] = ()

@@ -44,9 +44,11 @@ SITS_ON = {
     "executor": "transfer network losses",
     "probe": "executor",
     "snapshot": "errors",
-    "trainer": "probe config snapshot statistics",
+    "planning": "probe config",
+    "trainer": "planning snapshot statistics",
+    "measure": "trainer models preprocess",
     "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
-    "cli": "hongtu",
+    "cli": "hongtu measure",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
 NO_TORCH = ("errors", "kernels", "metrics", "config", "topology", "artifact", "preprocess", "plan")

@@ -1,0 +1,98 @@
+"""``hongtu plan ARTIFACT``: what training a model would move, keep and take, without training it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hongtu.cli.info import check_plot
+from hongtu.cli.train import add_model_arguments, make_layers
+from hongtu.config import parse_bytes
+
+if TYPE_CHECKING:
+    from hongtu.artifact import Artifact
+    from hongtu.plan.execution import ExecutionPlan
+    from hongtu.plan.hardware import Hardware
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register ``hongtu plan``."""
+    parser = subparsers.add_parser("plan", help="say what training would move and take, without training")
+    parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--hardware", default="cpu", metavar="NAME|FILE", help="cpu, a100x4, h200 or a profile (default: cpu)")
+    add("--explain", action="store_true", help="per pass, what it reads, exchanges, writes and keeps")
+    add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
+    add("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Plan, and print the plan."""
+    from hongtu.artifact import open_artifact
+    from hongtu.plan.hardware import load_hardware
+    from hongtu.plan.report import traffic_chart
+    from hongtu.planning import plan_model
+
+    hardware = load_hardware(options.hardware)
+    if options.plot is not None:
+        check_plot(options.plot)
+    budget = hardware.usable_memory if options.device_memory is None else parse_bytes(options.device_memory)
+    artifact = open_artifact(options.artifact)
+    plan = plan_model(
+        artifact,
+        make_layers(options, artifact),
+        loss="bce_with_logits" if artifact.multi_label else "cross_entropy",
+        device_memory=budget,
+        strategy=options.strategy,
+        hardware=hardware,
+    )
+    result = describe(options, artifact, plan, budget, hardware)
+    if options.plot is not None:
+        title = f"{artifact.path.name}: rows loaded from the host"
+        Path(options.plot).write_text(traffic_chart(artifact.topology, title, plan))
+    if options.json:
+        print(json.dumps(result))
+    else:
+        from hongtu.cli.plan_text import explanation, tables
+
+        print(tables(result) + (explanation(result) if options.explain else ""))
+
+
+def describe(
+    options: argparse.Namespace, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
+) -> dict[str, Any]:
+    """Everything that ``hongtu plan --json`` prints."""
+    from hongtu.plan.cost import predict_seconds
+    from hongtu.plan.report import ladder, lookahead_summary, pass_report
+
+    seconds = predict_seconds(plan, hardware)
+    volumes = artifact.manifest["volume"]
+    order = min(volumes, key=lambda name: volumes[name]["v_ru"])
+    lookahead = lookahead_summary(artifact.topology)
+    passes = [pass_report(plan, p, hardware) for p in plan.passes.train]
+    return {
+        "artifact": str(artifact.path),
+        "model": {name: getattr(options, name) for name in ("model", "hidden", "layers", "dropout", "heads")},
+        "strategy": options.strategy,
+        "hardware": hardware.name,
+        "device_memory": budget,
+        "vertices": artifact.num_vertices,
+        "partitions": artifact.topology.partitions,
+        "chunks": artifact.topology.chunks,
+        "grain": plan.topology.chunks,
+        "rows": plan.rows,
+        "bytes": plan.bytes,
+        "arena_bytes": plan.arena_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "capacities": {p["name"]: p["slots"] for p in passes if p["slots"]},
+        "seconds_per_epoch": seconds.total,
+        "seconds": seconds.to_dict(),
+        "ladder_order": order,
+        "ladder": [rung.to_dict() for rung in ladder(plan, volumes[order], lookahead["rows"], hardware)],
+        "floor": lookahead["floor"],
+        "passes": passes,
+    }

@@ -1,0 +1,155 @@
+"""The tables of ``hongtu plan``, from the object that ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_ORDERS = {"input": "input order", "paper": "Algorithm 4's order"}
+
+
+def tables(result: dict[str, Any]) -> str:
+    """The plan for people."""
+    model, budget = result["model"], result["device_memory"]
+    grain = result["grain"] * result["partitions"]
+    lines = [
+        f"{result['artifact']}: {model['model']}, {model['layers']} layers, hidden {model['hidden']}; strategy "
+        f"{result['strategy']}; {'no limit' if budget is None else size(budget)} per device",
+        f"  {result['partitions']} partitions x {result['chunks']} chunks, run as {grain} "
+        f"({result['grain']} per partition)",
+        "",
+        *_pass_table(result),
+        "",
+        *_ladder_table(result),
+        "",
+        *_memory_table(result),
+        "",
+        *_seconds_lines(result),
+    ]
+    return "\n".join(lines)
+
+
+def explanation(result: dict[str, Any]) -> str:
+    """What every pass touches, on the host and on the devices."""
+    lines = ["", "", "passes of an epoch (name [columns]; host tensors):"]
+    for p in result["passes"]:
+        lines.append(f"  {p['name']}: {_does(p)}")
+        for verb, names in (
+            ("exchanges", p["exchanges"]),
+            ("reads", p["reads"]),
+            ("checkpoints", p["checkpoint"]),
+            ("writes", p["writes"]),
+            ("adds to", p["adds"]),
+            ("flushes", p["flushes"]),
+            ("creates", p["creates"]),
+            ("frees", p["frees"]),
+        ):
+            if names:
+                rows = p["rows"]
+                detail = {
+                    "exchanges": f"  loads {rows['load']:,} rows, pulls {rows['pull']:,}",
+                    "flushes": f"  flushes {rows['flush']:,} rows, pushes {rows['push']:,}",
+                }.get(verb, "")
+                listed = ", ".join(f"{name} [{columns}]" for name, columns in names.items())
+                lines.append(f"    {verb:<12}{listed}{detail}")
+    return "\n".join(lines)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people.
+
+    >>> size(1536), size(3 * 2**30)
+    ('1.5 KiB', '3.0 GiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            return f"{nbytes / 1024**power:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _does(p: dict[str, Any]) -> str:
+    forward = p["name"].startswith("forward")
+    if p["aggregate"] is None:
+        return f"{'' if forward else 'gradient of '}stage 0, the transform of layer 0, on each chunk's own rows"
+    behind = f"stage {p['stage']} (the update behind it and the next transform)"
+    if forward:
+        return f"aggregate of layer {p['aggregate']}, then {behind}"
+    how = "its checkpoint" if not p["exchanges"] else "its neighbours, aggregated again"
+    return f"{behind} again from {how}, then gradients of both and of the aggregate"
+
+
+def _columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Aligned text: the first column to the left, the others to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return [
+        indent + "  ".join(cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths)))
+        for row in rows
+    ]
+
+
+def _pass_table(result: dict[str, Any]) -> list[str]:
+    v = result["vertices"]
+    header = ("pass", "host rows", "/ |V|", "host link", "peer rows", "peer link", "own rows", "structure", "slots",
+              "device peak", "seconds")  # fmt: skip
+    rows = [header]
+    epoch = {"name": "epoch", "slots": [], "arena_bytes": {}, "seconds": result["seconds_per_epoch"]}
+    for p in [*result["passes"], epoch | {"rows": result["rows"], "bytes": result["bytes"]}]:
+        moved, count = p["bytes"], p["rows"]
+        host = count["load"] + count["flush"]
+        peak = max(p["arena_bytes"].values(), default=0) + (p.get("workspace_bytes") or 0)
+        rows.append((
+            p["name"],
+            f"{host:,}",
+            f"{host / v:.2f}",
+            size(moved["load"] + moved["flush"]),
+            f"{count['pull'] + count['push']:,}",
+            size(moved["pull"] + moved["push"]),
+            size(moved["read"] + moved["write"]),
+            size(moved["topology"]),
+            _range(p["slots"]),
+            size(peak) if peak else "",
+            f"{p['seconds']:.2g}",
+        ))  # fmt: skip
+    return _columns(rows)
+
+
+def _range(slots: Sequence[int]) -> str:
+    """Slots of a device, or of the smallest and the largest."""
+    if not slots:
+        return ""
+    return f"{min(slots):,}" if min(slots) == max(slots) else f"{min(slots):,}-{max(slots):,}"
+
+
+def _ladder_table(result: dict[str, Any]) -> list[str]:
+    v = result["vertices"]
+    rows = [("rows loaded per pass", "rows", "/ |V|", "host link per epoch", "Equation 4, s")]
+    for rung in result["ladder"]:
+        numbers = (f"{rung['rows']:,}", f"{rung['rows'] / v:.2f}", size(rung["bytes"]), f"{rung['seconds']:.2g}")
+        rows.append((rung["name"], *numbers))
+    rows.append(("floor: every row read, once", f"{result['floor']:,}", f"{result['floor'] / v:.2f}", "", ""))
+    host, loads_all = result["bytes"]["load"] + result["bytes"]["flush"], result["ladder"][0]
+    mean = host * loads_all["rows"] / max(loads_all["bytes"], 1)
+    rows.append(("this plan, mean of its passes", f"{mean:,.0f}", f"{mean / v:.2f}", size(host), ""))
+    note = (
+        f"  (with {result['chunks']} chunks a partition; the paper's in {_ORDERS[result['ladder_order']]}, lookahead "
+        "in input order in as much memory)"
+    )
+    return [*_columns(rows), note]
+
+
+def _memory_table(result: dict[str, Any]) -> list[str]:
+    budget = result["device_memory"]
+    rows = [("memory", "planned", "peak", "of")]
+    for name, planned in result["arena_bytes"].items():
+        limit = "" if budget is None or name == "host" else size(budget)
+        rows.append((name, size(planned), size(result["peak_bytes"][name]), limit))
+    lines = _columns(rows)
+    if budget is None:
+        lines.append("  (without a limit the layers' own tensors are not bounded and come on top)")
+    return lines
+
+
+def _seconds_lines(result: dict[str, Any]) -> list[str]:
+    total = result["seconds_per_epoch"]
+    parts = ", ".join(f"{name} {part:.2g}" for name, part in result["seconds"].items() if part > total / 1000)
+    return [f"  {total:.2g} s per epoch predicted on {result['hardware']}, nothing overlapped: {parts}"]

@@ -1,0 +1,192 @@
+"""What people ask of a plan: rows and bytes per pass, the ladder of savings, traffic against cache size.
+
+Legend: V vertices, B batches, m devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hongtu.plan.arena import row_caches
+from hongtu.plan.cost import pass_seconds
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.hardware import Hardware
+from hongtu.plan.lookahead import choose_gaps, next_uses
+from hongtu.plan.passes import Pass
+from hongtu.plan.plot import Series, line_chart
+from hongtu.plan.reuse import mirror_requests, transition_requests
+from hongtu.topology import Topology
+
+CURVE_POINTS = 17
+
+
+class LoadCounter:
+    """Counts the rows that a pass loads from the host without planning it: all capacities from one look at the graph.
+
+    Args:
+        schedule: int32 [m, B].
+
+    Attributes:
+        smallest: slots per device that the largest batch needs; all that the paper's plan takes.
+        largest: slots per device with which nothing is loaded twice.
+        paper_rows: rows that the paper's reuse loads (V_+ru).
+    """
+
+    def __init__(self, topology: Topology, schedule: np.ndarray) -> None:
+        self._requests, self._next_use, self._needed = [], [], []
+        self.paper_rows = 0
+        largest = []
+        for i in range(topology.partitions):
+            start, row = transition_requests(topology, schedule, i)
+            next_use = next_uses(start, row, topology.num_vertices)
+            batch = np.repeat(np.arange(len(start) - 1), np.diff(start))
+            mirrored = np.diff(mirror_requests(topology, schedule, i)[0])
+            self._requests.append(start)
+            self._next_use.append(next_use)
+            self._needed.append(np.diff(start) + mirrored)
+            self.paper_rows += len(row) - int(np.count_nonzero(next_use == batch + 1))
+            largest.append(int(np.count_nonzero(next_use < 0) + mirrored.max(initial=0)))
+        self.smallest = tuple(int(needed.max(initial=0)) for needed in self._needed)
+        self.largest = tuple(largest)
+
+    @property
+    def floor(self) -> int:
+        """Rows that are read at all: every plan loads each of them."""
+        return sum(int(np.count_nonzero(next_use < 0)) for next_use in self._next_use)
+
+    def lookahead_rows(self, capacity: Sequence[int]) -> int:
+        """Rows that lookahead loads with so many slots on every device (at least ``smallest``)."""
+        rows = 0
+        for start, next_use, needed, slots in zip(self._requests, self._next_use, self._needed, capacity, strict=True):
+            keep, _ = choose_gaps(start, next_use, int(slots) - needed, 0, np.empty(0, np.bool_))
+            rows += len(keep) - int(np.count_nonzero(keep))
+        return rows
+
+    def curve(self) -> list[tuple[int, int]]:
+        """(slots of all devices, rows loaded) from the smallest cache to one for every row."""
+        points = []
+        for fraction in np.linspace(0, 1, CURVE_POINTS) ** 2:  # more points where the curve is steep
+            slots = [int(a + fraction * (b - a)) for a, b in zip(self.smallest, self.largest, strict=True)]
+            points.append((sum(slots), self.lookahead_rows(slots)))
+        return points
+
+
+def input_order(topology: Topology) -> np.ndarray:
+    """int32 [m, n], the schedule that runs chunks as they are numbered."""
+    return np.tile(np.arange(topology.chunks, dtype=np.int32), (topology.partitions, 1))
+
+
+def lookahead_summary(topology: Topology) -> dict[str, Any]:
+    """Rows that one pass loads under lookahead in input order, with the slots that the paper's plan has there."""
+    counter = LoadCounter(topology, input_order(topology))
+    rows = counter.lookahead_rows(counter.smallest)
+    return {"rows": rows, "floor": counter.floor, "capacity": list(counter.smallest)}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the ladder of savings.
+
+    Attributes:
+        name: for people.
+        rows: rows that one pass loads from the host.
+        bytes: over the host link, all passes of an epoch that load or flush, at the plan's widths.
+        seconds: the same passes by Equation 4.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ladder(plan: ExecutionPlan, volume: dict[str, int], lookahead_rows: int, hardware: Hardware) -> list[Rung]:
+    """From every chunk's own loads to lookahead, with the plan's widths: what each policy moves over the host link.
+
+    Args:
+        volume: ``v_ori``, ``v_p2p`` and ``v_ru`` of the artifact's chunks.
+        lookahead_rows: rows that one pass loads under lookahead in the paper's buffer.
+    """
+    ori, p2p, ru = volume["v_ori"], volume["v_p2p"], volume["v_ru"]
+    row = row_bytes(plan)
+    steps = (
+        ("none", (ori, ori, ori)),
+        ("+ p2p", (ori, p2p, p2p)),
+        ("+ reuse (paper)", (ori, p2p, ru)),
+        ("lookahead", (ori, p2p, lookahead_rows)),
+    )
+    return [Rung(name, rows[-1], rows[-1] * row, hardware.equation4(*rows, row)) for name, rows in steps]
+
+
+def row_bytes(plan: ExecutionPlan) -> int:
+    """Bytes of a row, summed over all loads and flushes of it in an epoch."""
+    width = plan.passes.width
+    columns = sum(width[name] for p in plan.passes.train for name in (p.exchange, p.flush) if name is not None)
+    return columns * plan.shape.itemsize
+
+
+def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, Any]:
+    """Everything known of one pass before it runs: traffic, memory, time, and the host tensors it touches.
+
+    Tensors are given as name -> columns.
+    """
+    traffic, width = plan.pass_traffic(p), plan.passes.width
+    devices = range(plan.topology.partitions)
+    transfers = plan.transfers.get(p.name) if row_caches(p) else None
+
+    def tensors(*names: str | None) -> dict[str, int]:
+        return {name: width[name] for name in names if name is not None}
+
+    return {
+        "name": p.name,
+        "rows": traffic.rows,
+        "bytes": traffic.bytes,
+        "slots": [] if transfers is None else [device.capacity for device in transfers.devices],
+        "arena_bytes": {f"device {i}": plan.pass_arena(p, i) for i in devices},
+        "workspace_bytes": plan.workspace.get(p.name),
+        "seconds": pass_seconds(plan, p, hardware).total,
+        "aggregate": p.layer,
+        "stage": p.stage,
+        "exchanges": tensors(p.exchange),
+        "flushes": tensors(p.flush),
+        "reads": tensors(*p.inputs, *p.gradients),
+        "writes": tensors(*(name for name in (*p.outputs, *p.direct) if name != p.flush)),
+        "adds": tensors(*(name for name in p.direct if name is not None and name == p.flush)),
+        "checkpoint": tensors(p.checkpoint),
+        "creates": tensors(*p.creates),
+        "frees": tensors(*p.frees),
+    }
+
+
+def traffic_chart(topology: Topology, title: str, plan: ExecutionPlan | None = None) -> str:
+    """SVG: rows loaded per pass against cache size, at the artifact's grain and a coarser one.
+
+    Args:
+        plan: mark the cache sizes and rows of its passes as well.
+    """
+    v = topology.num_vertices
+    series, floor = [], 0
+    for colour, size in enumerate((1, 4) if topology.chunks >= 4 else (1,)):
+        grain = topology if size == 1 else topology.grouped(size)
+        counter = LoadCounter(grain, input_order(grain))
+        floor = counter.floor
+        curve = [(slots / v, rows / v) for slots, rows in counter.curve()]
+        chunks = f"{topology.partitions} x {grain.chunks} chunks"
+        series.append(Series(f"lookahead, {chunks}", curve, colour))
+        paper = (sum(counter.smallest) / v, counter.paper_rows / v)
+        series.append(Series(f"paper's reuse, {chunks}", [paper], colour, markers=True))
+    if plan is not None and plan.transfers:
+        points = {
+            (sum(device.capacity for device in transfers.devices) / v, transfers.rows_loaded / v)
+            for transfers in plan.transfers.values()
+        }
+        series.append(Series("this plan's passes", sorted(points), 2, markers=True))
+    series.append(Series("floor: every row read, once", [(0, floor / v)], level=True))
+    return line_chart(series, title, "cache slots of all devices / |V|", "rows loaded per pass / |V|")

@@ -1,0 +1,133 @@
+"""From an artifact, layers and a budget to an execution plan: what a Trainer does before it trains.
+
+Features and labels are not read; layers run on toy blocks only, to learn widths and to bound their memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hongtu.artifact import Artifact
+from hongtu.config import parse_bytes
+from hongtu.errors import InputError
+from hongtu.losses import MeanLoss, VertexLoss
+from hongtu.network import Network
+from hongtu.nn.context import RowContext
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.hardware import CPU, Hardware
+from hongtu.plan.planner import plan_run
+from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.probe import probe_workspace
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The default optimizer."""
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def plan_model(
+    artifact: Artifact,
+    layers: Sequence[nn.Module],
+    *,
+    loss: str | VertexLoss = "cross_entropy",
+    optimizer: OptimizerFactory = adam,
+    device_memory: int | str | None = None,
+    strategy: str | Strategy = "full",
+    dtype: torch.dtype = torch.float32,
+    hardware: Hardware = CPU,
+) -> ExecutionPlan:
+    """The plan of a :class:`hongtu.Trainer` with the same arguments, for a machine of the reader's choice.
+
+    Args:
+        hardware: what the planner compares plans by; a Trainer on the CPU has ``CPU``.
+
+    Raises:
+        InputError: for anything that cannot work.
+        BudgetError: when the budget is too small; names the smallest that works.
+    """
+    network = Network(nn.ModuleList(layers).to(dtype=dtype), RowContext())
+    budget = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    mean_loss = make_loss(artifact, loss)
+    made = optimizer(network.modules.parameters())
+    return plan_network(artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware)
+
+
+def plan_network(
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    budget: int | None,
+    dtype: torch.dtype,
+    hardware: Hardware = CPU,
+) -> ExecutionPlan:
+    """Set ``transform_first`` of the network's layers and plan its run."""
+    network.set_transform_first(strategy.transform_first)
+    layers, output = network.trace(artifact.feature_width, dtype)
+    shape = NetworkShape(
+        features=artifact.feature_width,
+        layers=layers,
+        output=output,
+        itemsize=dtype.itemsize,
+        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
+        label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
+        stage_parameters=_stage_parameters(network),
+    )
+    loss.check_output(shape.output)
+    return plan_run(
+        artifact.topology,
+        artifact.schedule_paper,
+        shape,
+        strategy,
+        budget,
+        lambda plan: probe_workspace(plan, network.modules, loss, dtype),
+        hardware,
+    )
+
+
+def make_loss(artifact: Artifact, loss: str | VertexLoss) -> MeanLoss:
+    """The loss over the artifact's train mask."""
+    count = int(np.count_nonzero(artifact.masks["train"]))
+    return MeanLoss(loss, multi_label=artifact.multi_label, num_classes=artifact.num_classes, count=count)
+
+
+def _stage_parameters(network: Network) -> tuple[int, ...]:
+    """About how many parameters each stage uses: all of a layer's count before its aggregate, or all after it."""
+    counts = [sum(_count(module) for _, module in modules) for modules in network.row_modules]
+    for index, layer in enumerate(network.layers):
+        before = layer.transform_first or not layer.linear_aggregate
+        counts[index if before else index + 1] += _count(layer)
+    return tuple(counts)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _model_bytes(model: nn.Module) -> int:
+    """Bytes of parameters, their gradients and buffers."""
+    parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
+    return parameters + sum(b.nbytes for b in model.buffers())
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
+    trial = copy.deepcopy(optimizer)
+    for group in trial.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    try:
+        trial.step()
+    except TypeError as error:
+        raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
+    state = trial.state_dict()["state"].values()
+    return sum(v.nbytes for entry in state for v in entry.values() if isinstance(v, Tensor))

@@ -1,0 +1,347 @@
+"""What a run counts is what its plan predicts, exactly, and what a brute-force count over sets says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+
+import hongtu
+from hongtu import device, row_copies
+from hongtu import nn as hnn
+from hongtu.device import CpuDevice
+from hongtu.host_store import HostStore
+from hongtu.plan.intervals import make_intervals
+from hongtu.plan.transfer import TransferPlan
+from tests import training
+from tests.training import GRAINS, SIX, STRATEGIES, H, Model
+
+grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+BY_NAME = {model.name: model for model in SIX}
+
+
+class Plain(hnn.Layer):
+    def __init__(self, f, c):
+        super().__init__()
+        self.lin = nn.Linear(f, c)
+
+    def forward(self, block, h):
+        return block.mean(torch.tanh(self.lin(h))) + self.lin(h[: block.num_dst])
+
+
+class TwoSkips(hnn.Layer):
+    """A linear aggregate of its own and s = (another row, z, the input)."""
+
+    linear_aggregate = True
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.u, self.v, self.w = nn.Linear(f, H), nn.Linear(H, c), nn.Linear(f, c)
+
+    def transform(self, h):
+        z = self.u(h)
+        return z, (torch.tanh(z), z, h)
+
+    def aggregate(self, block, z, s):
+        return block.sum(z, weighted=True)
+
+    def update(self, a, s):
+        return self.v(a * s[0] + s[1]) + self.w(s[2])
+
+
+OTHERS = (
+    Model("plain", lambda f, c: [Plain(f, H), nn.LayerNorm(H), Plain(H, c)], lambda f, c: []),
+    Model("two-skips", lambda f, c: [TwoSkips(f, H), nn.ReLU(), TwoSkips(H, c)], lambda f, c: []),
+    Model(
+        "pyg",
+        lambda f, c: [hnn.PyGLayer(pyg.SAGEConv(f, H)), nn.ReLU(), hnn.PyGLayer(pyg.TransformerConv(H, c))],
+        lambda f, c: [],
+    ),
+    Model("rows-first", lambda f, c: [nn.Linear(f, H), nn.ReLU(), hnn.GINConv(nn.Linear(H, c))], lambda f, c: []),
+    training.DEEP,
+)
+
+
+def check_counters(trainer, epochs=1):
+    """Rows, bytes and arena equal the plan's; peaks stay under the plan's bound and that under the budget."""
+    plan = trainer.plan
+    for _ in range(epochs):
+        record = trainer.train_epoch()
+        assert record.rows == plan.rows
+        assert record.bytes == plan.bytes
+        assert record.arena_bytes == plan.arena_bytes
+        assert record.peak_bytes.keys() == plan.peak_bytes.keys()
+        assert record.peak_bytes["host"] == plan.peak_bytes["host"]
+        if trainer._budget is None:
+            continue
+        for name in record.peak_bytes.keys() - {"host"}:
+            assert record.peak_bytes[name] <= plan.peak_bytes[name] <= trainer._budget
+    return record
+
+
+@strategies
+@grains
+@pytest.mark.parametrize("model", SIX + OTHERS, ids=repr)
+def test_counted_is_predicted(model, grain, strategy):
+    problem = training.awkward()
+    options = {"grain": grain, "strategy": strategy}
+    check_counters(training.make_trainer(model, problem, **options, device_memory="smallest"))
+    if grain == (2, 3):
+        check_counters(training.make_trainer(model, problem, **options), epochs=2)
+    if strategy == "full":
+        check_counters(training.make_trainer(model, problem, **options, device_memory="128KiB"))
+
+
+@strategies
+def test_counted_is_predicted_for_other_inputs(strategy):
+    """Without weights, in single precision, multi-label, with an optimizer that keeps state."""
+    for model in (BY_NAME["gcn"], BY_NAME["gat"]):
+        options = {"strategy": strategy, "device_memory": "smallest", "dtype": torch.float32}
+        check_counters(training.make_trainer(model, unweighted(), (2, 3), optimizer=torch.optim.Adam, **options), 2)
+        options["loss"] = "bce_with_logits"
+        check_counters(training.make_trainer(model, training.multi_label(), (2, 3), **options), 2)
+
+
+@functools.cache
+def unweighted():
+    return dataclasses.replace(training.awkward(), weights=None)
+
+
+def test_counted_is_predicted_after_evaluation_and_prediction():
+    """Rows that evaluation moves are not a training epoch's."""
+    trainer = training.make_trainer(BY_NAME["gat"], training.awkward(), (2, 3), device_memory="smallest")
+    for _ in range(2):
+        check_counters(trainer)
+        trainer.evaluate()
+        trainer.predict()
+
+
+# ------------------------------------------------------------------------------------------- what is really copied
+
+
+@strategies
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
+    moved = {"copy": [0, 0], "add": [0, 0]}  # rows, bytes
+
+    def spy(kind, function):
+        def call(src, src_index, dst, dst_index):
+            assert len(src_index) == len(dst_index)
+            moved[kind][0] += len(src_index)
+            moved[kind][1] += src[src_index].nbytes
+            function(src, src_index, dst, dst_index)
+
+        return call
+
+    monkeypatch.setattr(device.row_copies, "copy_rows", spy("copy", row_copies.copy_rows))
+    monkeypatch.setattr(device.row_copies, "add_rows", spy("add", row_copies.add_rows))
+    trainer = training.make_trainer(BY_NAME[name], training.awkward(), (2, 3), strategy=strategy)
+    record = trainer.train_epoch()
+    assert moved["copy"] == [record.rows["load"] + record.rows["pull"], record.bytes["load"] + record.bytes["pull"]]
+    assert moved["add"] == [record.rows["push"] + record.rows["flush"], record.bytes["push"] + record.bytes["flush"]]
+    assert moved["copy"][0] > 0 < moved["add"][0]
+
+
+# ------------------------------------------------------------------------------------------- brute force over sets
+
+
+def neighbour_sets(problem, artifact):
+    """{(i, j): N_ij} and each vertex's partition, in original ids, from the edges and which chunk has which vertex."""
+    m, n = artifact.topology.partitions, artifact.topology.chunks
+    chunk_of = np.empty(problem.num_vertices, dtype=int)
+    starts = artifact.topology.chunk_start
+    for c in range(m * n):
+        chunk_of[artifact.original_id[starts[c] : starts[c + 1]]] = c
+    sets = {(c // n, c % n): set() for c in range(m * n)}
+    for source, destination in problem.edges.T.tolist():
+        c = int(chunk_of[destination])
+        sets[c // n, c % n].add(source)
+    return sets, chunk_of // n
+
+
+def volumes(problem, artifact):
+    """(V_ori, V_+ru, pulled) of the artifact's schedule."""
+    sets, partition = neighbour_sets(problem, artifact)
+    m, n = artifact.schedule_paper.shape
+    batches = [[sets[i, int(artifact.schedule_paper[i, b])] for i in range(m)] for b in range(n)]
+    ori = sum(len(s) for batch in batches for s in batch)
+    needed = [set().union(*batch) for batch in batches]
+    ru = sum(len(needed[b] - (needed[b - 1] if b else set())) for b in range(n))
+    foreign = [[{v for v in batch[i] if partition[v] != i} for i in range(m)] for batch in batches]
+    pulled = sum(len(foreign[b][i] - (foreign[b - 1][i] if b else set())) for b in range(n) for i in range(m))
+    return ori, ru, pulled
+
+
+# Per model: columns exchanged forward by each layer, times how often they are brought in an epoch (again in backward
+# where the aggregate is recomputed). The gradient of every exchanged column is flushed once.
+EXCHANGED = {
+    "gcn": (lambda f: (f, H), 1),
+    "sage": (lambda f: (f, H), 1),
+    "gin": (lambda f: (f, H), 1),
+    "commnet": (lambda f: (f, H), 1),
+    "gat": (lambda f: (3 * H + 3, 2 * 3 + 2), 2),
+    "ggcn": (lambda f: (2 * H, 2 * 3), 2),
+}
+
+
+@grains
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_rows_and_bytes_equal_the_papers_volumes(model, grain):
+    problem = training.awkward()
+    ori, ru, pulled = volumes(problem, training.prepare(problem, *grain))
+    widths, times = EXCHANGED[model.name][0](problem.width), EXCHANGED[model.name][1]
+    for strategy, loaded, mirrored in (("none", ori, 0), ("paper", ru, pulled)):
+        record = training.make_trainer(model, problem, grain, strategy=strategy).train_epoch()
+        assert record.rows == {
+            "load": times * len(widths) * loaded,
+            "flush": len(widths) * loaded,
+            "pull": times * len(widths) * mirrored,
+            "push": len(widths) * mirrored,
+        }
+        for link, rows in (("load", times * loaded), ("flush", loaded), ("pull", times * mirrored), ("push", mirrored)):
+            assert record.bytes[link] == 8 * sum(widths) * rows
+
+
+@grains
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_full_moves_no_more_than_paper_and_no_less_than_it_must(name, grain):
+    problem = training.awkward()
+    used = len(set(problem.edges[0].tolist()))
+    _, ru, _ = volumes(problem, training.prepare(problem, *grain))
+    for budget in (None, "smallest"):
+        trainer = training.make_trainer(BY_NAME[name], problem, grain, strategy="full", device_memory=budget)
+        for plan in trainer.plan.transfers.values():
+            assert used <= plan.rows_loaded
+            if budget is None:
+                assert plan.rows_loaded == used <= ru
+
+
+def test_features_need_no_gradient():
+    """With "full" GIN, whose first layer exchanges the features, flushes for its second layer only."""
+    problem = training.awkward()
+    used = len(set(problem.edges[0].tolist()))
+    record = training.make_trainer(BY_NAME["gin"], problem, (2, 3), strategy="full").train_epoch()
+    assert record.rows["load"] == 2 * used
+    assert record.rows["flush"] == used
+
+
+# ---------------------------------------------------------------------------------- nothing undefined, nothing spare
+
+
+@pytest.fixture
+def undefined_is_nan(monkeypatch):
+    """Device buffers and host rows hold NaN until they are written."""
+    allocate, create = CpuDevice.allocate, HostStore.create
+
+    def allocate_nan(self, name, shape, dtype):
+        buffer = allocate(self, name, shape, dtype)
+        return buffer.fill_(float("nan")) if dtype.is_floating_point else buffer.fill_(0)
+
+    def create_nan(self, name, columns, *, zero):
+        create(self, name, columns, zero=zero)
+        if not zero:
+            self[name].fill_(float("nan"))
+
+    monkeypatch.setattr(CpuDevice, "allocate", allocate_nan)
+    monkeypatch.setattr(HostStore, "create", create_nan)
+
+
+@functools.cache
+def everyone_trains():
+    """Every vertex carries a loss, so that a wrong row anywhere shows."""
+    problem = training.awkward()
+    none = np.zeros(problem.num_vertices, dtype=bool)
+    return dataclasses.replace(problem, masks={"train": ~none, "val": none, "test": none})
+
+
+@functools.cache
+def clean_outcome(model, grain, strategy):
+    return training.train(training.make_trainer(model, everyone_trains(), grain, strategy=strategy), 2)
+
+
+@strategies
+@pytest.mark.parametrize("model", SIX + OTHERS, ids=repr)
+def test_no_undefined_memory_is_read(model, strategy, request):
+    expected = clean_outcome(model, (2, 3), strategy)
+    request.getfixturevalue("undefined_is_nan")
+    for budget in (None, "smallest"):
+        options = {"strategy": strategy, "device_memory": budget}
+        trainer = training.make_trainer(model, everyone_trains(), (2, 3), **options)
+        training.assert_same(training.train(trainer, 2), expected, 1e-12)
+        assert not trainer.predict().isnan().any()
+
+
+def without(table, k, num_batches):
+    keep = np.arange(len(table)) != k
+    columns = (table.row[keep], table.slot[keep], table.first[keep], table.last[keep])
+    return make_intervals(*columns, num_batches, table.peer[keep], table.peer_slot[keep])
+
+
+def drop(plan, name, device_index, kind, k):
+    """Take load (or pull) number k of one device out of one pass of an execution plan."""
+    transfers = plan.transfers[name]
+    devices = list(transfers.devices)
+    table = without(getattr(devices[device_index], kind), k, transfers.num_batches)
+    devices[device_index] = dataclasses.replace(devices[device_index], **{kind: table})
+    plan.transfers[name] = TransferPlan(transfers.schedule, devices)
+
+
+def droppable(plan):
+    """(pass, device, kind, how many) wherever a device loads or pulls anything."""
+    for name, transfers in plan.transfers.items():
+        for i, found in enumerate(transfers.devices):
+            for kind in ("loads", "pulls"):
+                if len(getattr(found, kind)):
+                    yield name, i, kind, len(getattr(found, kind))
+
+
+@strategies
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_a_plan_without_one_of_its_transfers_fails(name, strategy, undefined_is_nan):
+    """In each pass, on each device, any one load or pull: the counters and the numbers both show it."""
+    model, grain = BY_NAME[name], (2, 3)
+    expected = clean_outcome(model, grain, strategy)
+    expected = training.Outcome(expected.losses[:1], expected.gradients[:1])
+    rows = training.make_trainer(model, everyone_trains(), grain, strategy=strategy).plan.rows
+    rng = np.random.default_rng(2)
+    cases = list(droppable(training.make_trainer(model, everyone_trains(), grain, strategy=strategy).plan))
+    assert len({case[0] for case in cases}) == 4
+    for pass_name, i, kind, count in cases:
+        trainer = training.make_trainer(model, everyone_trains(), grain, strategy=strategy)
+        drop(trainer.plan, pass_name, i, kind, int(rng.integers(count)))
+        record = trainer.train_epoch()
+        assert record.rows != rows
+        if name == "gcn" and strategy != "full" and pass_name == "backward 0":
+            continue  # the gradient of the features: no parameter lies below it
+        with pytest.raises(AssertionError):
+            training.assert_same(training.Outcome([record.loss], [trainer.gradients()]), expected, 1e-9)
+
+
+def test_a_row_loaded_from_another_vertex_fails():
+    trainer = training.make_trainer(BY_NAME["gcn"], everyone_trains(), (2, 3), strategy="paper")
+    table = trainer.plan.transfers["forward 0"].devices[0].loads
+    table.row[0], table.row[1] = table.row[1], table.row[0]
+    expected = clean_outcome(BY_NAME["gcn"], (2, 3), "paper")
+    with pytest.raises(AssertionError):
+        training.assert_same(training.train(trainer, 2), expected, 1e-9)
+
+
+def test_more_chunks_than_destinations():
+    """Vertex 0 has nearly all in-edges and a partition of its own: the other chunks of that one are empty."""
+    rng = np.random.default_rng(0)
+    edges = np.stack([rng.integers(0, 9, 40), np.r_[np.zeros(32, dtype=int), rng.integers(1, 9, 8)]])
+    labels = rng.integers(0, 2, 9)
+    artifact = hongtu.preprocess_graph(
+        edges, 9, training.new_path(), features=rng.normal(size=(9, 3)).astype(np.float32), labels=labels,
+        masks={"train": np.ones(9, dtype=bool)}, partitions=2, chunks=4, partitioner="range",
+    )  # fmt: skip
+    assert (artifact.topology.num_dst == 0).any()
+    for strategy in STRATEGIES:
+        for layers in ([hnn.GATConv(3, 2)], [hnn.GCNConv(3, 4), hnn.SAGEConv(4, 2)]):
+            check_counters(hongtu.Trainer(artifact, layers, strategy=strategy, device_memory="1MiB"))

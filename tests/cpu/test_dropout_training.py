@@ -1,0 +1,366 @@
+"""Dropout in training: one mask for every cut of the graph, and the same in recomputation as in forward."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from tests import training
+from tests.training import GRAINS, STRATEGIES, H, Model
+
+strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+# Dropout at the input of a layer, as a module of its own, inside a layer's module and on attention.
+MODELS = (
+    Model(
+        "gcn",
+        lambda f, c: [hnn.GCNConv(f, H, activation="relu", input_dropout=0.5), hnn.Dropout(0.5), hnn.GCNConv(H, c)],
+        lambda f, c: [],
+    ),
+    Model(
+        "sage",
+        lambda f, c: [hnn.SAGEConv(f, H, activation="relu", input_dropout=0.5), hnn.SAGEConv(H, c, input_dropout=0.5)],
+        lambda f, c: [],
+    ),
+    Model(
+        "gin",
+        lambda f, c: [
+            hnn.Dropout(0.5),
+            hnn.GINConv(nn.Sequential(nn.Linear(f, H), hnn.Dropout(0.5), nn.ReLU())),
+            hnn.GINConv(nn.Linear(H, c), input_dropout=0.5),
+        ],
+        lambda f, c: [],
+    ),
+    Model(
+        "commnet",
+        lambda f, c: [hnn.CommNetConv(f, H, activation="relu", input_dropout=0.5), hnn.CommNetConv(H, c)],
+        lambda f, c: [],
+    ),
+    Model(
+        "gat",
+        lambda f, c: [
+            hnn.GATConv(f, H, heads=2, dropout=0.5, activation="elu", input_dropout=0.5),
+            hnn.GATConv(2 * H, c, heads=2, concat=False, dropout=0.5, input_dropout=0.5),
+        ],
+        lambda f, c: [],
+    ),
+    Model(
+        "ggcn",
+        lambda f, c: [hnn.GGCNConv(f, H, activation="relu", input_dropout=0.5), hnn.Dropout(0.5), hnn.GGCNConv(H, c)],
+        lambda f, c: [],
+    ),
+)
+models = pytest.mark.parametrize("model", MODELS, ids=repr)
+
+
+@functools.cache
+def losses(model, grain, strategy, budget, seed=3, epochs=4):
+    trainer = training.make_trainer(
+        model, training.awkward(), grain, strategy=strategy, device_memory=budget, seed=seed
+    )
+    return [trainer.train_epoch().loss for _ in range(epochs)]
+
+
+@models
+def test_the_losses_of_every_cut_are_the_same(model):
+    """For every (m, n), strategy and budget, to float64 rounding."""
+    expected = losses(model, (1, 1), "none", None)
+    for grain in GRAINS[1:]:
+        for strategy in STRATEGIES:
+            epochs = 2 if grain == (4, 8) else 4
+            found = losses(model, grain, strategy, "smallest", epochs=epochs)
+            message = f"{grain} {strategy} smallest budget"
+            np.testing.assert_allclose(found, expected[:epochs], rtol=1e-10, err_msg=message)
+    for strategy in STRATEGIES:
+        np.testing.assert_allclose(losses(model, (2, 3), strategy, None), expected, rtol=1e-10, err_msg=strategy)
+
+
+@models
+def test_masks_change_with_the_epoch_and_with_the_seed(model):
+    trainer = training.make_trainer(model, training.awkward(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0), seed=3)
+    first, second = (trainer.train_epoch().loss for _ in range(2))
+    assert first != second
+    assert losses(model, (1, 1), "none", None, seed=4)[0] != losses(model, (1, 1), "none", None)[0]
+
+
+@models
+def test_no_dropout_in_evaluation(model):
+    trainer = training.make_trainer(model, training.awkward(), (2, 3))
+    before = trainer.predict()
+    assert torch.equal(before, trainer.predict())
+    plain = training.make_trainer(model, training.awkward(), (2, 3))
+    for module in plain.model.modules():
+        if isinstance(module, hnn.Dropout):
+            module.p = 0.0
+    assert torch.equal(before, plain.predict())
+    trainer.train_epoch()
+    assert not torch.equal(before, trainer.predict())
+
+
+def test_evaluation_between_epochs_changes_nothing():
+    expected = losses(MODELS[0], (2, 3), "full", None)
+    trainer = training.make_trainer(MODELS[0], training.awkward(), (2, 3), seed=3)
+    found = []
+    for _ in range(4):
+        trainer.evaluate()
+        found.append(trainer.train_epoch().loss)
+    assert found == expected
+
+
+FIRST = {
+    "gcn": lambda f, c, p: [hnn.GCNConv(f, c, input_dropout=p)],
+    "sage": lambda f, c, p: [hnn.SAGEConv(f, c, input_dropout=p)],
+    "gin": lambda f, c, p: [hnn.GINConv(nn.Linear(f, c), input_dropout=p)],
+    "commnet": lambda f, c, p: [hnn.CommNetConv(f, c, input_dropout=p)],
+    "gat": lambda f, c, p: [hnn.GATConv(f, c, input_dropout=p)],
+    "ggcn": lambda f, c, p: [hnn.GGCNConv(f, c, input_dropout=p)],
+    "dropout-gin": lambda f, c, p: [hnn.Dropout(p), hnn.GINConv(nn.Linear(f, c))],
+    "torch-dropout-gin": lambda f, c, p: [nn.Dropout(p), hnn.GINConv(nn.Linear(f, c))],
+}
+
+
+@strategies
+@pytest.mark.parametrize("name", FIRST)
+def test_dropout_of_the_features_takes_place(name, strategy):
+    """In evaluation such a dropout hands the features on as they are; in training it must not be left out."""
+    problem = training.awkward()
+    artifact = training.prepare(problem, 2, 3)
+    blank = training.prepare(blank_awkward(), 2, 3)
+    torch.manual_seed(0)
+    state = nn.ModuleList(FIRST[name](problem.width, problem.classes, 0.0)).state_dict()
+    found = []
+    for p, source in ((1.0, artifact), (0.0, blank), (0.5, artifact), (0.0, artifact)):
+        layers = FIRST[name](problem.width, problem.classes, p)
+        nn.ModuleList(layers).load_state_dict(state)
+        trainer = hongtu.Trainer(source, layers, dtype=torch.float64, optimizer=training.sgd, strategy=strategy)
+        found.append(trainer.train_epoch().loss)
+    all_dropped, no_features, half_dropped, none_dropped = found
+    assert all_dropped == pytest.approx(no_features, rel=1e-12)
+    assert len({round(loss, 6) for loss in (all_dropped, half_dropped, none_dropped)}) == 3
+
+
+@functools.cache
+def blank_awkward():
+    problem = training.awkward()
+    return dataclasses.replace(problem, features=np.zeros_like(problem.features))
+
+
+# --------------------------------------------------------------------------- gradients against finite differences
+#
+# A fresh trainer of the same seed draws the same masks in its first epoch, so its loss is a function of the
+# parameters alone.
+
+
+def first_loss(make, state, grain, strategy):
+    layers = make()
+    nn.ModuleList(layers).double().load_state_dict(state)
+    artifact = training.prepare(training.awkward(), *grain)
+    trainer = hongtu.Trainer(
+        artifact, layers, optimizer=training.sgd, dtype=torch.float64, strategy=strategy, seed=5
+    )
+    return trainer.train_epoch().loss, trainer.gradients()
+
+
+def check_against_finite_differences(make, grain, strategy, step=1e-5):
+    """The directional derivative along random directions, and along each parameter tensor alone."""
+    torch.manual_seed(1)
+    state = nn.ModuleList(make()).double().state_dict()
+    state = {name: value + 0.1 * torch.randn_like(value) for name, value in state.items()}  # no kink at a zero bias
+    _, gradients = first_loss(make, state, grain, strategy)
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    assert largest > 1e-4
+    names = list(gradients)
+    for chosen in [names, *([name] for name in names)]:
+        direction = {name: torch.randn_like(gradients[name]) for name in chosen}
+        shifted = [
+            {name: value + sign * step * direction[name] if name in direction else value for name, value in state.items()}
+            for sign in (1, -1)
+        ]
+        ahead, behind = (first_loss(make, moved, grain, strategy)[0] for moved in shifted)
+        slope = sum(float((gradients[name] * direction[name]).sum()) for name in chosen)
+        assert abs((ahead - behind) / (2 * step) - slope) < 1e-6 * max(1.0, abs(slope)), chosen
+
+
+class Gated(hnn.Layer):
+    """Torch's dropout, by module and by function, in all three methods; the aggregate is recomputed in backward."""
+
+    def __init__(self, f, c, aggregate_dropout=0.5):
+        super().__init__()
+        self.u, self.v, self.w = nn.Linear(f, H), nn.Linear(H, c), nn.Linear(f, c)
+        self.aggregate_dropout = aggregate_dropout
+        self.dropout = nn.Dropout(0.5)
+
+    def transform(self, h):
+        return torch.tanh(self.u(self.dropout(h))), self.w(nn.functional.dropout(h, 0.3, self.training))
+
+    def aggregate(self, block, z, s):
+        messages = nn.functional.dropout(block.gather(z), self.aggregate_dropout, self.training)
+        return self.v(block.segment_sum(messages)) * torch.sigmoid(block.num_dst * 0 + s)
+
+    def update(self, a, s):
+        return self.dropout(torch.tanh(a)) + s
+
+
+class LinearGated(Gated):
+    """The same with a cached aggregate."""
+
+    reduce = "sum"
+    aggregate = hnn.Layer.aggregate
+
+    def update(self, a, s):
+        return self.dropout(torch.tanh(self.v(a))) + s
+
+
+class PlainForward(Gated):
+    def transform(self, h):
+        return h, h
+
+    def update(self, a, s):
+        return a
+
+    aggregate = hnn.Layer.aggregate
+
+    def forward(self, block, h):
+        h = self.dropout(torch.tanh(self.u(h)))
+        return self.dropout(self.v(block.sum(h)))
+
+
+class DropsWhatItSends(hnn.Layer):
+    """transform hands on (dropped h, h): in evaluation both are the same tensor, in training they are not."""
+
+    reduce = "sum"
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.v, self.w = nn.Linear(f, c), nn.Linear(f, c)
+        self.dropout = nn.Dropout(0.5)
+
+    def transform(self, h):
+        return self.dropout(h), h
+
+    def update(self, a, s):
+        return self.v(a) + self.w(s)
+
+
+def two(layer):
+    def make():
+        return [layer(6, 4), nn.Tanh(), nn.Dropout(0.5), layer(4, 3)]
+
+    make.__name__ = layer.__name__
+    return make
+
+
+def pyg_attention():
+    import torch_geometric.nn as pyg
+
+    return [hnn.PyGLayer(pyg.GATConv(6, H, heads=2, dropout=0.5)), nn.Tanh(), hnn.PyGLayer(pyg.GATConv(2 * H, 3))]
+
+
+def row_modules_only():
+    return [nn.Dropout(0.5), nn.Linear(6, 5), nn.Dropout(0.5), hnn.GINConv(nn.Linear(5, 3)), nn.Dropout(0.3)]
+
+
+def activation_by_function():
+    def dropped(h):
+        return nn.functional.dropout(torch.tanh(h), 0.5)
+
+    return [hnn.GCNConv(6, H, activation=dropped), hnn.GATConv(H, 3)]
+
+
+def hongtu_dropout():
+    return [
+        hnn.Dropout(0.5), hnn.GINConv(nn.Linear(6, H), input_dropout=0.3), nn.Tanh(),
+        hnn.GATConv(H, 4, heads=2, dropout=0.5), hnn.SAGEConv(8, 3, input_dropout=0.5),
+    ]  # fmt: skip
+
+
+MAKERS = (
+    two(Gated), two(LinearGated), two(PlainForward), two(DropsWhatItSends), pyg_attention, row_modules_only,
+    activation_by_function, hongtu_dropout,
+)  # fmt: skip
+
+
+@strategies
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_gradients_match_finite_differences(make, strategy):
+    check_against_finite_differences(make, (2, 2), strategy)
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_a_model_with_dropout_can_be_evaluated(make):
+    layers = make()
+    trainer = hongtu.Trainer(training.prepare(training.awkward(), 2, 2), layers, strategy="paper")
+    first = trainer.predict()
+    trainer.train_epoch()
+    assert first.shape == trainer.predict().shape == (training.awkward().num_vertices, 3)
+
+
+class Recorder(hnn.Layer):
+    """Not linear; keeps the dropped messages of each call of its aggregate, by first destination."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def transform(self, h):
+        return h, None
+
+    def aggregate(self, block, z, s):
+        messages = nn.functional.dropout(torch.ones(block.num_edges, z.shape[1], dtype=z.dtype), 0.5, self.training)
+        self.seen.append((int(block.first), messages.detach().clone()))
+        return block.segment_sum(messages * block.gather(z))
+
+
+@strategies
+def test_forward_and_recomputation_draw_the_same_numbers(strategy):
+    layer = Recorder()
+    layers = [nn.Linear(6, 3), layer]
+    trainer = hongtu.Trainer(training.prepare(training.awkward(), 2, 3), layers, strategy=strategy)
+    layer.seen.clear()
+    trainer.train_epoch()
+    calls = {}
+    for first, mask in layer.seen:
+        calls.setdefault(first, []).append(mask)
+    assert len(calls) == trainer.plan.schedule.size
+    for forward, recomputed in calls.values():
+        assert torch.equal(forward, recomputed)
+    masks = [forward for forward, _ in calls.values() if len(forward) > 8]
+    assert not any(torch.equal(a[:8], b[:8]) for k, a in enumerate(masks) for b in masks[:k])  # chunks differ
+    layer.seen.clear()
+    trainer.train_epoch()
+    assert not any(torch.equal(mask, calls[first][0]) for first, mask in layer.seen if len(mask) > 8)  # epochs differ
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    trainer = hongtu.Trainer(training.prepare(training.awkward(), 2, 3), two(Gated)(), device_memory="1MiB")
+    torch.manual_seed(9)
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    trainer.train_epoch()
+    trainer.predict()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_one_dropout_module_used_twice_drops_different_elements():
+    """The same module at two depths is two call sites."""
+    dropout = hnn.Dropout(0.5)
+    kept = []
+
+    class Watch(nn.Module):
+        def forward(self, h):
+            kept.append(h != 0)
+            return h
+
+    layers = [dropout, Watch(), nn.Linear(6, 6), hnn.GINConv(nn.Linear(6, 6)), nn.Softplus(), dropout, Watch(),
+              hnn.GINConv(nn.Linear(6, 3))]  # fmt: skip
+    trainer = hongtu.Trainer(training.prepare(training.awkward(), 1, 1), layers, dtype=torch.float64)
+    kept.clear()
+    trainer.train_epoch()
+    assert 0.3 < float((kept[0] == kept[1]).double().mean()) < 0.7

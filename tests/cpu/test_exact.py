@@ -1,0 +1,492 @@
+"""Training is exact: losses and gradients equal those of torch_geometric, or a dense reference, on the whole graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.errors import InputError
+from tests import training
+from tests.training import DEEP, GRAINS, SIX, STRATEGIES, H, Model
+
+EXACT = 1e-9  # of the largest gradient entry
+SINGLE = 1e-4
+
+six = pytest.mark.parametrize("model", SIX, ids=repr)
+grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def check(model, problem, grain, *, epochs=5, tolerance=EXACT, **options):
+    trainer = training.make_trainer(model, problem, grain, **options)
+    found = training.train(trainer, epochs)
+    expected = training.train_reference(model, problem)
+    expected = training.Outcome(expected.losses[:epochs], expected.gradients[:epochs])
+    training.assert_same(found, expected, tolerance)
+    return trainer
+
+
+def epochs_for(grain, strategy):
+    """Many chunks take long: all five epochs with one strategy, two with the others."""
+    return 5 if grain[1] < 8 or strategy == "paper" else 2
+
+
+@pytest.mark.parametrize("problem", [training.directed_weighted, training.awkward], ids=lambda make: make.__name__)
+@strategies
+@grains
+@six
+def test_small_graphs(model, grain, strategy, problem):
+    """Directed and weighted; isolated vertices, a hub, duplicate edges and repeated loops."""
+    epochs = epochs_for(grain, strategy)
+    check(model, problem(), grain, epochs=epochs, strategy=strategy, device_memory="smallest")
+    if grain == (1, 7):
+        check(model, problem(), grain, epochs=epochs, strategy=strategy)
+
+
+@strategies
+@grains
+@six
+def test_cora(model, grain, strategy, data_graph):
+    """The real graph with the first 64 columns of its features."""
+    problem = training.planetoid(data_graph("planetoid-cora"), 64)
+    check(model, problem, grain, strategy=strategy, epochs=epochs_for(grain, strategy))
+
+
+@strategies
+@six
+def test_cora_in_the_smallest_budget(model, strategy, data_graph):
+    problem = training.planetoid(data_graph("planetoid-cora"), 4)
+    trainer = check(model, problem, (4, 8), strategy=strategy, device_memory="smallest", epochs=2)
+    loaded = [sum(len(device.loads) for device in plan.devices) for plan in trainer.plan.transfers.values()]
+    assert max(loaded) > problem.num_vertices, "no row was brought twice: nothing was ever evicted"
+
+
+@six
+def test_cora_with_all_features(model, data_graph):
+    check(model, training.planetoid(data_graph("planetoid-cora")), (4, 8), epochs=2)
+
+
+@strategies
+@six
+def test_single_precision(model, strategy):
+    options = {"dtype": torch.float32, "strategy": strategy, "device_memory": "smallest"}
+    for problem in (training.directed_weighted(), training.awkward()):
+        check(model, problem, (2, 3), tolerance=SINGLE, **options)
+
+
+def test_single_precision_on_cora(data_graph):
+    for model in SIX:
+        problem = training.planetoid(data_graph("planetoid-cora"), 64)
+        check(model, problem, (2, 3), tolerance=SINGLE, dtype=torch.float32)
+
+
+@strategies
+@grains
+def test_three_different_layers(grain, strategy):
+    check(DEEP, training.awkward(), grain, strategy=strategy, device_memory="smallest")
+
+
+# ------------------------------------------------------------------------------------------ losses and row-wise modules
+
+
+def squared_distance(out, target):
+    """A loss of one's own: per vertex, the squared distance to the one-hot target."""
+    return (out.softmax(1) - nn.functional.one_hot(target, out.shape[1])).square().sum(1)
+
+
+BCE = Model("bce", SIX[0].layers, SIX[0].reference, torch.relu, loss="bce_with_logits")
+CALLABLE = Model("callable", SIX[0].layers, SIX[0].reference, torch.relu, loss=squared_distance)
+
+
+@strategies
+def test_multi_label(strategy):
+    check(BCE, training.multi_label(), (2, 3), strategy=strategy, device_memory="smallest")
+
+
+@strategies
+def test_callable_loss(strategy):
+    check(CALLABLE, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
+
+
+def rows_between(first, second):
+    """[Linear, first, LayerNorm, ReLU in place, Linear, Sequential, second, LayerNorm, Linear]."""
+
+    def modules(f, c):
+        return [
+            nn.Linear(f, 7), first(7, H), nn.LayerNorm(H), nn.ReLU(inplace=True), nn.Linear(H, 6),
+            nn.Sequential(nn.LayerNorm(6), nn.Tanh()), second(6, H), nn.LayerNorm(H), nn.Linear(H, c),
+        ]  # fmt: skip
+
+    return modules
+
+
+ROW_WISE = (
+    Model("gcn", rows_between(hnn.GCNConv, hnn.GCNConv), rows_between(pyg.GCNConv, pyg.GCNConv)),
+    Model("sage-gat", rows_between(hnn.SAGEConv, hnn.GATConv), rows_between(pyg.SAGEConv, pyg.GATConv)),
+    Model("ggcn-sage", rows_between(hnn.GGCNConv, hnn.SAGEConv), rows_between(pyg.ResGatedGraphConv, pyg.SAGEConv)),
+)
+
+
+@strategies
+@pytest.mark.parametrize("model", ROW_WISE, ids=repr)
+def test_row_wise_modules_between_layers(model, strategy):
+    check(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
+
+
+def in_place(convolution, wrap):
+    """ReLU in place on the input features, right behind an aggregate, and on the output."""
+
+    def modules(f, c):
+        relu = nn.ReLU(inplace=wrap)
+        return [relu, convolution(nn.Linear(f, H)), relu, convolution(nn.Linear(H, c)), nn.ReLU(inplace=wrap)]
+
+    return modules
+
+
+@strategies
+def test_in_place_modules_on_features_and_aggregates(strategy):
+    """GINConv hands its input on as z: the ReLU before it must not be lost."""
+    model = Model("in-place", in_place(hnn.GINConv, True), in_place(pyg.GINConv, False))
+    check(model, training.awkward(), (2, 3), strategy=strategy)
+
+
+class AggregateOnly(hnn.Layer):
+    """z is the input and the aggregate is the output."""
+
+    reduce = "sum"
+
+    def transform(self, h):
+        return h, None
+
+
+class AggregateOnlyReference(nn.Module):
+    def forward(self, h, edge_index):
+        return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+
+
+@strategies
+def test_in_place_module_behind_a_bare_aggregate(strategy):
+    def modules(layer, inplace):
+        return lambda f, c: [layer(), nn.ReLU(inplace=inplace), nn.Linear(f, c), layer(), nn.ELU(inplace=inplace)]
+
+    model = Model("bare", modules(AggregateOnly, True), modules(AggregateOnlyReference, False))
+    check(model, training.awkward(), (2, 3), strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.BatchNorm1d(H),
+        nn.Sequential(nn.Linear(H, H), nn.BatchNorm1d(H)),
+        nn.InstanceNorm1d(H),
+        pyg.BatchNorm(H),
+        pyg.GraphNorm(H),
+        pyg.PairNorm(),
+        pyg.LayerNorm(H, mode="graph"),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_modules_that_mix_rows_are_refused(module):
+    layers = [hnn.GCNConv(6, H), module, hnn.GCNConv(H, 3)]
+    with pytest.raises(InputError, match=r"layers\[1\].*LayerNorm"):
+        hongtu.Trainer(training.prepare(training.awkward(), 1, 1), layers)
+
+
+@strategies
+def test_torch_geometric_layer_norm_by_row(strategy):
+    def modules(convolution):
+        return lambda f, c: [convolution(f, H), pyg.LayerNorm(H, mode="node"), convolution(H, c)]
+
+    model = Model("pyg-layer-norm", modules(hnn.GCNConv), modules(pyg.GCNConv))
+    check(model, training.awkward(), (2, 3), strategy=strategy)
+
+
+def test_a_bare_torch_geometric_convolution_is_refused():
+    layers = [pyg.GCNConv(6, H), hnn.GCNConv(H, 3)]
+    with pytest.raises(InputError, match="PyGLayer"):
+        hongtu.Trainer(training.prepare(training.awkward(), 1, 1), layers)
+
+
+# ---------------------------------------------------------------------------------------------------------- user layers
+
+
+def neighbour_sum(h, edge_index, edge_weight=None):
+    messages = h[edge_index[0]]
+    messages = messages if edge_weight is None else messages * edge_weight.unsqueeze(1)
+    return torch.zeros_like(h[:, :1]).expand(-1, messages.shape[1]).clone().index_add(0, edge_index[1], messages)
+
+
+class UserWhole(nn.Module):
+    """The reference of all user layers: v(tanh(u h) over in-edges) gated by the destination, plus w h."""
+
+    def __init__(self, f, c, weighted=False, gated=False, skip=True):
+        super().__init__()
+        self.u, self.v, self.w = nn.Linear(f, H), nn.Linear(H, c), nn.Linear(f, c)
+        self.weighted, self.gated, self.skip = weighted, gated, skip
+
+    def forward(self, h, edge_index, edge_weight=None):
+        z = torch.tanh(self.u(h))
+        a = self.v(neighbour_sum(z, edge_index, edge_weight if self.weighted else None))
+        a = torch.sigmoid(self.w(h)) * a if self.gated else a
+        return a + self.w(h) if self.skip else a + 0 * self.w(h)
+
+
+class UserLayer(hnn.Layer):
+    def __init__(self, f, c):
+        super().__init__()
+        self.u, self.v, self.w = nn.Linear(f, H), nn.Linear(H, c), nn.Linear(f, c)
+
+
+class Reduced(UserLayer):
+    """A declared reduction: the engine's own kernel runs it."""
+
+    reduce = "sum"
+    weighted = True
+
+    def transform(self, h):
+        return torch.tanh(self.u(h)), self.w(h)
+
+    def update(self, a, s):
+        return self.v(a) + s
+
+
+class LinearByHand(UserLayer):
+    """An aggregate of its own that says it is linear: cached, not recomputed."""
+
+    linear_aggregate = True
+
+    def transform(self, h):
+        return torch.tanh(self.u(h)), self.w(h)
+
+    def aggregate(self, block, z, s):
+        return block.sum(z, weighted=True)
+
+    def update(self, a, s):
+        return self.v(a) + s
+
+
+class NotLinear(UserLayer):
+    """The same, recomputed in backward."""
+
+    def transform(self, h):
+        return torch.tanh(self.u(h)), self.w(h)
+
+    def aggregate(self, block, z, s):
+        return self.v(block.sum(z, weighted=True)) + s
+
+
+class SkipIsTuple(UserLayer):
+    """s = (a row of its own, the input h, z itself, another), of which only some are used."""
+
+    def transform(self, h):
+        z = torch.tanh(self.u(h))
+        return z, (self.w(h), h, z, z + 1)
+
+    def aggregate(self, block, z, s):
+        own, h, own_z, unused = s
+        assert own.shape[0] == h.shape[0] == own_z.shape[0] == unused.shape[0] == block.num_dst
+        return self.v(block.sum(z, weighted=True)) * torch.sigmoid(self.w(h)) + 0 * own_z.sum(1, keepdim=True)
+
+    def update(self, a, s):
+        return a + s[0]
+
+
+class SkipIsInput(UserLayer):
+    """s is h: in the first layer the features, which are not z."""
+
+    reduce = "sum"
+    weighted = True
+
+    def transform(self, h):
+        return torch.tanh(self.u(h)), h
+
+    def update(self, a, s):
+        return self.v(a) + self.w(s)
+
+
+class SkipIsList(SkipIsInput):
+    def transform(self, h):
+        return torch.tanh(self.u(h)), [h]
+
+    def update(self, a, s):
+        assert isinstance(s, list | tuple)
+        return super().update(a, s[0])
+
+
+class NoSkip(UserLayer):
+    """s is None; w takes no part."""
+
+    reduce = "sum"
+    weighted = True
+
+    def transform(self, h):
+        return torch.tanh(self.u(h)), None
+
+    def update(self, a, s):
+        assert s is None
+        return self.v(a)
+
+
+class ForwardOnly(UserLayer):
+    def forward(self, block, h):
+        z = torch.tanh(self.u(h))
+        return self.v(block.sum(z, weighted=True)) + self.w(h[: block.num_dst])
+
+
+class ForwardByEdges(UserLayer):
+    """Plain torch on ``edge_index``, as most code in the wild."""
+
+    def forward(self, block, h):
+        source, destination = block.edge_index
+        messages = torch.tanh(self.u(h))[source]
+        if block.edge_weight is not None:
+            messages = messages * block.edge_weight.unsqueeze(1)
+        a = messages.new_zeros(block.num_dst, H).index_add(0, destination, messages)
+        return self.v(a) + self.w(h[: block.num_dst])
+
+
+def user(layer, **flags):
+    return Model(
+        layer.__name__,
+        lambda f, c: [layer(f, 4), nn.ReLU(), layer(4, c)],
+        lambda f, c: [UserWhole(f, 4, weighted=True, **flags), nn.ReLU(), UserWhole(4, c, weighted=True, **flags)],
+    )
+
+
+USERS = (
+    user(Reduced),
+    user(LinearByHand),
+    user(NotLinear),
+    user(SkipIsTuple, gated=True),
+    user(SkipIsInput),
+    user(SkipIsList),
+    user(NoSkip, skip=False),
+    user(ForwardOnly),
+    user(ForwardByEdges),
+)
+
+
+@strategies
+@pytest.mark.parametrize("model", USERS, ids=repr)
+def test_user_layers(model, strategy):
+    check(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=3)
+
+
+class ZItselfWhole(nn.Module):
+    def __init__(self, f, c):
+        super().__init__()
+        self.u, self.v = nn.Linear(f, H), nn.Linear(H, c)
+
+    def forward(self, h, edge_index):
+        z = self.u(h)
+        return self.v(neighbour_sum(z, edge_index) - 2 * z)
+
+
+class ZItself(hnn.Layer):
+    """s is z: stored once, with gradients from both ways."""
+
+    reduce = "sum"
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.u, self.v = nn.Linear(f, H), nn.Linear(H, c)
+
+    def transform(self, h):
+        z = self.u(h)
+        return z, z
+
+    def update(self, a, s):
+        return self.v(a - 2 * s)
+
+
+class ZTwice(ZItself):
+    """s holds z twice, and is used by a recomputed aggregate."""
+
+    reduce = None
+
+    def transform(self, h):
+        z = self.u(h)
+        return z, (z, z)
+
+    def aggregate(self, block, z, s):
+        return self.v(block.sum(z) - s[0])
+
+    def update(self, a, s):
+        return a - self.v(s[1]) + self.v.bias
+
+
+@strategies
+@pytest.mark.parametrize("layer", [ZItself, ZTwice])
+def test_skip_that_is_z(layer, strategy):
+    model = Model("z", lambda f, c: [layer(f, 4), layer(4, c)], lambda f, c: [ZItselfWhole(f, 4), ZItselfWhole(4, c)])
+    check(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=3)
+
+
+class Wrapped(nn.Module):
+    """A torch_geometric convolution under the name that ``PyGLayer`` gives it."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, h, edge_index):
+        return self.conv(h, edge_index)
+
+
+def wrapped(name, first, second):
+    return Model(
+        name,
+        lambda f, c: [hnn.PyGLayer(first(f)), nn.ReLU(), hnn.PyGLayer(second(c))],
+        lambda f, c: [Wrapped(first(f)), nn.ReLU(), Wrapped(second(c))],
+    )
+
+
+PYG = (
+    wrapped("SAGEConv", lambda f: pyg.SAGEConv(f, H), lambda c: pyg.SAGEConv(H, c, aggr="max")),
+    wrapped(
+        "GATConv",
+        # its own loops tie source k to destination k: the same vertex, as the first sources are the destinations
+        lambda f: pyg.GATConv(f, H, heads=2),
+        lambda c: pyg.GATConv(2 * H, c, add_self_loops=False),
+    ),
+    wrapped("TransformerConv", lambda f: pyg.TransformerConv(f, H, 2), lambda c: pyg.TransformerConv(2 * H, c)),
+)
+
+
+@strategies
+@pytest.mark.parametrize("model", PYG, ids=repr)
+def test_torch_geometric_layers(model, strategy):
+    check(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=3)
+
+
+class WrappedWeighted(Wrapped):
+    def forward(self, h, edge_index, edge_weight):
+        return self.conv(h, edge_index, edge_weight)
+
+
+@strategies
+def test_torch_geometric_layer_with_edge_weights(strategy):
+    model = Model(
+        "GraphConv",
+        lambda f, c: [hnn.PyGLayer(pyg.GraphConv(f, H)), hnn.PyGLayer(pyg.GraphConv(H, c))],
+        lambda f, c: [WrappedWeighted(pyg.GraphConv(f, H)), WrappedWeighted(pyg.GraphConv(H, c))],
+    )
+    check(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=3)
+
+
+@strategies
+def test_torch_geometric_layer_that_learns_its_width(strategy):
+    """Parameters of unknown shape until the first call."""
+    layers = [hnn.PyGLayer(pyg.SAGEConv((-1, -1), H)), nn.ReLU(), hnn.PyGLayer(pyg.SAGEConv((-1, -1), 3))]
+    problem = training.awkward()
+    trainer = hongtu.Trainer(
+        training.prepare(problem, 2, 3), layers, optimizer=training.sgd, dtype=torch.float64, strategy=strategy
+    )
+    model = wrapped("lazy", lambda f: pyg.SAGEConv(f, H), lambda c: pyg.SAGEConv(H, c))
+    known = training.make_trainer(model, problem, (2, 3), strategy=strategy)
+    known.model.load_state_dict(trainer.model.state_dict())
+    training.assert_same(training.train(trainer, 2), training.train(known, 2), EXACT)

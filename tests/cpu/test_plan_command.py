@@ -1,0 +1,173 @@
+"""`hongtu plan`, `doctor` and what `info` adds: predicted is counted, refusals, shapes of the output."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hongtu
+from hongtu.cli.main import main
+from hongtu.models import build_layers
+from hongtu.plan.hardware import CPU, load_hardware
+from hongtu.plan.transfer import plan_transfers
+from hongtu.planning import plan_model
+from tests import training
+
+MODELS = (["--model", "gcn", "--hidden", "8", "--layers", "3"], ["--model", "gat", "--hidden", "8", "--heads", "2"])
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return training.prepare(training.awkward(), 2, 6)
+
+
+def output(capsys, *argv):
+    """Exit code 0, nothing on stderr; what went to stdout."""
+    assert main([str(word) for word in argv]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def refusal(capsys, *argv):
+    """Exit code 2, one line on stderr, nothing on stdout."""
+    assert main([str(word) for word in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("hongtu: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model[1])
+@pytest.mark.parametrize("budget", ([], ["--device-memory", "40KiB"]), ids=("no-limit", "budget"))
+@pytest.mark.parametrize("strategy", training.STRATEGIES)
+def test_predicted_is_counted(artifact, model, budget, strategy, capsys):
+    options = [artifact.path, *model, *budget, "--strategy", strategy, "--json"]
+    plan = json.loads(output(capsys, "plan", *options))
+    run = json.loads(output(capsys, "train", *options, "--epochs", 1))
+    assert plan["bytes"] == run["bytes"] and plan["rows"] == run["rows"]
+    assert plan["peak_bytes"].keys() == run["peak_bytes"].keys()
+    assert plan["peak_bytes"]["host"] == run["peak_bytes"]["host"]
+    if budget:
+        assert plan["device_memory"] == 40 * 1024
+        for name in plan["peak_bytes"].keys() - {"host"}:
+            assert run["peak_bytes"][name] <= plan["peak_bytes"][name] <= plan["device_memory"]
+
+
+def test_plan_json(artifact, capsys):
+    plan = json.loads(output(capsys, "plan", artifact.path, "--device-memory", "80KiB", "--json"))
+    keys = {"rows", "bytes", "peak_bytes", "seconds_per_epoch", "grain", "capacities", "ladder", "passes", "hardware"}
+    assert keys <= plan.keys()
+    for link, total in plan["bytes"].items():
+        assert total == sum(p["bytes"][link] for p in plan["passes"])
+    assert plan["seconds_per_epoch"] == pytest.approx(sum(plan["seconds"].values()))
+    assert plan["seconds_per_epoch"] == pytest.approx(sum(p["seconds"] for p in plan["passes"]))
+    assert 1 <= plan["grain"] <= plan["chunks"] == 6
+    assert all(len(slots) == 2 for slots in plan["capacities"].values()) and "forward 0" in plan["capacities"]
+    assert max(p["arena_bytes"]["device 0"] for p in plan["passes"]) == plan["arena_bytes"]["device 0"]
+
+
+def test_ladder_equals_info(artifact, capsys):
+    info = json.loads(output(capsys, "info", artifact.path, "--json"))
+    plan = json.loads(output(capsys, "plan", artifact.path, "--json"))
+    volume = info["volume"][plan["ladder_order"]]
+    assert volume["v_ru"] == min(v["v_ru"] for v in info["volume"].values())
+    rows = [volume["v_ori"], volume["v_p2p"], volume["v_ru"], info["lookahead"]["rows"]]
+    assert [rung["rows"] for rung in plan["ladder"]] == rows
+    assert plan["floor"] == info["lookahead"]["floor"] <= rows[-1] <= info["volume"]["input"]["v_ru"]
+    bytes_per_row = {rung["bytes"] / rung["rows"] for rung in plan["ladder"]}
+    moved, rows = plan["bytes"], plan["rows"]
+    assert len(bytes_per_row) == 1
+    if len({p["rows"]["load"] for p in plan["passes"] if p["exchanges"]}) == 1:  # no limit: every pass loads as much
+        per_pass = rows["load"] / sum(bool(p["exchanges"]) for p in plan["passes"])
+        assert bytes_per_row == {(moved["load"] + moved["flush"]) / per_pass}
+
+
+def test_info_plans_lookahead_in_the_papers_buffer(artifact, capsys):
+    found = json.loads(output(capsys, "info", artifact.path, "--json"))["lookahead"]
+    schedule = np.int32([range(6)] * 2)
+    paper = plan_transfers(artifact.topology, schedule, "paper")
+    assert found["capacity"] == [device.capacity for device in paper.devices]
+    planned = plan_transfers(artifact.topology, schedule, "lookahead", found["capacity"])
+    assert found["rows"] == planned.rows_loaded
+    text = output(capsys, "info", artifact.path)
+    assert f"{found['rows']:,} (" in text and f"{found['floor']:,} (" in text and "lookahead" in text
+
+
+def test_strategy_paper_loads_what_info_says(artifact, capsys):
+    """Three ways to the paper's V_+ru: counted by preprocessing, planned, and in the ladder."""
+    info = json.loads(output(capsys, "info", artifact.path, "--json"))
+    plan = json.loads(output(capsys, "plan", artifact.path, "--strategy", "paper", "--json"))
+    loads = {p["rows"]["load"] for p in plan["passes"] if p["exchanges"]}
+    assert loads == {info["volume"]["paper"]["v_ru"]}
+
+
+def test_tables_for_people(artifact, capsys, tmp_path):
+    svg = tmp_path / "traffic.svg"
+    text = output(capsys, "plan", artifact.path, "--device-memory", "1MiB", "--explain", "--plot", svg)
+    parts = ("forward 0", "backward 1", "+ reuse (paper)", "lookahead", "floor", "device 1", "1.0 MiB", "s per epoch")
+    for part in (*parts, "exchanges", "checkpoints", "a0 [128]", "flushes", "frees"):
+        assert part in text, part
+    assert "no limit" in output(capsys, "plan", artifact.path, "--model", "gat")
+    root = ElementTree.parse(svg).getroot()
+    assert any("this plan" in (element.text or "") for element in root.iter())
+    output(capsys, "info", artifact.path, "--plot", tmp_path / "info.svg")
+    ElementTree.parse(tmp_path / "info.svg")
+
+
+def test_refusals(artifact, capsys, tmp_path):
+    smallest = refusal(capsys, "plan", artifact.path, "--device-memory", "100")
+    assert "device_memory is 100 bytes, the smallest that works is" in smallest
+    assert smallest == refusal(capsys, "train", artifact.path, "--device-memory", "100")
+    assert "expected cpu, a100x4, h200" in refusal(capsys, "plan", artifact.path, "--hardware", "abacus")
+    assert "not an artifact" in refusal(capsys, "plan", tmp_path / "nothing")
+    assert "not a multiple of heads" in refusal(capsys, "plan", artifact.path, "--model", "gat", "--heads", "3")
+    for command in ("plan", "info"):
+        assert "ending in .svg" in refusal(capsys, command, artifact.path, "--plot", tmp_path / "chart.png")
+        assert "directory that exists" in refusal(
+            capsys, command, artifact.path, "--plot", tmp_path / "no" / "chart.svg"
+        )
+    assert "directory that exists" in refusal(capsys, "doctor", "--measure", tmp_path / "no" / "profile.json")
+
+
+def test_a_profile_decides_memory_and_seconds(artifact, capsys, tmp_path):
+    server = json.loads(output(capsys, "plan", artifact.path, "--hardware", "a100x4", "--json"))
+    assert server["hardware"] == "a100x4" and server["device_memory"] == load_hardware("a100x4").usable_memory
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(replace(CPU, name="mine", host_link=1.0).to_dict()))
+    plan = json.loads(output(capsys, "plan", artifact.path, "--hardware", mine, "--json"))
+    assert plan["seconds"]["load"] == plan["bytes"]["load"] and plan["device_memory"] is None
+
+
+def test_plan_model_is_the_trainers_plan(artifact):
+    """From Python too, and training afterwards with the same layers is possible."""
+    layers = build_layers("sage", artifact.feature_width, 8, artifact.num_classes, 2)
+    plan = plan_model(artifact, layers, device_memory="30KiB")
+    trainer = hongtu.Trainer(artifact, layers, device_memory="30KiB")
+    assert plan.bytes == trainer.plan.bytes == trainer.train_epoch().bytes
+    assert plan.peak_bytes == trainer.plan.peak_bytes
+    assert plan.shape.stage_parameters == (2 * 6 * 8 + 8, 2 * 8 * 3 + 3, 0)
+
+
+def test_doctor(capsys):
+    found = json.loads(output(capsys, "doctor", "--json"))
+    assert found["torch"] and found["cores"] >= 1 and found["memory"] > 0
+    assert found["packages"].keys() == {"torch_geometric", "torch_sparse", "kaminpar", "cuda-core"}
+    assert found["packages"]["torch_geometric"] is not None
+    text = output(capsys, "doctor")
+    assert "cores" in text and "gpu" in text
+    for name, version in found["packages"].items():
+        assert f"{name} " in text and (version is not None or "pip install" in text)
+
+
+def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("hongtu.measure.REPEATS", 1)
+    file = tmp_path / "hardware.json"
+    text = output(capsys, "doctor", "--measure", file)
+    assert f"--hardware {file}" in text and "GFLOP/s" in text
+    profile = load_hardware(file)
+    assert profile.devices == 1 and profile.device_memory is None and 1e-6 < profile.stage_seconds < 1
+    assert profile.host_link > 1e7 and profile.flops > 1e8

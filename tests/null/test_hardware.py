@@ -1,0 +1,181 @@
+"""Hardware profiles and what seconds and charts are made of; no torch."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from hongtu.errors import InputError
+from hongtu.plan.cost import Seconds, predict_seconds
+from hongtu.plan.execution import make_plan
+from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
+from hongtu.plan.plot import Series, line_chart, ticks
+from hongtu.plan.report import LoadCounter, input_order, traffic_chart
+from hongtu.plan.shapes import LayerShape, NetworkShape
+from hongtu.plan.strategy import STRATEGIES
+from hongtu.plan.transfer import plan_transfers
+from hongtu.preprocess.volume import Volume, count_volume, transfer_cost
+from hongtu.topology import build_topology
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def random_topology(seed, m, n, v=60, e=300):
+    rng = np.random.default_rng(seed)
+    chunk_start = np.concatenate([[0], np.sort(rng.integers(0, v + 1, m * n - 1)), [v]])
+    destination = np.sort(rng.integers(0, v, e))
+    in_edge_start = np.searchsorted(destination, np.arange(v + 1))
+    return build_topology(m, chunk_start, in_edge_start, rng.integers(0, v, e))
+
+
+def shape(parameters=(10, 20), **layer):
+    fields = {"z": 4, "s": (None,), "a": 4, "linear": True, "reduce": "sum", "weighted": False, "z_is_input": False}
+    one = LayerShape(**(fields | {"uses_statistics": False} | layer))
+    return NetworkShape(
+        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, stage_parameters=parameters
+    )
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_shipped_profiles(name, tmp_path):
+    profile = load_hardware(name)
+    assert profile.name == name
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile.to_dict()))
+    assert load_hardware(file) == profile == load_hardware(str(file))
+    assert profile.usable_memory is None or 0 < profile.usable_memory < profile.device_memory
+
+
+def test_device_links_are_faster_than_the_host_link():
+    for name in ("a100x4", "h200"):
+        profile = load_hardware(name)
+        assert profile.host_link < profile.peer_link < profile.reuse_link < profile.memory_bandwidth
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("no json", "not JSON"),
+        ("[1]", "not a hardware profile"),
+        (json.dumps({"name": "x"}), "missing ['contiguous_link'"),
+        (json.dumps(CPU.to_dict() | {"speed": 3}), "unknown ['speed']"),
+        (json.dumps(CPU.to_dict() | {"flops": 0}), "flops is 0"),
+        (json.dumps(CPU.to_dict() | {"flops": "fast"}), "flops is 'fast'"),
+        (json.dumps(CPU.to_dict() | {"host_link": float("inf")}), "host_link is inf"),
+        (json.dumps(CPU.to_dict() | {"devices": 1.5}), "devices is 1.5"),
+        (json.dumps(CPU.to_dict() | {"device_memory": True}), "device_memory is True"),
+        (json.dumps(CPU.to_dict() | {"name": ""}), "name is ''"),
+    ],
+)
+def test_bad_profile_files(text, message, tmp_path):
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_hardware(file)
+    assert str(file) in str(caught.value) and message in str(caught.value)
+
+
+def test_unknown_profile_names_the_known_ones():
+    with pytest.raises(InputError, match=r"cpu, a100x4, h200.*doctor --measure"):
+        load_hardware("abacus")
+
+
+def test_equation_4_is_the_papers():
+    volume = Volume(v_ori=60, v_p2p=40, v_ru=30, pulled=0)
+    rates = {"host_to_device": CPU.host_link, "reuse": CPU.reuse_link, "device_to_device": CPU.peer_link}
+    assert CPU.equation4(60, 40, 30, 512) == pytest.approx(512 * transfer_cost(volume, **rates))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("m, n", [(1, 1), (2, 3), (4, 8)])
+def test_seconds_are_bytes_over_rates(strategy, m, n):
+    topology = random_topology(3, m, n)
+    plan = make_plan(topology, input_order(topology), shape(), STRATEGIES[strategy])
+    slow = Hardware(
+        name="slow", host_link=2.0, peer_link=4.0, reuse_link=1.0, contiguous_link=8.0, host_add=16.0,
+        memory_bandwidth=1e30, flops=1e30, stage_seconds=1e-30,
+    )  # fmt: skip
+    seconds, moved = predict_seconds(plan, slow), plan.bytes
+    assert seconds.load == moved["load"] / 2 and seconds.flush == moved["flush"] / 2
+    assert seconds.peer == (moved["pull"] + moved["push"]) / 4 and seconds.accumulate == moved["flush"] / 16
+    assert seconds.contiguous == (moved["read"] + moved["write"] + moved["topology"]) / 8
+    assert seconds.total == pytest.approx(sum(seconds.to_dict().values()))
+
+
+def test_compute_counts_edges_and_parameters():
+    topology = random_topology(3, 2, 3)
+    fast = {field: 1e30 for field in ("host_link", "peer_link", "reuse_link", "contiguous_link", "host_add")}
+    rates = Hardware(name="r", **fast, memory_bandwidth=1e30, flops=2.0, stage_seconds=1.0)
+    seconds = predict_seconds(make_plan(topology, input_order(topology), shape(), STRATEGIES["full"]), rates)
+    e, v, busy = 300, 60, int(np.count_nonzero(topology.num_dst))
+    assert seconds.aggregate == e * 4 * (1 + 2)  # forward, and its transpose
+    assert seconds.rowwise == v * (10 + 20) * (1 + 3)
+    assert seconds.dispatch == 4 * busy
+    nobody = make_plan(topology, input_order(topology), shape(parameters=()), STRATEGIES["full"])
+    assert predict_seconds(nobody, Hardware(**rates.to_dict() | {"memory_bandwidth": 1e30})).rowwise < 1e-20
+
+
+def test_devices_work_at_the_same_time():
+    topology = random_topology(5, 4, 2)
+    plan = make_plan(topology, input_order(topology), shape(), STRATEGIES["full"])
+    one = predict_seconds(plan, CPU)
+    four = predict_seconds(plan, Hardware(**CPU.to_dict() | {"devices": 4}))
+    many = predict_seconds(plan, Hardware(**CPU.to_dict() | {"devices": 9}))
+    assert one.total / 4 <= four.total < one.total and many == four
+    assert four.accumulate == pytest.approx(one.accumulate)  # one host adds for all
+    assert Seconds().total == 0
+
+
+@pytest.mark.parametrize("m, n", [(1, 1), (1, 9), (3, 5)])
+def test_loads_are_counted_as_planned(m, n):
+    for seed in range(20):
+        topology = random_topology(seed, m, n, v=40, e=90)
+        schedule = input_order(topology)
+        counter = LoadCounter(topology, schedule)
+        paper = plan_transfers(topology, schedule, "paper")
+        assert counter.paper_rows == paper.rows_loaded
+        sets = topology.source_start, topology.sources, topology.partition_start
+        assert counter.paper_rows == count_volume(*sets, schedule).v_ru
+        assert counter.floor == len(np.unique(topology.sources))
+        assert list(counter.smallest) == [device.capacity for device in paper.devices]
+        for extra in (0, 1, 5):
+            capacity = tuple(slots + extra for slots in counter.smallest)
+            planned = plan_transfers(topology, schedule, "lookahead", capacity)
+            assert counter.lookahead_rows(capacity) == planned.rows_loaded
+        rows = [loaded for _, loaded in counter.curve()]
+        assert rows == sorted(rows, reverse=True) and rows[-1] == counter.floor
+
+
+def test_ticks():
+    assert ticks(0)[-1] == 1.0 and ticks(1.0)[-1] == 1.0 and ticks(6.2)[-1] == 8.0
+    for highest in (1e-3, 0.3, 1, 7.77, 12345.6):
+        found = ticks(highest)
+        assert found[0] == 0 and found[-2] < highest <= found[-1] * (1 + 1e-9) and 3 <= len(found) <= 8
+
+
+def test_chart_is_well_formed():
+    series = [
+        Series("a < b & c", [(0.5, 3.0), (1.0, 1.0)]),
+        Series("marks", [(0.5, 4.0)], 1, markers=True),
+        Series("floor", [(0, 0.9)], level=True),
+    ]
+    root = ElementTree.fromstring(line_chart(series, "title <1>", "x & y", "y"))
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert root.tag == f"{SVG}svg" and {"a < b & c", "marks", "floor", "title <1>", "x & y"} <= set(texts)
+    assert len(list(root.iter(f"{SVG}polyline"))) == 2  # the line and its sample in the legend
+    width, height = float(root.get("width")), float(root.get("height"))
+    for circle in root.iter(f"{SVG}circle"):
+        assert 0 < float(circle.get("cx")) < width and 0 < float(circle.get("cy")) < height
+
+
+@pytest.mark.parametrize("m, n", [(1, 1), (2, 4), (3, 9)])
+def test_traffic_chart_of_any_topology(m, n):
+    for seed in range(3):
+        topology = random_topology(seed, m, n)
+        texts = [x.text for x in ElementTree.fromstring(traffic_chart(topology, "t")).iter(f"{SVG}text")]
+        assert f"lookahead, {m} x {n} chunks" in texts and "floor: every row read, once" in texts
+    empty = build_topology(1, np.array([0, 3]), np.zeros(4, np.int64), np.empty(0, np.int64))
+    ElementTree.fromstring(traffic_chart(empty, "no edges"))
