@@ -87,4 +87,4 @@ class EpochLog:
     def write(self, record: EpochRecord) -> None:
         if self._path is not None:
             with open(self._path, "a") as stream:
-                stream.write(json.dumps(record.to_dict()) + "\n")
+                stream.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,18 @@ from hongtu.plan.shapes import LayerShape
 
 # What a method of a layer is called for; separates its random streams.
 _TRANSFORM, _AGGREGATE, _UPDATE, _ROWS = range(4)
+
+
+def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
+    """A ModuleList of the layers.
+
+    Raises:
+        InputError: naming the first that is no module.
+    """
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, nn.Module):
+            raise InputError(f"layers[{index}] is {layer!r}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module")
+    return nn.ModuleList(layers)
 
 
 class Network:
@@ -53,6 +65,7 @@ class Network:
         self.activate()
         self.chunk = 0
         self._current = 0
+        self._tracing = False
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = {id(module): _is_random(module) for module in modules}
@@ -90,6 +103,8 @@ class Network:
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
         layer = self.layers[index]
+        if _is_users(layer):
+            z, s = _writable(z), tuple(_writable(part) for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, block.rows):
             return layer.aggregate(block, z, self._pack(index, s))
 
@@ -103,13 +118,17 @@ class Network:
             InputError: when a module does not accept what the one before it gives.
         """
         training = self.modules.training
+        self._tracing = True
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                versions = self._buffer_versions()
                 shapes, output = self._trace(features, dtype, training=False)
                 trained, _ = self._trace(features, dtype, training=True)
+                self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
         finally:
+            self._tracing = False
             self.modules.train(training)
         merged = tuple(_common(a, b) for a, b in zip(shapes, trained, strict=True))
         self._shared = [tuple(columns is None for columns in shape.s) for shape in merged]
@@ -118,7 +137,7 @@ class Network:
     def _trace(self, features: int, dtype: torch.dtype, *, training: bool) -> tuple[list[LayerShape], int]:
         self.modules.train(training)
         block = _toy_block(dtype)
-        h: Tensor | None = torch.ones((2, features), dtype=dtype)
+        h: Tensor | None = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
         a: Tensor | None = None
         s: tuple[Tensor, ...] = ()
         shapes = []
@@ -149,15 +168,17 @@ class Network:
         self, index: int, h: Tensor | None, a: Tensor | None, s: tuple[Tensor, ...], rows: Rows
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if index > 0:
-            number = self.layer_index[index - 1]
-            h = self._run(number, _UPDATE, rows, self.layers[index - 1].update, a, self._pack(index - 1, s))
+            number, layer = self.layer_index[index - 1], self.layers[index - 1]
+            if _is_users(layer):
+                a, s = _writable(a), tuple(_writable(part) for part in s)
+            h = self._run(number, _UPDATE, rows, layer.update, a, self._pack(index - 1, s))
         for number, module in self.row_modules[index]:
-            if h.is_leaf and h.requires_grad:
-                h = h.clone()  # a module may work in place, which autograd forbids on a leaf
-            h = self._run(number, _ROWS, rows, module, h)
+            h = self._run(number, _ROWS, rows, module, _writable(h))
         if index == len(self.layers):
             return self._matrix(h, self.layer_index[-1]), ()
         number = self.layer_index[index]
+        if _is_users(self.layers[index]):
+            h = _writable(h)
         result = self._run(number, _TRANSFORM, rows, self.layers[index].transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self._title(number)}: transform must return the pair (z, s)")
@@ -180,8 +201,34 @@ class Network:
         return s if form in (tuple, list) else None
 
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
+        checked = self._tracing and kind == _ROWS and not self.modules.training
+        first_row = args[0][:1].clone() if checked else None
         with self._call(number, kind, rows):
-            return call(*args)
+            out = call(*args)
+        if first_row is not None:
+            self._check_rows(number, first_row, out)
+        return out
+
+    def _check_rows(self, number: int, first_row: Tensor, out: Tensor) -> None:
+        """Refuse a row-wise module whose output for a row depends on the other rows."""
+        alone = self.modules[number](first_row)
+        if alone.shape != out[:1].shape or not torch.allclose(alone, out[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise InputError(
+                f"{self._title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
+                "whole graph; a module between layers must treat each row alone"
+            )
+
+    def _buffer_versions(self) -> dict[str, int]:
+        return {name: buffer._version for name, buffer in self.modules.named_buffers()}
+
+    def _check_buffers(self, before: dict[str, int]) -> None:
+        """Refuse modules that update a buffer when they run: once per chunk and again in recomputation."""
+        for name, version in self._buffer_versions().items():
+            if before.get(name) != version:
+                raise InputError(
+                    f"{self._title(int(name.split('.')[0]))}: its buffer {name!r} changes in training, once per chunk "
+                    "and recomputation instead of once per epoch; use a module without running state"
+                )
 
     @contextmanager
     def _call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
@@ -199,6 +246,15 @@ class Network:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
 
 
+def _writable(x: Tensor) -> Tensor:
+    """What others' code may change in place: autograd forbids that on a leaf."""
+    return x.clone() if x.is_leaf and x.requires_grad else x
+
+
+def _is_users(layer: Layer) -> bool:
+    return not type(layer).__module__.startswith("hongtu.")
+
+
 def _common(a: LayerShape, b: LayerShape) -> LayerShape:
     """What holds both in evaluation and in training: tensors are shared only where they are in both."""
     s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
@@ -207,8 +263,6 @@ def _common(a: LayerShape, b: LayerShape) -> LayerShape:
 
 def _check_module(index: int, module: nn.Module) -> None:
     title = f"layers[{index}] ({type(module).__name__})"
-    if not isinstance(module, nn.Module):
-        raise InputError(f"{title}: expected a torch.nn.Module")
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
     for part in module.modules():
@@ -223,20 +277,28 @@ def _check_module(index: int, module: nn.Module) -> None:
             )
 
 
+# Functions that are used as activations and draw no random numbers.
+_DETERMINISTIC = {
+    getattr(library, name)
+    for library in (torch, torch.nn.functional)
+    for name in (
+        "relu", "relu_", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
+        "softsign", "relu6", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softmax", "log_softmax",
+    )
+    if hasattr(library, name)
+}  # fmt: skip
+
+
 def _is_random(module: nn.Module) -> bool:
-    """Whether a module may draw from torch's generator: any that is not known to be one without randomness."""
-    return any(_may_draw(type(part)) or _may_draw(getattr(part, "activation", None)) for part in module.modules())
+    """Whether a module may draw from torch's generator: any that is not known to draw nothing."""
+    return any(_may_draw(part) for part in module.modules())
 
 
-def _may_draw(what: Any) -> bool:
-    """Whether a module class or an activation function may draw random numbers."""
-    if what is None:
-        return False
-    name = getattr(what, "__name__", "").lower()
-    ours = getattr(what, "__module__", None) or ""  # torch's own functions in C have none
-    known = ours.split(".")[0] in ("torch", "hongtu") or what is getattr(torch, name, None)
-    draws = ("dropout" in name and not ours.startswith("hongtu")) or "rrelu" in name or name == "pyglayer"
-    return draws or not known
+def _may_draw(module: nn.Module) -> bool:
+    name, library = type(module).__name__, type(module).__module__.split(".")[0]
+    activation = getattr(module, "activation", None)
+    known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
+    return not known or name == "PyGLayer" or (activation is not None and activation not in _DETERMINISTIC)
 
 
 def _mix(*words: int) -> int:

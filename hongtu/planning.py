@@ -16,7 +16,7 @@ from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 from hongtu.losses import MeanLoss, VertexLoss
-from hongtu.network import Network
+from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
@@ -53,8 +53,8 @@ def plan_model(
         InputError: for anything that cannot work.
         BudgetError: when the budget is too small; names the smallest that works.
     """
-    network = Network(nn.ModuleList(layers).to(dtype=dtype), RowContext())
-    budget = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    network = Network(as_modules(layers).to(dtype=dtype), RowContext())
+    budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss = make_loss(artifact, loss)
     made = optimizer(network.modules.parameters())
     return plan_network(artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware)

@@ -1,7 +1,8 @@
 """Bounds the memory that layers take inside a stage, by running them once on a block as large as any chunk.
 
-What a layer allocates grows with the destinations, sources and edges of its block; the probe's block has the largest
-of each over all chunks, no source in common with its destinations but one, and every vertex in the train mask.
+What a layer allocates grows with the destinations, sources, edges and largest in-degree of its block; the probe's
+block has the largest of each over all chunks, no source in common with its destinations but one, and every vertex in
+the train mask.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from hongtu.topology import Topology, build_topology
 
 
 def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes that layers take at most inside each pass, by pass name; runs on a copy of the model."""
+    """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
+    the model."""
     topology = _largest_block(plan.topology)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
     small = make_plan(topology, schedule, plan.shape, plan.strategy)
@@ -37,7 +39,11 @@ def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, d
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         network.trace(plan.shape.features, dtype)
         executor = Executor(small, network, host, [device], loss, device.traffic)
-        return {p.name: executor.workspace_of(p) for p in small.passes.train}
+        workspace = {p.name: executor.workspace_of(p) for p in small.passes.train}
+        network.modules.eval()
+        for p in small.passes.evaluate:
+            workspace[p.name] = max(workspace[p.name], executor.workspace_of(p))
+        return workspace
 
 
 def _largest_block(topology: Topology) -> Topology:
@@ -46,9 +52,11 @@ def _largest_block(topology: Topology) -> Topology:
     source = np.empty(e + 1, dtype=np.int32)
     source[0] = 0  # a self-loop of destination 0
     source[1:] = d + np.arange(e) % max(s, 1)
+    hub = min(e, int(np.diff(topology.in_edge_start).max(initial=0))) + 1  # destination 0 has the most in-edges
     in_edge_start = np.full(d + s + 1, e + 1, dtype=np.int64)
-    in_edge_start[: d + 1] = np.linspace(0, e + 1, d + 1).astype(np.int64)
     in_edge_start[0] = 0
+    in_edge_start[1 : d + 1] = np.linspace(hub, e + 1, d).astype(np.int64)
+    in_edge_start[d] = e + 1
     weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
     return build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
 

@@ -35,6 +35,7 @@ def write_snapshot(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
             stream.write(_last_line(body))
             stream.flush()
             os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

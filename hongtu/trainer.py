@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hongtu.artifact import MANIFEST, Artifact, file_hash, open_artifact
+from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import parse_bytes
 from hongtu.device import CpuDevice
 from hongtu.errors import InputError
 from hongtu.executor import Executor
+from hongtu.host_memory import check_host
 from hongtu.host_store import HostStore
 from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochLog, EpochRecord, Traffic
-from hongtu.network import Network
+from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
@@ -43,8 +43,8 @@ class Trainer:
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
-            epoch (ReduceLROnPlateau: with the validation score at each evaluation, or with the loss every epoch where
-            ``fit`` does not evaluate).
+            epoch (ReduceLROnPlateau: with the validation score at each regular evaluation, or with the loss every
+            epoch where ``fit`` does not evaluate).
         clip_grad_norm: clip the gradient's total norm to this before each step.
 
     Attributes:
@@ -78,9 +78,9 @@ class Trainer:
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
         self.strategy = get_strategy(strategy)
-        self._budget = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+        self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
-        self.model = nn.ModuleList(layers).to(dtype=dtype)
+        self.model = as_modules(layers).to(dtype=dtype)
         self._network = Network(self.model, self._context)
         self._loss = make_loss(self.artifact, loss)
         self.optimizer = optimizer(self.model.parameters())
@@ -89,7 +89,9 @@ class Trainer:
         self.plan = plan_network(
             self.artifact, self._network, self._loss, self.optimizer, self.strategy, self._budget, dtype
         )
+        check_host(self.plan.arena_bytes["host"])
         self.epoch = 0
+        self._best_score, self._waited = float("-inf"), 0
         self._gradients: dict[str, Tensor] = {}
         self._traffic = Traffic()
         self._devices = self._make_devices()
@@ -153,8 +155,8 @@ class Trainer:
         """Train ``epochs`` more epochs.
 
         Args:
-            eval_every: evaluate after every so many epochs and after the last; 0 for never.
-            patience: stop after this many evaluations without a better validation score (needs ``eval_every``).
+            eval_every: evaluate after every epoch whose number is a multiple of this, and after the last; 0 for never.
+            patience: stop after this many of the regular evaluations without a better validation score.
             run_dir: directory that gets one JSON line per epoch in ``epochs.jsonl``.
             progress: show a progress bar; None: only on a terminal.
             on_epoch: called with each epoch's record.
@@ -162,28 +164,27 @@ class Trainer:
         Returns:
             one record per epoch trained.
         """
-        if patience is not None and not eval_every:
-            raise InputError("patience needs eval_every: early stopping looks at the validation score")
-        if patience is not None and not self.artifact.masks["val"].any():
-            raise InputError("patience needs a validation score, and the artifact's val mask is empty")
+        self._check_fit(epochs, eval_every, patience)
         records: list[EpochRecord] = []
-        best, waited = float("-inf"), 0
         log = EpochLog(run_dir)
         with tqdm(total=epochs, unit="epoch", disable=None if progress is None else not progress) as bar:
             for k in range(epochs):
                 record = self.train_epoch()
-                if eval_every and ((k + 1) % eval_every == 0 or k + 1 == epochs):
+                regular = bool(eval_every) and self.epoch % eval_every == 0
+                if regular or (eval_every and k + 1 == epochs):
                     record.metrics = self.evaluate()
-                    waited = 0 if record.metrics["val"] > best else waited + 1
-                    best = max(best, record.metrics["val"])
-                self._step_scheduler(record, scored=bool(eval_every))
+                if regular:
+                    better = record.metrics["val"] > self._best_score
+                    self._best_score = max(self._best_score, record.metrics["val"])
+                    self._waited = 0 if better else self._waited + 1
+                self._step_scheduler(record, regular=regular, scored=bool(eval_every))
                 records.append(record)
                 log.write(record)
                 if on_epoch is not None:
                     on_epoch(record)
                 bar.update()
                 bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
-                if patience is not None and waited >= patience:
+                if patience is not None and self._waited >= patience:
                     break
         return records
 
@@ -195,6 +196,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "epoch": self.epoch,
+            "stopping": [self._best_score, self._waited],
             "seed": self._context.seed,
         }
         write_snapshot(path, state)
@@ -214,23 +216,34 @@ class Trainer:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.epoch = state["epoch"]
+        self._best_score, self._waited = state["stopping"]
         self._context.seed = state["seed"]
 
     def _identity(self) -> dict[str, str]:
         layers = ", ".join(f"{type(layer).__name__}" for layer in self.model)
         shapes = ", ".join(f"{name}{list(p.shape)}" for name, p in self.model.named_parameters())
         return {
-            "artifact": file_hash(Path(self.artifact.path) / MANIFEST),
+            "artifact": self.artifact.manifest["hash"],
             "layers": f"{layers}: {shapes}",
             "optimizer": type(self.optimizer).__name__,
             "dtype": str(self._host.dtype),
         }
 
-    def _step_scheduler(self, record: EpochRecord, *, scored: bool) -> None:
+    def _check_fit(self, epochs: int, eval_every: int, patience: int | None) -> None:
+        if epochs < 1 or eval_every < 0 or (patience is not None and patience < 1):
+            raise InputError(
+                f"fit: epochs {epochs}, eval_every {eval_every}, patience {patience}; expected at least 1, 0 and 1"
+            )
+        if patience is not None and not eval_every:
+            raise InputError("patience needs eval_every: early stopping looks at the validation score")
+        if patience is not None and not self.artifact.masks["val"].any():
+            raise InputError("patience needs a validation score, and the artifact's val mask is empty")
+
+    def _step_scheduler(self, record: EpochRecord, *, regular: bool, scored: bool) -> None:
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             if not scored:
                 self.scheduler.step(record.loss)
-            elif record.metrics:
+            elif regular:
                 self.scheduler.step(record.metrics["val"])
         elif self.scheduler is not None:
             self.scheduler.step()

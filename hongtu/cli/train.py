@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add("--eval-every", type=int, default=10, metavar="K", help="evaluate every K epochs and at the end (default: 10)")
-    add("--run", dest="run_dir", metavar="DIR", help="write epochs.jsonl and snapshot.pt here")
+    add("--run", dest="run_dir", metavar="DIR", help="write epochs.jsonl, and snapshot.pt after each evaluation, here")
     add("--resume", action="store_true", help="continue from the snapshot in --run DIR")
     add("--json", action="store_true", help="print one JSON object instead of lines")
     parser.set_defaults(run=run)
@@ -50,21 +50,25 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train, print as it goes, and print the summary."""
-    if options.epochs < 1:
-        raise InputError(f"--epochs {options.epochs}: expected at least 1")
-    if options.resume and options.run_dir is None:
-        raise InputError("--resume needs --run DIR, the directory of the run to continue")
+    check_options(options)
+    run_dir = None if options.run_dir is None else _open_run(Path(options.run_dir), options.resume)
     budget = None if options.device_memory is None else parse_bytes(options.device_memory)
     trainer = make_trainer(options, budget)
-    if options.resume:
-        trainer.load(Path(options.run_dir) / SNAPSHOT)
+    if run_dir is not None and options.resume:
+        trainer.load(run_dir / SNAPSHOT)
     remaining = options.epochs - trainer.epoch
     if remaining < 1:
         raise InputError(f"--epochs {options.epochs}: the snapshot has {trainer.epoch} already")
-    show = None if options.json else _print_epoch
-    records = trainer.fit(remaining, eval_every=options.eval_every, run_dir=options.run_dir, on_epoch=show)
-    if options.run_dir is not None:
-        trainer.save(Path(options.run_dir) / SNAPSHOT)
+
+    def keep(record: Any) -> None:
+        if run_dir is not None and record.metrics:
+            trainer.save(run_dir / SNAPSHOT)
+        if not options.json:
+            _print_epoch(record)
+
+    records = trainer.fit(remaining, eval_every=options.eval_every, run_dir=run_dir, on_epoch=keep)
+    if run_dir is not None:
+        trainer.save(run_dir / SNAPSHOT)
     last = records[-1]
     scores = last.metrics or trainer.evaluate()
     result = {
@@ -76,7 +80,39 @@ def run(options: argparse.Namespace) -> None:
         "bytes": last.bytes,
         "rows": last.rows,
     }
-    print(json.dumps(result) if options.json else _summary(result))
+    print(json.dumps(result, allow_nan=False) if options.json else _summary(result))
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse numbers that make no run.
+
+    Raises:
+        InputError: naming the option.
+    """
+    least = {"epochs": 1, "eval_every": 0, "seed": 0, "lr": 0, "weight_decay": 0}
+    most = {"seed": 2**63 - 1}
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if not bound <= value <= most.get(name, 1e18):
+            raise InputError(
+                f"--{name.replace('_', '-')} {value}: expected at least {bound} and not more than makes sense"
+            )
+    if options.resume and options.run_dir is None:
+        raise InputError("--resume needs --run DIR, the directory of the run to continue")
+
+
+def _open_run(directory: Path, resume: bool) -> Path:
+    """The run directory, which exists from here on."""
+    if resume and not (directory / SNAPSHOT).is_file():
+        raise InputError(f"{directory}: no {SNAPSHOT} to resume from; start the run without --resume")
+    if not resume and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(f"{directory}: already exists; choose another --run directory, or continue it with --resume")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "epochs.jsonl").touch()
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be written ({error.strerror}); choose another --run directory") from None
+    return directory
 
 
 def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[Layer]:

@@ -10,7 +10,6 @@ import functools
 import statistics
 from pathlib import Path
 
-import pytest
 import torch
 
 import hongtu
@@ -100,7 +99,8 @@ def main(seeds: int = 5) -> None:
         problem = training.planetoid(data / name)
         for title, run in (("hongtu", accuracy), ("torch_geometric", torch_geometric_accuracy)):
             found = [run(problem, recipe, seed) for seed in range(seeds)]
-            print(f"{name} {recipe} {title}: mean {statistics.mean(found):.4f} of {[round(x, 3) for x in found]}", flush=True)
+            seen = [round(x, 3) for x in found]
+            print(f"{name} {recipe} {title}: mean {statistics.mean(found):.4f} of {seen}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ SITS_ON = {
     "row_copies": "",
     "workspace": "",
     "metrics": "errors",
+    "host_memory": "errors",
     "config": "errors",
     "losses": "errors",
     "topology": "errors",
@@ -45,7 +46,7 @@ SITS_ON = {
     "probe": "executor",
     "snapshot": "errors",
     "planning": "probe config",
-    "trainer": "planning snapshot statistics",
+    "trainer": "planning snapshot statistics host_memory",
     "measure": "trainer models preprocess",
     "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
     "cli": "hongtu measure",

@@ -48,6 +48,30 @@ def test_sparse_features_are_checked(tmp_path, capsys):
     assert "features.npz: not a readable scipy CSR matrix" in capsys.readouterr().err
 
 
+def duplicated(first, second):
+    """CSR [24, 5] whose entry [3, 2] is stored twice."""
+    indptr = np.where(np.arange(25) > 3, 2, 0)
+    return scipy.sparse.csr_matrix((np.array([first, second], np.float32), np.array([2, 2]), indptr), shape=(24, 5))
+
+
+def test_duplicate_sparse_features_add_up_before_they_are_checked(tmp_path, capsys):
+    source = sparse_input(tmp_path, duplicated(1.5, 2.0))
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    dense = np.zeros((24, 5), np.float32)
+    dense[3, 2] = 3.5
+    assert np.array_equal(artifact.features, dense[artifact.original_id])
+    scipy.sparse.save_npz(source / "features.npz", duplicated(3e38, 3e38))  # each is finite, their sum is not
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL, "--force"]) == 2
+    assert "features.npz: [3, 2] is inf" in capsys.readouterr().err
+
+
+def test_duplicates_in_memory_leave_the_callers_matrix_alone():
+    matrix = duplicated(1.5, 2.0)
+    raw = from_arrays(config=PreprocessConfig(partitions=1, chunks=1), **arrays_of(features=matrix))
+    assert raw.features.data.tolist() == [3.5] and matrix.data.tolist() == [1.5, 2.0]
+
+
 @pytest.mark.parametrize(
     "remove, meta, arguments, expected",
     [
@@ -77,6 +101,10 @@ def test_classes(tmp_path):
     config = PreprocessConfig(partitions=1, chunks=1)
     assert read_directory(write(tmp_path / "a", pieces()), config).classes == 3
     assert read_directory(write(tmp_path / "b", pieces(), {"classes": 5}), config).classes == 5
+    largest = replaced(labels=np.where(np.arange(24) == 4, 1023, 0))
+    assert read_directory(write(tmp_path / "d", largest), config).classes == 1024
+    beyond = replaced(labels=np.where(np.arange(24) == 4, 4999, 0))
+    assert read_directory(write(tmp_path / "e", beyond, {"classes": 5000}), config).classes == 5000
     multilabel = read_directory(write(tmp_path / "c", replaced(labels=MULTI.astype(np.float64))), config)
     assert multilabel.classes == 3 and multilabel.labels.dtype == np.float32
 
