@@ -91,6 +91,7 @@ def plan_network(
         budget,
         lambda plan: probe_workspace(plan, network.modules, loss, dtype),
         hardware,
+        artifact.original_id,
     )
 
 

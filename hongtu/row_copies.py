@@ -13,18 +13,24 @@ import numpy as np
 def copy_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] = src[src_index]``; src [N, F], dst [M, F], indices int32 [K]."""
     for k in numba.prange(len(src_index)):
-        dst[dst_index[k]] = src[src_index[k]]
+        to, row = dst_index[k], src_index[k]
+        for f in range(dst.shape[1]):
+            dst[to, f] = src[row, f]
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 def add_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] += src[src_index]``; src [N, F], dst [M, F], indices int32 [K], ``dst_index`` unique."""
     for k in numba.prange(len(src_index)):
-        dst[dst_index[k]] += src[src_index[k]]
+        to, row = dst_index[k], src_index[k]
+        for f in range(dst.shape[1]):
+            dst[to, f] += src[row, f]
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
 def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] = 0``; dst [M, F], index int32 [K]."""
     for k in numba.prange(len(dst_index)):
-        dst[dst_index[k]] = 0
+        to = dst_index[k]
+        for f in range(dst.shape[1]):
+            dst[to, f] = 0

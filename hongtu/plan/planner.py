@@ -26,6 +26,7 @@ def plan_run(
     budget: int | None,
     probe: Probe,
     hardware: Hardware = CPU,
+    original_id: np.ndarray | None = None,
 ) -> ExecutionPlan:
     """Plan a training run within a device budget.
 
@@ -35,6 +36,7 @@ def plan_run(
         budget: bytes per device, or None for no limit.
         probe: returns the bytes that layers take at most inside each pass of a plan.
         hardware: what the grain is chosen for.
+        original_id: int32 [V], to name a vertex in a refusal; None: its new id.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
@@ -45,7 +47,7 @@ def plan_run(
     finest = _least(topology, paper_schedule, shape, strategy)
     finest = replace(finest, workspace=probe(finest))
     if smallest_budget(finest) > budget:
-        raise _refusal(finest, budget)
+        raise _refusal(finest, budget, original_id)
     candidates = [finest]
     if strategy.group:
         candidates += _coarser(finest, paper_schedule, budget)
@@ -110,15 +112,20 @@ def _ratio(coarse: np.ndarray, fine: np.ndarray) -> float:
     return float(coarse.max()) / max(float(fine.max()), 1.0)
 
 
-def _refusal(plan: ExecutionPlan, budget: int) -> BudgetError:
+def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -> BudgetError:
     topology = plan.topology
     i = max(range(topology.partitions), key=lambda k: plan.peak_bytes[f"device {k}"])
     p = plan.tightest_pass(i)
     own = topology.num_sources[i * topology.chunks : (i + 1) * topology.chunks]
     j = int(np.argmax(own))
+    first, end = (int(x) for x in topology.chunk_start[i * topology.chunks + j : i * topology.chunks + j + 2])
+    if end - first == 1:  # no finer chunk can help
+        vertex = first if original_id is None else int(original_id[first])
+        remedy = f"that chunk is the one vertex {vertex} with all its in-edges, so only more memory helps"
+    else:
+        remedy = "give more memory, or preprocess with more --chunks or --partitions"
     return BudgetError(
         f"device_memory is {budget} bytes, the smallest that works is {smallest_budget(plan)}: device {i} in pass "
         f"'{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to {plan.workspace.get(p.name, 0)} "
-        f"(chunk ({i}, {j}) has the most sources, {int(own[j])}); give more memory, or preprocess with more --chunks "
-        "or --partitions"
+        f"(chunk ({i}, {j}) has the most sources, {int(own[j])}); {remedy}"
     )

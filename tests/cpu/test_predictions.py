@@ -129,3 +129,13 @@ def smallest(artifact, layers, options):
     with pytest.raises(BudgetError) as refused:
         hongtu.Trainer(artifact, layers, device_memory=1, **options)
     return int(str(refused.value).split("smallest that works is ")[1].split(":")[0])
+
+
+def test_a_vertex_that_needs_more_than_the_budget_is_named(tmp_path):
+    """Vertex 5 reads everyone; with a chunk per vertex nothing finer is left."""
+    everyone = np.arange(12)
+    edges = np.stack([everyone, np.full(12, 5)])
+    pieces = {"features": np.ones((12, 8), np.float32), "labels": everyone % 2, "masks": {"train": everyone < 6}}
+    artifact = hongtu.preprocess_graph(edges, 12, tmp_path / "a", partitions=1, chunks=12, **pieces)
+    with pytest.raises(BudgetError, match=r"the one vertex 5 with all its in-edges"):
+        hongtu.Trainer(artifact, [hnn.GCNConv(8, 2)], device_memory=100)

@@ -92,7 +92,7 @@ def test_accepted_forms():
     assert PreprocessConfig(random_split=[0.1, 0, 0]).random_split == (0.1, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("vertices, chunks", [(1, 1), (1023, 1), (2048, 2), (10**7, 32)])
+@pytest.mark.parametrize("vertices, chunks", [(1, 1), (1023, 1), (2048, 2), (10**7, 512)])
 def test_auto_chunks(vertices, chunks):
     assert PreprocessConfig(partitions=4, chunks="auto").resolve_chunks(vertices) == chunks
 
