@@ -16,7 +16,7 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own graph)
-	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph $(GRAPH))
+	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)")
 
 test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests/null tests/cpu hongtu

@@ -12,6 +12,7 @@ from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
+FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
 LABEL_REMEDY = "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C"
 
 
@@ -78,8 +79,13 @@ def _check_edge_form(raw: RawGraph) -> None:
     edges = raw.edges
     good_dtype = edges.dtype in (np.dtype(np.int32), np.dtype(np.int64))
     good = good_dtype and edges.ndim == 2 and edges.shape[0] == 2
-    remedy = "; transpose it" if good_dtype and edges.ndim == 2 and edges.shape[1] == 2 else ""
-    _expect(raw, "edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination{remedy}")
+    if not good_dtype:
+        remedy = "save them as numpy.int64"
+    elif edges.ndim == 2 and edges.shape[1] == 2:
+        remedy = "transpose it"
+    else:
+        remedy = "save them with numpy.stack([source, destination])"
+    _expect(raw, "edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination; {remedy}")
 
 
 def _check_vertex_ids(raw: RawGraph) -> None:
@@ -97,7 +103,9 @@ def _check_vertex_ids(raw: RawGraph) -> None:
 
 def _check_edge_weight(raw: RawGraph) -> None:
     weight, edges = raw.edge_weight, raw.edges.shape[1]
-    _expect(raw, "edge_weight", weight, weight.dtype.kind == "f" and weight.shape == (edges,), f"float32 [{edges}]")
+    good_dtype = weight.dtype.kind == "f"
+    remedy = "save one weight for each edge, or remove it" if good_dtype else "save it as numpy.float32"
+    _expect(raw, "edge_weight", weight, good_dtype and weight.shape == (edges,), f"float32 [{edges}]; {remedy}")
     _check_finite(raw, "edge_weight", weight.reshape(-1, 1))
 
 
@@ -112,6 +120,9 @@ def _check_features(raw: RawGraph) -> None:
     if isinstance(features, np.ndarray):
         _check_finite(raw, "features", features)
         return
+    if not features.has_canonical_format:  # duplicate entries add up, as they will when rows become dense
+        features = raw.features = features.copy()  # the caller's own matrix stays as it is
+        features.sum_duplicates()
     bad = ~_finite_as_float32(features.data)
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
@@ -151,13 +162,17 @@ def _check_labels(raw: RawGraph) -> None:
 
 def _check_multiclass(raw: RawGraph) -> None:
     labels = raw.labels
-    bound = raw.classes if raw.classes is not None else 2**31 - 1
+    bound = raw.classes if raw.classes is not None else max(raw.num_vertices, FREE_CLASSES)
     bad = np.flatnonzero((labels < -1) | (labels >= bound))
     if len(bad):
-        why = f" (meta.json says {raw.classes} classes)" if raw.classes is not None else ""
+        if raw.classes is not None:
+            why, remedy = f"meta.json says {raw.classes} classes", 'renumber the classes, or correct "classes" there'
+        else:
+            why = f"{raw.num_vertices} vertices have at most {bound} classes"
+            remedy = 'renumber the classes from 0, or put their number in meta.json as "classes"'
         raise InputError(
             f"{raw.name('labels')}: [{bad[0]}] is {labels[bad[0]]}, expected -1 (none) or a class from 0 to "
-            f"{bound - 1}{why}; renumber the classes"
+            f"{bound - 1} ({why}); {remedy}"
         )
     raw.labels = labels.astype(np.int64)
     if raw.classes is None:
@@ -168,7 +183,10 @@ def _check_multilabel(raw: RawGraph) -> None:
     labels, name = raw.labels, raw.name("labels")
     if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
         wanted = raw.classes or "at least one"
-        raise InputError(f"{name}: {labels.shape[1]} columns, expected {wanted}, one for each class")
+        remedy = (
+            'save as many, or correct "classes" in meta.json' if raw.classes else "save them, or pass --labels random:C"
+        )
+        raise InputError(f"{name}: {labels.shape[1]} columns, expected {wanted}, one for each class; {remedy}")
     missing = np.isnan(labels)
     partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
     if len(partial):
@@ -180,7 +198,9 @@ def _check_multilabel(raw: RawGraph) -> None:
     outside = np.argwhere((labels < 0) | (labels > 1))
     if len(outside):
         row, column = outside[0]
-        raise InputError(f"{name}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1")
+        raise InputError(
+            f"{name}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; save 0 or 1 there"
+        )
     raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
 
 
@@ -189,7 +209,9 @@ def _choose_split(raw: RawGraph, split: int) -> None:
     chosen = {}
     for name, mask in raw.masks.items():
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
-        _expect(raw, name, mask, good, f"bool [{vertices}] or [S, {vertices}] ({raw.vertices_from})")
+        remedy = "save one value for each vertex" if mask.dtype == bool else "save it as numpy.bool_"
+        expected = f"bool [{vertices}] or [S, {vertices}] ({raw.vertices_from})"
+        _expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
         if mask.ndim == 2:
             several = True
             if split >= len(mask):
