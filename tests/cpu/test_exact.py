@@ -42,8 +42,8 @@ def test_awkward_graph(model, grain, strategy):
     """Isolated vertices, a hub, duplicate edges and repeated loops."""
     epochs = epochs_for(grain, strategy)
     check(model, training.awkward(), grain, epochs=epochs, strategy=strategy, device_memory="smallest")
-    if grain == (1, 7):
-        check(model, training.awkward(), grain, epochs=epochs, strategy=strategy)
+    if strategy == "full":  # the others' plans do not depend on the budget
+        check(model, training.awkward(), grain, epochs=2, strategy=strategy)
 
 
 @strategies
