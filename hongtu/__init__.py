@@ -6,7 +6,12 @@ Attributes are loaded on first use: ``import hongtu`` imports neither torch nor 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
+
+# Torch's and numba's OpenMP threads would otherwise spin beside one another between parallel loops: on two cores an
+# epoch then takes two to four times as long. Set before either library loads; what the user has set stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = ["Trainer", "__version__", "errors", "nn", "open_artifact", "preprocess_graph"]
