@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.topology import Topology
 
 FORMAT = "hongtu-artifact"
@@ -235,7 +235,7 @@ class ArtifactWriter:
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.path = Path(path)
         self.force = force
-        check_output(self.path, force=force)
+        check_output(self.path, force=force, marker=MANIFEST)
         self._temporary = temporary_sibling(self.path)
         self._arrays: dict[str, np.ndarray] = {}
 
@@ -282,36 +282,6 @@ class ArtifactWriter:
         replace_directory(self._temporary, self.path)
 
 
-def check_output(path: Path, *, force: bool) -> None:
-    """Refuse an output path that exists (unless ``force`` and it is an artifact) or that cannot be written.
-
-    Raises:
-        InputError: with the remedy.
-    """
-    if not os.path.lexists(path):
-        parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError(f"{path}: cannot be made, {parent} is not a writable directory; choose another path")
-        return
-    if not force:
-        raise InputError(f"{path}: already exists; choose another path or pass --force to replace it")
-    if not path.is_dir() or (any(path.iterdir()) and not (path / MANIFEST).exists()):
-        raise InputError(f"{path}: --force replaces artifacts only, and this is not one; choose another path")
-
-
-def temporary_sibling(path: Path) -> Path:
-    """A new directory beside ``path``, to be filled and then renamed by ``replace_directory``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
-
-
-def reserve(file: Path) -> None:
-    """Allocate the blocks of a file made by ``open_memmap``: a full disk is then an OSError, not a bus error later."""
-    if hasattr(os, "posix_fallocate"):
-        with open(file, "r+b") as stream:
-            os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
-
-
 def file_hash(file: Path) -> str:
     """Hexadecimal BLAKE2b-256 of a file."""
     digest = hashlib.blake2b(digest_size=32)
@@ -319,15 +289,3 @@ def file_hash(file: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def replace_directory(source: Path, target: Path) -> None:
-    """Rename ``source`` (a temporary sibling) to ``target``, removing a directory that is there."""
-    os.chmod(source, 0o755)
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-        os.rename(target, old / "artifact")
-        os.rename(source, target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(source, target)

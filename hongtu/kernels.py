@@ -208,18 +208,6 @@ def scatter_add_rows(dst, index_unique, src, threads):
 
 
 @parallel
-def scatter_store_rows(dst, index_unique, src, threads):
-    """dst[index[k]] = src[k]; the indices must be unique."""
-    count, width = src.shape
-    parts = parts_for(count * width, threads)
-    for part in prange(parts):
-        for k in range(count * part // parts, count * (part + 1) // parts):
-            row = np.int64(index_unique[k])
-            for f in range(width):
-                dst[row, f] = src[k, f]
-
-
-@parallel
 def scatter_add_edges(local_source, src_EF, out_SF, threads):
     """out[local_source[e]] += src[e]; the indices may repeat."""
     width = src_EF.shape[1]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
+from hongtu.modules import check_module, is_random
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
 from hongtu.plan.shapes import LayerShape
@@ -52,7 +53,7 @@ class Network:
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
         for index, module in enumerate(modules):
-            _check_module(index, module)
+            check_module(index, module)
             if isinstance(module, Layer):
                 self.layers.append(module)
                 self.layer_index.append(index)
@@ -68,7 +69,7 @@ class Network:
         self._tracing = False
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
-        self._random = {id(module): _is_random(module) for module in modules}
+        self._random = {id(module): is_random(module) for module in modules}
 
     def set_transform_first(self, wanted: bool) -> None:
         """Choose the side of the exchange on which layers apply their first linear map, where they have the choice."""
@@ -259,46 +260,6 @@ def _common(a: LayerShape, b: LayerShape) -> LayerShape:
     """What holds both in evaluation and in training: tensors are shared only where they are in both."""
     s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
     return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input)
-
-
-def _check_module(index: int, module: nn.Module) -> None:
-    title = f"layers[{index}] ({type(module).__name__})"
-    if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
-        raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
-    for part in module.modules():
-        mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
-        if type(part).__module__.startswith("torch_geometric.nn.norm"):
-            name = type(part).__name__
-            mixes_rows = name not in ("LayerNorm", "MessageNorm") or getattr(part, "mode", "node") != "node"
-        if mixes_rows:
-            raise InputError(
-                f"{title}: {type(part).__name__} takes statistics over rows, which would be those of a chunk "
-                "instead of the whole graph; use torch.nn.LayerNorm"
-            )
-
-
-# Functions that are used as activations and draw no random numbers.
-_DETERMINISTIC = {
-    getattr(library, name)
-    for library in (torch, torch.nn.functional)
-    for name in (
-        "relu", "relu_", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
-        "softsign", "relu6", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softmax", "log_softmax",
-    )
-    if hasattr(library, name)
-}  # fmt: skip
-
-
-def _is_random(module: nn.Module) -> bool:
-    """Whether a module may draw from torch's generator: any that is not known to draw nothing."""
-    return any(_may_draw(part) for part in module.modules())
-
-
-def _may_draw(module: nn.Module) -> bool:
-    name, library = type(module).__name__, type(module).__module__.split(".")[0]
-    activation = getattr(module, "activation", None)
-    known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return not known or name == "PyGLayer" or (activation is not None and activation not in _DETERMINISTIC)
 
 
 def _mix(*words: int) -> int:

@@ -111,11 +111,6 @@ def scatter_add_rows(dst, index_unique, src):
     dst[index_unique] += src
 
 
-def scatter_store_rows(dst, index_unique, src):
-    """dst[index[k]] = src[k], indices unique."""
-    dst[index_unique] = src
-
-
 def scatter_add_edges(local_source, src_EF, out_SF):
     """out[local_source[e]] += src[e], indices may repeat."""
     np.add.at(out_SF, local_source, src_EF)

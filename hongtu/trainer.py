@@ -286,11 +286,12 @@ class Trainer:
 
     def _zero_gradients(self) -> None:
         for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                else:
-                    parameter.grad.zero_()
+            if not parameter.requires_grad:
+                parameter.grad = None  # frozen since the last epoch
+            elif parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
 
     def _reset_counters(self) -> None:
         self._traffic.clear()

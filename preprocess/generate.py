@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.errors import InputError
+from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0
@@ -94,7 +94,7 @@ def _check_arguments(kind: str, vertices: int, edges: int, features: int, classe
 
 def _check_output(path: Path, force: bool) -> None:
     if not (force and os.path.lexists(path)):
-        check_output(path, force=False)
+        check_output(path, force=False, marker="meta.json")
         return
     try:
         meta: Any = json.loads((path / "meta.json").read_text())

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from hongtu.artifact import Artifact, ArtifactWriter, check_output, open_artifact
+from hongtu.artifact import MANIFEST, Artifact, ArtifactWriter, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.output import check_output
 from hongtu.preprocess import clean, csc, order, partition, read, reorganize, volume
 from hongtu.topology import build_topology
 
@@ -76,7 +77,7 @@ def preprocess_graph(
 
 
 def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config: PreprocessConfig) -> Artifact:
-    check_output(Path(path), force=config.force)
+    check_output(Path(path), force=config.force, marker=MANIFEST)
     m = config.partitions
     with _Progress() as progress:
         progress.enter("read")

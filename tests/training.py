@@ -192,7 +192,7 @@ class Model:
         layers: (features, classes) -> hongtu's layers.
         reference: (features, classes) -> modules for the whole graph: convolutions get the edges, others only rows.
         inner: function that the reference applies after every convolution but the last.
-        problem, loss: what to train on (default: chosen by the test) and with.
+        loss: what to train with.
     """
 
     name: str

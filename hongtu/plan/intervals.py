@@ -127,3 +127,41 @@ def assign_slots(first, last, num_batches):
             slot[k] = capacity
             capacity += 1
     return slot, capacity
+
+
+@numba.njit(cache=True, nogil=True)
+def next_uses(start, row, num_vertices):
+    """int32 [K], the batch of each request's next request of the same row, or -1.
+
+    >>> next_uses(np.array([0, 2, 3, 5]), np.array([3, 7, 3, 3, 7]), 8).tolist()  # batches {3, 7}, {3}, {3, 7}
+    [1, 2, 2, -1, -1]
+    """
+    ahead = np.full(num_vertices, -1, dtype=np.int32)
+    out = np.empty(len(row), dtype=np.int32)
+    for b in range(len(start) - 2, -1, -1):
+        for k in range(start[b], start[b + 1]):
+            out[k] = ahead[row[k]]
+        for k in range(start[b], start[b + 1]):
+            ahead[row[k]] = b
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def chain(start, row, keep, num_vertices):
+    """Intervals (row, first, last) int32 [K] from requests and which of them keep their row until the next use."""
+    open_interval = np.full(num_vertices, -1, dtype=np.int64)
+    out_row = np.empty(len(row), dtype=np.int32)
+    first = np.empty(len(row), dtype=np.int32)
+    last = np.empty(len(row), dtype=np.int32)
+    count = 0
+    for b in range(len(start) - 1):
+        for k in range(start[b], start[b + 1]):
+            r = row[k]
+            i = open_interval[r]
+            if i < 0:
+                i = count
+                out_row[i], first[i] = r, b
+                count += 1
+            last[i] = b
+            open_interval[r] = i if keep[k] else -1
+    return out_row[:count].copy(), first[:count].copy(), last[:count].copy()

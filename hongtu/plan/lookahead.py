@@ -16,6 +16,7 @@ import numba
 import numpy as np
 
 from hongtu.errors import BudgetError
+from hongtu.plan.intervals import chain, next_uses
 from hongtu.plan.reuse import Requests, mirror_requests, transition_requests
 from hongtu.topology import Topology
 
@@ -88,23 +89,6 @@ def _window_sizes(start, row, prefetch, num_vertices):
 
 
 @numba.njit(cache=True, nogil=True)
-def next_uses(start, row, num_vertices):
-    """int32 [K], the batch of each request's next request of the same row, or -1.
-
-    >>> next_uses(np.array([0, 2, 3, 5]), np.array([3, 7, 3, 3, 7]), 8).tolist()  # batches {3, 7}, {3}, {3, 7}
-    [1, 2, 2, -1, -1]
-    """
-    ahead = np.full(num_vertices, -1, dtype=np.int32)
-    out = np.empty(len(row), dtype=np.int32)
-    for b in range(len(start) - 2, -1, -1):
-        for k in range(start[b], start[b + 1]):
-            out[k] = ahead[row[k]]
-        for k in range(start[b], start[b + 1]):
-            ahead[row[k]] = b
-    return out
-
-
-@numba.njit(cache=True, nogil=True)
 def choose_gaps(start, next_use, room, prefetch, allowed):
     """Which requests keep their row until the next use.
 
@@ -148,27 +132,6 @@ def choose_gaps(start, next_use, room, prefetch, allowed):
             keep[k] = False
         used[t] = active
     return keep, used
-
-
-@numba.njit(cache=True, nogil=True)
-def chain(start, row, keep, num_vertices):
-    """Intervals (row, first, last) int32 [K] from requests and which of them keep their row until the next use."""
-    open_interval = np.full(num_vertices, -1, dtype=np.int64)
-    out_row = np.empty(len(row), dtype=np.int32)
-    first = np.empty(len(row), dtype=np.int32)
-    last = np.empty(len(row), dtype=np.int32)
-    count = 0
-    for b in range(len(start) - 1):
-        for k in range(start[b], start[b + 1]):
-            r = row[k]
-            i = open_interval[r]
-            if i < 0:
-                i = count
-                out_row[i], first[i] = r, b
-                count += 1
-            last[i] = b
-            open_interval[r] = i if keep[k] else -1
-    return out_row[:count].copy(), first[:count].copy(), last[:count].copy()
 
 
 @numba.njit(cache=True, nogil=True)

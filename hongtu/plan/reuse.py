@@ -12,6 +12,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from hongtu.plan.intervals import chain, next_uses
 from hongtu.topology import Topology
 
 Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
@@ -52,7 +53,9 @@ def adjacent_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.n
     [[3, 7, 9, 7], [0, 0, 1, 2], [1, 0, 1, 2]]
     """
     start, row = requests
-    return _runs(start, row, int(row.max()) + 1 if len(row) else 0)
+    num_rows = int(row.max()) + 1 if len(row) else 0
+    batch = np.repeat(np.arange(len(start) - 1, dtype=np.int32), np.diff(start))
+    return chain(start, row, next_uses(start, row, num_rows) == batch + 1, num_rows)
 
 
 def single_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,23 +99,3 @@ def _union(starts, rows, lo, hi):
         out[begin:at] = np.sort(out[begin:at])
         start[b + 1] = at
     return start, out[:at].copy()
-
-
-@numba.njit(cache=True, nogil=True)
-def _runs(start, row, num_rows):
-    open_interval = np.full(num_rows, -1, dtype=np.int64)
-    out_row = np.empty(len(row), dtype=np.int32)
-    first = np.empty(len(row), dtype=np.int32)
-    last = np.empty(len(row), dtype=np.int32)
-    count = 0
-    for b in range(len(start) - 1):
-        for k in range(start[b], start[b + 1]):
-            r = row[k]
-            i = open_interval[r]
-            if i >= 0 and last[i] == b - 1:
-                last[i] = b
-            else:
-                out_row[count], first[count], last[count] = r, b, b
-                open_interval[r] = count
-                count += 1
-    return out_row[:count].copy(), first[:count].copy(), last[:count].copy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -10,6 +12,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.plan.strategy import Strategy
 from tests import training
 from tests.training import DEEP, GRAINS, SIX, STRATEGIES, H, Model
 
@@ -95,6 +98,24 @@ def test_single_precision_on_cora(data_graph):
 def test_three_different_layers(strategy):
     check(DEEP, training.awkward(), (1, 7), strategy=strategy)
     check(DEEP, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
+
+
+def all_strategies():
+    switches = itertools.product(
+        ("none", "paper", "lookahead"), ("input", "paper"), (False, True), (False, True), (False, True)
+    )
+    for reuse, schedule, group, transform_first, no_input_gradient in switches:
+        if not (group and schedule == "paper"):
+            yield Strategy(
+                reuse=reuse, schedule=schedule, group=group, transform_first=transform_first,
+                no_input_gradient=no_input_gradient,
+            )  # fmt: skip
+
+
+def test_every_combination_of_savings():
+    for strategy in all_strategies():
+        for budget in (None, "smallest") if strategy.reuse == "lookahead" or strategy.group else (None,):
+            check(DEEP, training.awkward(), (2, 3), strategy=strategy, device_memory=budget, epochs=1)
 
 
 # ------------------------------------------------------------------------------------------ losses and row-wise modules

@@ -456,6 +456,22 @@ def test_frozen_parameters_stay():
         assert not torch.equal(layers[1].lin.weight, before[1]["lin.weight"])
 
 
+def test_freezing_and_thawing_between_epochs():
+    """A frozen parameter keeps its value, whatever gradient it had last; thawed, it learns on."""
+    trainer = hongtu.Trainer(artifact(), gcn(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    weight = trainer.model[0].lin.weight
+    trainer.train_epoch()
+    weight.requires_grad_(False)
+    before = weight.clone()
+    trainer.train_epoch()
+    assert "0.lin.weight" not in trainer.gradients()
+    assert torch.equal(weight, before)
+    weight.requires_grad_(True)
+    trainer.train_epoch()
+    assert "0.lin.weight" in trainer.gradients()
+    assert not torch.equal(weight, before)
+
+
 def test_frozen_first_layer_gives_the_same_gradients_to_the_others():
     expected = training.make_trainer(GAT, training.awkward(), (2, 3))
     trainer = training.make_trainer(GAT, training.awkward(), (2, 3))
@@ -682,6 +698,24 @@ def test_a_layer_that_takes_more_than_when_probed_is_stopped(strategy, monkeypat
     assert max(size for name, size in records[1].peak_bytes.items() if name != "host") <= 200_000
 
 
+class GreedyInEvaluation(hnn.GCNConv):
+    """Takes more memory in evaluation than in training."""
+
+    def update(self, a, s):
+        out = super().update(a, s)
+        return out if self.training else out + torch.zeros(50, *out.shape, dtype=out.dtype).sum(0)
+
+
+@strategies
+def test_a_budget_covers_evaluation_too(strategy):
+    def layers():
+        return [GreedyInEvaluation(6, H), hnn.GCNConv(H, 3)]
+
+    budget = training.smallest_budget(artifact(), layers, strategy=strategy)
+    assert budget > training.smallest_budget(artifact(), gcn, strategy=strategy)
+    hongtu.Trainer(artifact(), layers(), strategy=strategy, device_memory=budget).fit(1, eval_every=1)
+
+
 def test_any_failure_in_a_layer_leaves_the_trainer_usable():
     class Fails(hnn.GATConv):
         fails_at = None
@@ -830,6 +864,18 @@ def test_a_layer_object_used_twice_shares_its_parameters():
         assert once.train_epoch().loss == pytest.approx(twice.train_epoch().loss, rel=1e-12)
         both = twice.gradients()["1.lin.weight"] + twice.gradients()["3.lin.weight"]
         torch.testing.assert_close(once.gradients()["1.lin.weight"], both, rtol=1e-10, atol=1e-12)
+
+
+def test_the_callers_default_dtype_does_not_matter():
+    expected = losses_of(dropout_trainer().fit(2))
+    states = dropout_trainer().model.state_dict()
+    torch.set_default_dtype(torch.float16)
+    try:
+        trainer = dropout_trainer(device_memory="1MiB")
+        trainer.model.load_state_dict(states)
+        assert losses_of(trainer.fit(2)) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_the_same_seed_gives_the_same_run_bit_for_bit():

@@ -30,7 +30,8 @@ SITS_ON = {
     "losses": "errors",
     "topology": "errors",
     "statistics": "topology",
-    "artifact": "topology",
+    "output": "errors",
+    "artifact": "output topology",
     "preprocess": "artifact config",
     "plan": "artifact config metrics",
     "cuda_ext": "errors",
@@ -38,7 +39,8 @@ SITS_ON = {
     "block": "ops topology",
     "nn": "block",
     "models": "nn",
-    "network": "nn plan",  # what the planner must know of the layers
+    "modules": "errors",
+    "network": "modules nn plan",  # what the planner must know of the layers
     "host_store": "artifact row_copies cuda_ext",
     "device": "artifact metrics row_copies workspace cuda_ext",
     "transfer": "host_store device plan",

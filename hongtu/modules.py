@@ -1,0 +1,53 @@
+"""Which modules can be exact when they run chunk by chunk, and which may draw random numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hongtu.errors import InputError
+
+
+def check_module(index: int, module: nn.Module) -> None:
+    """Refuse a module whose result depends on which rows run together.
+
+    Raises:
+        InputError: naming the module and what to use instead.
+    """
+    title = f"layers[{index}] ({type(module).__name__})"
+    if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
+        raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+    for part in module.modules():
+        mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
+        if type(part).__module__.startswith("torch_geometric.nn.norm"):
+            name = type(part).__name__
+            mixes_rows = name not in ("LayerNorm", "MessageNorm") or getattr(part, "mode", "node") != "node"
+        if mixes_rows:
+            raise InputError(
+                f"{title}: {type(part).__name__} takes statistics over rows, which would be those of a chunk "
+                "instead of the whole graph; use torch.nn.LayerNorm"
+            )
+
+
+# Functions that are used as activations and draw no random numbers.
+_DETERMINISTIC = {
+    getattr(library, name)
+    for library in (torch, torch.nn.functional)
+    for name in (
+        "relu", "relu_", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
+        "softsign", "relu6", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softmax", "log_softmax",
+    )
+    if hasattr(library, name)
+}  # fmt: skip
+
+
+def is_random(module: nn.Module) -> bool:
+    """Whether a module may draw from torch's generator: any that is not known to draw nothing."""
+    return any(_may_draw(part) for part in module.modules())
+
+
+def _may_draw(module: nn.Module) -> bool:
+    name, library = type(module).__name__, type(module).__module__.split(".")[0]
+    activation = getattr(module, "activation", None)
+    known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
+    return not known or name == "PyGLayer" or (activation is not None and activation not in _DETERMINISTIC)
