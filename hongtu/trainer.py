@@ -173,7 +173,7 @@ class Trainer:
                 regular = bool(eval_every) and self.epoch % eval_every == 0
                 if regular or (eval_every and k + 1 == epochs):
                     record.metrics = self.evaluate()
-                if regular:
+                if regular and patience is not None:
                     better = record.metrics["val"] > self._best_score
                     self._best_score = max(self._best_score, record.metrics["val"])
                     self._waited = 0 if better else self._waited + 1
@@ -184,7 +184,7 @@ class Trainer:
                     on_epoch(record)
                 bar.update()
                 bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
-                if patience is not None and self._waited >= patience:
+                if regular and patience is not None and self._waited >= patience:
                     break
         return records
 

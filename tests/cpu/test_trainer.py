@@ -368,6 +368,15 @@ def test_fit_stops_early():
     assert trainer.epoch == 8
 
 
+def test_waiting_counts_only_where_patience_was_asked_for():
+    """Epochs trained without early stopping do not use its patience up, and it stops after an evaluation only."""
+    trainer = hongtu.Trainer(artifact(), gcn(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    assert len(trainer.fit(8, eval_every=2)) == 8
+    first = trainer.fit(20, eval_every=2, patience=3)
+    assert len(first) == 8  # one evaluation is the best so far, three are not better
+    assert len(trainer.fit(5, eval_every=2, patience=3)) == 2
+
+
 def test_early_stopping_needs_a_validation_score():
     trainer = hongtu.Trainer(artifact(), gcn())
     with pytest.raises(InputError, match="eval_every"):
