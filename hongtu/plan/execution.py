@@ -65,12 +65,10 @@ class ExecutionPlan:
     @property
     def peak_bytes(self) -> dict[str, int]:
         """``arena_bytes`` plus, where it was probed, the bound of the layers' workspace: what a run stays under."""
-        devices = range(self.topology.partitions)
-        peaks = {f"device {i}": self.pass_arena(self.tightest_pass(i), i) for i in devices}
-        peaks = {
-            name: size + self.workspace.get(self.tightest_pass(i).name, 0)
-            for i, (name, size) in enumerate(peaks.items())
-        }
+        peaks = {}
+        for i in range(self.topology.partitions):
+            p = self.tightest_pass(i)
+            peaks[f"device {i}"] = self.pass_arena(p, i) + self.workspace.get(p.name, 0)
         return peaks | {"host": self._host_peak()}
 
     def tightest_pass(self, device: int) -> Pass:

@@ -51,14 +51,12 @@ def plan_run(
     candidates = [finest]
     if strategy.group:
         candidates += _coarser(finest, paper_schedule, budget)
-    plans = [_filled(plan, budget) for plan in candidates]
-    plans.sort(key=lambda plan: predict_seconds(plan, hardware).total)
-    for plan in plans:
-        if plan.topology is topology:
-            return plan
-        measured = replace(plan, workspace=probe(plan))
-        if smallest_budget(_least_of(measured, paper_schedule)) <= budget:
-            return _filled(measured, budget)
+    candidates.sort(key=lambda least: predict_seconds(_filled(least, budget), hardware).total)
+    for least in candidates:
+        if least is not finest:
+            least = replace(least, workspace=probe(least))  # it was an estimate
+        if smallest_budget(least) <= budget:
+            return _filled(least, budget)
     raise AssertionError("the finest grain fits and is among the candidates")
 
 
@@ -78,11 +76,6 @@ def _least(topology: Topology, paper_schedule: np.ndarray, shape: NetworkShape, 
     return make_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, budget=0)
 
 
-def _least_of(plan: ExecutionPlan, paper_schedule: np.ndarray) -> ExecutionPlan:
-    least = _least(plan.topology, paper_schedule, plan.shape, plan.strategy)
-    return replace(least, workspace=plan.workspace)
-
-
 def _filled(plan: ExecutionPlan, budget: int) -> ExecutionPlan:
     """The same grain with caches that fill the budget."""
     return make_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, budget, plan.workspace)
@@ -99,7 +92,7 @@ def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> 
             _ratio(getattr(grouped, name), getattr(finest.topology, name))
             for name in ("num_dst", "num_sources", "chunk_edges")
         )
-        estimate = {name: int(size * growth) for name, size in finest.workspace.items()}
+        estimate = {name: int(taken * growth) for name, taken in finest.workspace.items()}
         plan = replace(plan, workspace=estimate)
         if smallest_budget(plan) > budget:
             break
