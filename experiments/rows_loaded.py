@@ -3,8 +3,9 @@
     python -m experiments.rows_loaded GRAPH... [--undirected] [--out experiments/results/rows_loaded.jsonl]
 
 For each graph and (m, n) in {(1, 32), (4, 32)}: the paper's plan (the better of with and without Algorithm 4) on METIS
-partitions in input order, and lookahead plans at 4 and 16 times n steps in the order that ``--order auto`` picks,
-with the slots per device that the paper's plan takes. All rows are over |V|; the plans are the ones that training runs.
+partitions in input order, and lookahead plans at 1 to 16 times n steps in the order that ``--order auto`` picks, with
+the slots per device that the paper's plan takes. Equation 4's cost decides, per hardware profile, which of them runs.
+All rows are over |V|; the plans are the ones that training runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hongtu.preprocess.clean import clean_edges
 from hongtu.topology import Topology, build_topology
 
 PAPER_CHUNKS = 32
-FINER = (4, 16)
+FINER = (1, 2, 4, 8, 16)
 PROFILES = {name: load_hardware(name) for name in ("a100x4", "h200", "cpu")}
 
 
@@ -96,33 +97,46 @@ def measure(graph: csc.Csc, m: int, seed: int) -> dict:
     start = time.perf_counter()
     finest = max(FINER) * PAPER_CHUNKS
     original_id, chunk_start, counted = order.order_vertices("auto", *edges, part, m, finest, seed)
-    row |= {"order": next(iter(counted)), "order_seconds": time.perf_counter() - start}
     chunks = topology(graph, original_id, chunk_start, m)
+    row |= {"order": next(iter(counted)), "order_seconds": time.perf_counter() - start}
+    fits = {}
     for finer in FINER:
-        row |= lookahead(chunks.grouped(max(FINER) // finer), finer, slots, row)
+        fits |= lookahead(chunks.grouped(max(FINER) // finer), finer, slots)
+    row["plans"] = {f"{finer}n": [plan["rows"], plan["pulled"]] for (finer, _), plan in fits.items()}
+    row["chosen"] = {name: cheapest(hardware, fits, row) for name, hardware in PROFILES.items()}
     return row
 
 
-def lookahead(chunks: Topology, finer: int, slots: list[int], paper: dict) -> dict:
-    """Our plan at ``finer`` times the paper's steps in the same slots."""
+def lookahead(chunks: Topology, finer: int, slots: list[int]) -> dict[tuple[int, float], dict]:
+    """Our plans at ``finer`` times the paper's steps in the same slots, for each profile's cost of a peer's row."""
     v, m, steps = chunks.num_vertices, chunks.partitions, chunks.chunks
-    start = time.perf_counter()
-    try:
-        plan = plan_transfers(chunks, input_schedule(m, steps), "lookahead", slots)
-    except BudgetError:  # one step needs more than the paper's buffer
-        return {f"lookahead_{finer}n": None}
-    seconds = time.perf_counter() - start
-    requests = len(chunks.sources)
-    ours = {"rows": plan.rows_loaded / v, "pulled": plan.rows_pulled / v}
-    return {
-        f"lookahead_{finer}n": ours["rows"],
-        f"pulled_{finer}n": ours["pulled"],
-        f"cost_{finer}n": {
-            name: link_cost(hardware, ours["rows"], ours["pulled"])
-            / link_cost(hardware, paper["paper"], paper["paper_pulled"])
-            for name, hardware in PROFILES.items()
-        },
-        f"plan_seconds_per_10M_{finer}n": seconds / max(requests, 1) * 1e7,
+    plans = {}
+    for peer_cost in {hardware.peer_cost for hardware in PROFILES.values()} if m > 1 else {0.0}:
+        start = time.perf_counter()
+        try:
+            plan = plan_transfers(chunks, input_schedule(m, steps), "lookahead", slots, peer_cost=peer_cost)
+        except BudgetError:  # one step needs more than the paper's buffer
+            return {}
+        seconds = time.perf_counter() - start
+        plans[finer, peer_cost] = {
+            "steps": f"{finer}n",
+            "rows": plan.rows_loaded / v,
+            "pulled": plan.rows_pulled / v,
+            "seconds": seconds,
+            "seconds_per_10M_requests": seconds / max(len(chunks.sources), 1) * 1e7,
+        }
+    return plans
+
+
+def cheapest(hardware: Hardware, plans: dict[tuple[int, float], dict], paper: dict) -> dict:
+    """The plan with the least cost on a machine; the paper's own is always a candidate."""
+    own = {"steps": "paper", "rows": paper["paper"], "pulled": paper["paper_pulled"], "seconds": 0.0}
+    best = min((own, *plans.values()), key=lambda plan: link_cost(hardware, plan["rows"], plan["pulled"]))
+    return best | {
+        "rows_ratio": best["rows"] / paper["paper"],
+        "cost_ratio": link_cost(hardware, best["rows"], best["pulled"])
+        / link_cost(hardware, paper["paper"], paper["paper_pulled"]),
+        "planning_share": best["seconds"] / (paper["partition_seconds"] + paper["order_seconds"]),
     }
 
 
@@ -150,18 +164,14 @@ def paper_plans(chunks: Topology, m: int) -> list[TransferPlan]:
 def table(row: dict) -> str:
     lines = [
         f"{row['graph']}{' undirected' if row['undirected'] else ''}, m = {row['m']}, n = {row['n']}: "
-        f"floor {row['floor']:.2f}  paper {row['paper']:.2f} (pulled {row['paper_pulled']:.2f})"
+        f"floor {row['floor']:.2f}  paper {row['paper']:.2f} (pulled {row['paper_pulled']:.2f})  order {row['order']}"
     ]
-    for finer in FINER:
-        loaded = row[f"lookahead_{finer}n"]
-        if loaded is None:
-            lines.append(f"  lookahead {finer:2d}n does not fit the buffer")
-            continue
+    for name, plan in row["chosen"].items():
         lines.append(
-            f"  lookahead {finer:2d}n, {row['order']:9s}  {loaded:.2f}  = {loaded / row['paper']:.2f}x  "
-            f"(pulled {row[f'pulled_{finer}n']:.2f}; cost "
-            + ", ".join(f"{name} {ratio:.2f}x" for name, ratio in row[f"cost_{finer}n"].items())
-            + f"; plan {row[f'plan_seconds_per_10M_{finer}n']:.2f} s per 10M requests)"
+            f"  {name:7s} {plan['steps']:>5s}  {plan['rows']:.2f} = {plan['rows_ratio']:.2f}x  "
+            f"(pulled {plan['pulled']:.2f})  cost {plan['cost_ratio']:.2f}x  "
+            f"planning {plan.get('seconds_per_10M_requests', 0):.2f} s per 10M requests, "
+            f"{plan['planning_share']:.1%} of partition and order"
         )
     return "\n".join(lines)
 

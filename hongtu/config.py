@@ -10,8 +10,8 @@ from typing import Any
 
 from hongtu.errors import InputError
 
-PARTITIONERS = ("metis", "range", "random")
-ORDERS = ("auto", "input", "clusters", "recursive")
+PARTITIONERS = ("metis", "kaminpar", "range", "random")
+ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
 
@@ -31,9 +31,10 @@ class PreprocessConfig:
         partitions: m, one per device; at least 1.
         chunks: n, chunks per partition, at least 1, or "auto": ``max(1, min(512, V // (partitions * 256)))``;
             the planner runs groups of chunks as one where that is faster.
-        partitioner: "metis" (needs pymetis), "range" (contiguous ids, edge-balanced) or "random".
+        partitioner: "metis" (needs pymetis), "kaminpar" (needs kaminpar; faster), "range" (contiguous ids,
+            edge-balanced) or "random".
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
-            propagation), "recursive" (METIS), or "auto": the one whose plan loads the fewest rows.
+            propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
         undirected: add the reverse of every edge, then merge duplicates, summing weights (a self-loop is its own
             reverse and counts twice, as in torch_geometric's ``to_undirected``).
         self_loops: add one self-loop, of weight 1, to each vertex that has none.

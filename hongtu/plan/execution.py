@@ -188,6 +188,7 @@ def make_plan(
     strategy: Strategy,
     budget: int | None = None,
     workspace: dict[str, int] | None = None,
+    peer_cost: float = 0.0,
 ) -> ExecutionPlan:
     """Plan a run at one grain.
 
@@ -195,6 +196,7 @@ def make_plan(
         schedule: int32 [m, B], chunk of each partition per batch.
         budget: bytes per device that lookahead caches may fill; None for caches with room for every row.
         workspace: bytes that layers take at most inside each pass, by pass name.
+        peer_cost: seconds that a row of a peer takes, in those of a row of the host.
     """
     limits = batch_limits(topology, schedule, strategy.reuse)
     passes = plan_passes(shape, strategy)
@@ -205,6 +207,6 @@ def make_plan(
             continue
         capacity = None if budget is None or strategy.reuse != "lookahead" else plan.capacities(p, budget)
         if capacity not in known:
-            known[capacity] = plan_transfers(topology, schedule, strategy.reuse, capacity)
+            known[capacity] = plan_transfers(topology, schedule, strategy.reuse, capacity, peer_cost=peer_cost)
         plan.transfers[p.name] = known[capacity]
     return plan

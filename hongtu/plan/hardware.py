@@ -66,6 +66,11 @@ class Hardware:
         """Bytes of one device less a margin, or None."""
         return None if self.device_memory is None else self.device_memory - self.device_memory // MARGIN
 
+    @property
+    def peer_cost(self) -> float:
+        """Seconds that a row of a peer takes, in those of a row of the host."""
+        return self.host_link / self.peer_link
+
     def equation4(self, v_ori: int, v_p2p: int, v_ru: int, row_bytes: int) -> float:
         """Seconds of one pass by the paper's Equation 4.
 

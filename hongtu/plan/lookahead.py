@@ -5,12 +5,14 @@ between. Choosing the most gaps under a room that varies by batch is interval sc
 than there is room, drop the one that ends last (optimal, Belady's farthest next use).
 
 Owners choose first, so host loads are as few as the capacity allows; mirrors then use the room that is left, and only
-where the owner keeps the row over the whole gap.
+where the owner keeps the row over the whole gap. Where rows of peers cost enough beside rows of the host, a plan in
+which owners and mirrors choose together may be cheaper (fewer pulls, more loads): then it is taken (Equation 4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -22,10 +24,15 @@ from hongtu.topology import Topology
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # row, first, last of intervals
 UNLIMITED = np.iinfo(np.int64).max // 2
+ALL = np.empty(0, dtype=np.bool_)  # every gap may be kept
 
 
 def lookahead_intervals(
-    topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | int | None, prefetch: int = 0
+    topology: Topology,
+    schedule: np.ndarray,
+    capacity: Sequence[int] | int | None,
+    prefetch: int = 0,
+    peer_cost: float = 0.0,
 ) -> tuple[list[Columns], list[Columns]]:
     """Owner and mirror intervals of every device.
 
@@ -33,36 +40,74 @@ def lookahead_intervals(
         schedule: int32 [m, B].
         capacity: slots of each device, one number for all, or None for as many as there are rows.
         prefetch: batches ahead of its first use that a row is brought.
+        peer_cost: seconds that a row of a peer takes, in those of a row of the host.
 
     Raises:
         BudgetError: when one batch (with the ``prefetch`` next ones) needs more slots than ``capacity``.
     """
-    owners = [transition_requests(topology, schedule, i) for i in range(topology.partitions)]
-    mirrors = [mirror_requests(topology, schedule, i) for i in range(topology.partitions)]
+    devices = range(topology.partitions)
+    owners = [transition_requests(topology, schedule, i) for i in devices]
+    mirrors = [mirror_requests(topology, schedule, i) for i in devices]
     limits = np.broadcast_to(UNLIMITED if capacity is None else capacity, topology.partitions)
     v = topology.num_vertices
-    owner_columns, rooms = [], []
-    for i, (own, mirror) in enumerate(zip(owners, mirrors, strict=True)):
-        limit = int(limits[i])
-        room = limit - window_sizes(own, prefetch, v) - window_sizes(mirror, prefetch, v)
-        if room.min(initial=0) < 0:
-            batch = int(room.argmin())
+    rooms = [
+        int(limits[i]) - window_sizes(owners[i], prefetch, v) - window_sizes(mirrors[i], prefetch, v) for i in devices
+    ]
+    for i in devices:
+        if rooms[i].min(initial=0) < 0:
+            batch = int(rooms[i].argmin())
             raise BudgetError(
-                f"device {i}, batch {batch}: its rows need {limit - int(room[batch])} cache slots, there are {limit}; "
-                "raise the device memory or preprocess with more chunks"
+                f"device {i}, batch {batch}: its rows need {int(limits[i] - rooms[i][batch])} cache slots, there are "
+                f"{limits[i]}; raise the device memory or preprocess with more chunks"
             )
-        next_use = next_uses(*own, v)
-        keep, used = choose_gaps(own[0], next_use, room, prefetch, np.empty(0, np.bool_))
-        owner_columns.append(chain(*own, keep, v))
-        rooms.append(room - used)
-    intervals = [interval_of_request(*own, *columns, v) for own, columns in zip(owners, owner_columns, strict=True)]
+    uses = [Uses(own, next_uses(*own, v), mirror, next_uses(*mirror, v)) for own, mirror in zip(owners, mirrors)]
+    kept = [choose_gaps(u.own[0], u.own_next, room, prefetch, ALL) for u, room in zip(uses, rooms, strict=True)]
+    found = _finish(uses, kept, rooms, prefetch, v)
+    if topology.partitions == 1 or peer_cost == 0 or capacity is None:
+        return found
+    kept = [_choose_together(u, room, prefetch) for u, room in zip(uses, rooms, strict=True)]
+    together = _finish(uses, kept, rooms, prefetch, v)
+    return min((found, together), key=lambda columns: _cost(columns, peer_cost))
+
+
+class Uses(NamedTuple):
+    """Requests of one device for rows of its own partition and of others, each with the batch of its next use."""
+
+    own: Requests
+    own_next: np.ndarray
+    mirror: Requests
+    mirror_next: np.ndarray
+
+
+def _choose_together(uses: Uses, room: np.ndarray, prefetch: int) -> np.ndarray:
+    """bool [K], the owner's gaps that stay when its gaps and its mirrors' compete for the same room."""
+    own_start, mirror_start = uses.own[0], uses.mirror[0]
+    own_at = np.arange(len(uses.own_next)) + np.repeat(mirror_start[:-1], np.diff(own_start))
+    mirror_at = np.arange(len(uses.mirror_next)) + np.repeat(own_start[1:], np.diff(mirror_start))
+    next_use = np.empty(len(own_at) + len(mirror_at), dtype=np.int32)
+    next_use[own_at], next_use[mirror_at] = uses.own_next, uses.mirror_next
+    return choose_gaps(own_start + mirror_start, next_use, room, prefetch, ALL)[own_at]
+
+
+def _finish(
+    uses: list[Uses], kept: list[np.ndarray], rooms: list[np.ndarray], prefetch: int, v: int
+) -> tuple[list[Columns], list[Columns]]:
+    """All intervals, once the owners' gaps are chosen: mirrors take the room that is left."""
+    owners = tuple(u.own for u in uses)
+    owner_columns = [chain(*own, keep, v) for own, keep in zip(owners, kept, strict=True)]
+    intervals = tuple(interval_of_request(*own, *found, v) for own, found in zip(owners, owner_columns, strict=True))
     mirror_columns = []
-    for mirror, room in zip(mirrors, rooms, strict=True):
-        next_use = next_uses(*mirror, v)
-        covered = _covered(mirror, tuple(owners), tuple(intervals), v)
-        keep, _ = choose_gaps(mirror[0], next_use, room, prefetch, covered)
-        mirror_columns.append(chain(*mirror, keep, v))
+    for u, keep, room in zip(uses, kept, rooms, strict=True):
+        left = room - gap_slots(u.own[0], u.own_next, keep, prefetch)
+        covered = _covered(u.mirror, owners, intervals, v)
+        mirror_columns.append(chain(*u.mirror, choose_gaps(u.mirror[0], u.mirror_next, left, prefetch, covered), v))
     return owner_columns, mirror_columns
+
+
+def _cost(columns: tuple[list[Columns], list[Columns]], peer_cost: float) -> float:
+    """Equation 4 in rows of the host; rows that stay where they are cost nothing, as with in-place reuse."""
+    owners, mirrors = columns
+    return sum(len(row) for row, _, _ in owners) + peer_cost * sum(len(row) for row, _, _ in mirrors)
 
 
 def window_sizes(requests: Requests, prefetch: int, num_vertices: int) -> np.ndarray:
@@ -99,14 +144,13 @@ def choose_gaps(start, next_use, room, prefetch, allowed):
         allowed: bool [K], False where the gap must be dropped; empty = all allowed.
 
     Returns:
-        keep bool [K] and used int64 [B], the slots that kept gaps take in each batch.
+        bool [K].
     """
     num_batches = len(start) - 1
     keep = next_use >= 0
     newest = np.full(num_batches + 1, -1, dtype=np.int64)  # the open gaps by last batch occupied, as linked lists
     below = np.full(len(next_use), -1, dtype=np.int64)
     size = np.zeros(num_batches + 1, dtype=np.int64)
-    used = np.zeros(num_batches, dtype=np.int64)
     active = 0
     top = 0
     for t in range(num_batches):
@@ -130,8 +174,20 @@ def choose_gaps(start, next_use, room, prefetch, allowed):
             size[top] -= 1
             active -= 1
             keep[k] = False
-        used[t] = active
-    return keep, used
+    return keep
+
+
+@numba.njit(cache=True, nogil=True)
+def gap_slots(start, next_use, keep, prefetch):
+    """int64 [B], slots that kept gaps take in each batch."""
+    num_batches = len(start) - 1
+    change = np.zeros(num_batches + 1, dtype=np.int64)
+    for b in range(num_batches):
+        for k in range(start[b], start[b + 1]):
+            if keep[k] and next_use[k] - prefetch > b + 1:
+                change[b + 1] += 1
+                change[next_use[k] - prefetch] -= 1
+    return np.cumsum(change)[:num_batches]
 
 
 @numba.njit(cache=True, nogil=True)

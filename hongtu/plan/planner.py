@@ -44,19 +44,19 @@ def plan_run(
     if budget is None:
         grain = topology.grouped(topology.chunks) if strategy.group else topology
         return make_plan(grain, _schedule(grain, paper_schedule, strategy), shape, strategy)
-    finest = _least(topology, paper_schedule, shape, strategy)
+    finest = _least(topology, paper_schedule, shape, strategy, hardware)
     finest = replace(finest, workspace=probe(finest))
     if smallest_budget(finest) > budget:
         raise _refusal(finest, budget, original_id)
     candidates = [finest]
     if strategy.group:
-        candidates += _coarser(finest, paper_schedule, budget)
-    candidates.sort(key=lambda least: predict_seconds(_filled(least, budget), hardware).total)
+        candidates += _coarser(finest, paper_schedule, budget, hardware)
+    candidates.sort(key=lambda least: predict_seconds(_filled(least, budget, hardware), hardware).total)
     for least in candidates:
         if least is not finest:
             least = replace(least, workspace=probe(least))  # it was an estimate
         if smallest_budget(least) <= budget:
-            return _filled(least, budget)
+            return _filled(least, budget, hardware)
     raise AssertionError("the finest grain fits and is among the candidates")
 
 
@@ -71,23 +71,27 @@ def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy
     return np.tile(np.arange(topology.chunks, dtype=np.int32), (topology.partitions, 1))
 
 
-def _least(topology: Topology, paper_schedule: np.ndarray, shape: NetworkShape, strategy: Strategy) -> ExecutionPlan:
+def _least(
+    topology: Topology, paper_schedule: np.ndarray, shape: NetworkShape, strategy: Strategy, hardware: Hardware
+) -> ExecutionPlan:
     """The plan with the smallest caches at one grain."""
-    return make_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, budget=0)
+    schedule = _schedule(topology, paper_schedule, strategy)
+    return make_plan(topology, schedule, shape, strategy, budget=0, peer_cost=hardware.peer_cost)
 
 
-def _filled(plan: ExecutionPlan, budget: int) -> ExecutionPlan:
+def _filled(plan: ExecutionPlan, budget: int, hardware: Hardware) -> ExecutionPlan:
     """The same grain with caches that fill the budget."""
-    return make_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, budget, plan.workspace)
+    cost = hardware.peer_cost
+    return make_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, budget, plan.workspace, cost)
 
 
-def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> list[ExecutionPlan]:
+def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int, hardware: Hardware) -> list[ExecutionPlan]:
     """Plans with ever larger groups of chunks, as long as they should fit; their workspace is estimated."""
     plans = []
     size = 2
     while size < 2 * finest.topology.chunks:
         grouped = finest.topology.grouped(size)
-        plan = _least(grouped, paper_schedule, finest.shape, finest.strategy)
+        plan = _least(grouped, paper_schedule, finest.shape, finest.strategy, hardware)
         growth = max(
             _ratio(getattr(grouped, name), getattr(finest.topology, name))
             for name in ("num_dst", "num_sources", "chunk_edges")

@@ -15,7 +15,7 @@ from hongtu.plan.arena import row_caches
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
-from hongtu.plan.lookahead import choose_gaps, next_uses
+from hongtu.plan.lookahead import ALL, choose_gaps, next_uses
 from hongtu.plan.passes import Pass
 from hongtu.plan.plot import Series, line_chart
 from hongtu.plan.reuse import mirror_requests, transition_requests
@@ -62,7 +62,7 @@ class LoadCounter:
         """Rows that lookahead loads with so many slots on every device (at least ``smallest``)."""
         rows = 0
         for start, next_use, needed, slots in zip(self._requests, self._next_use, self._needed, capacity, strict=True):
-            keep, _ = choose_gaps(start, next_use, int(slots) - needed, 0, np.empty(0, np.bool_))
+            keep = choose_gaps(start, next_use, int(slots) - needed, 0, ALL)
             rows += len(keep) - int(np.count_nonzero(keep))
         return rows
 

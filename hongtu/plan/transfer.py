@@ -109,6 +109,7 @@ def plan_transfers(
     reuse: Reuse,
     capacity: Sequence[int] | int | None = None,
     prefetch: int = 0,
+    peer_cost: float = 0.0,
 ) -> TransferPlan:
     """Plan one pass over ``topology`` in the order of ``schedule``.
 
@@ -117,12 +118,14 @@ def plan_transfers(
         reuse: "none", "paper" (see :mod:`hongtu.plan.reuse`) or "lookahead" (:mod:`hongtu.plan.lookahead`).
         capacity: most slots of each device under "lookahead"; None for no limit. The others take what they need.
         prefetch: under "lookahead", how many batches ahead of its first use a row may be brought.
+        peer_cost: under "lookahead", seconds that a row of a peer takes, in those of a row of the host.
 
     Raises:
         BudgetError: when ``capacity`` is less than one batch needs.
     """
     if reuse == "lookahead":
-        return _compile(topology, schedule, *lookahead_intervals(topology, schedule, capacity, prefetch), prefetch)
+        intervals = lookahead_intervals(topology, schedule, capacity, prefetch, peer_cost)
+        return _compile(topology, schedule, *intervals, prefetch)
     owner_columns, mirror_columns = [], []
     empty = np.empty(0, dtype=np.int32)
     for i in range(topology.partitions):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hongtu.preprocess.partition.balance import partition_statistics
+from hongtu.preprocess.partition.kaminpar import kaminpar_partition
 from hongtu.preprocess.partition.metis import metis_partition
 from hongtu.preprocess.partition.random import random_partition
 from hongtu.preprocess.partition.range import range_partition
@@ -19,6 +20,7 @@ __all__ = ["PARTITIONERS", "partition_statistics", "partition_vertices"]
 
 PARTITIONERS: dict[str, Callable[..., np.ndarray]] = {
     "metis": metis_partition,
+    "kaminpar": kaminpar_partition,
     "range": range_partition,
     "random": random_partition,
 }

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hongtu.errors import InputError
 from hongtu.plan.transfer import batch_limits, plan_transfers
+from hongtu.preprocess import kaminpar
 from hongtu.preprocess.csc import Csc, renumber
-from hongtu.preprocess.order import ORDERS, cut_chunks, order_vertices
+from hongtu.preprocess.order import ORDERS, candidates, cut_chunks, order_vertices
 from hongtu.preprocess.order.count import count_loads
 from hongtu.topology import build_topology
 
@@ -19,16 +21,22 @@ def random_graph(seed, num_vertices=40, num_edges=150):
     return start, rng.integers(0, num_vertices, num_edges).astype(np.int32)
 
 
+def skip_what_is_missing(name):
+    if name == "kaminpar" and not kaminpar.kaminpar_installed():
+        pytest.skip("kaminpar is not installed")
+
+
 @pytest.mark.parametrize("name", ["auto", *ORDERS])
 @given(st.integers(1, 4), st.integers(0, 1000), st.integers(1, 60))
 def test_every_order_keeps_partitions_together(name, m, seed, num_vertices):
+    skip_what_is_missing(name)
     start, source = random_graph(seed, num_vertices)
     part = np.random.default_rng(seed).integers(0, m, num_vertices).astype(np.int32)
     original_id, chunk_start, counted = order_vertices(name, start, source, part, m, 3, seed=1)
     assert original_id.dtype == np.int32 and sorted(original_id.tolist()) == list(range(num_vertices))
     assert part[original_id].tolist() == sorted(part.tolist())
     assert np.diff(chunk_start[::3]).tolist() == np.bincount(part, minlength=m).tolist()
-    assert set(counted) == (set(ORDERS) if name == "auto" else set())
+    assert set(counted) == (set(candidates()) if name == "auto" else set())
     again, _, _ = order_vertices(name, start, source, part, m, 3, seed=1)
     assert np.array_equal(original_id, again)
 
@@ -42,15 +50,27 @@ def test_auto_takes_the_fewest_loads():
     assert np.array_equal(best, order_vertices(chosen, start, source, part, 1, 8, seed=0)[0])
 
 
-def test_clusters_undo_a_shuffle():
-    """Cliques whose ids are shuffled come out one after the other."""
+def test_without_kaminpar_metis_stands_in(monkeypatch):
+    monkeypatch.setattr(kaminpar, "kaminpar_installed", lambda: False)
+    monkeypatch.setattr("hongtu.preprocess.order.kaminpar_installed", lambda: False)
+    graph = (*random_graph(5), np.zeros(40, dtype=np.int32), 1, 8, 0)
+    with pytest.raises(InputError, match=r"pip install 'hongtu\[kaminpar\]'"):
+        order_vertices("kaminpar", *graph)
+    assert set(order_vertices("auto", *graph)[2]) == {"input", "clusters", "recursive"}
+
+
+@pytest.mark.parametrize("name", ["clusters", "recursive", "kaminpar"])
+def test_orders_undo_a_shuffle(name):
+    """Cliques whose ids are shuffled come out together: one after the other, or a few in one part."""
+    skip_what_is_missing(name)
     rng = np.random.default_rng(0)
     clique = rng.permutation(np.repeat(np.arange(25), 8))
     source, destination = np.nonzero(clique[:, None] == clique[None, :])
     start = np.searchsorted(np.sort(destination), np.arange(201))
     source = source[np.argsort(destination, kind="stable")].astype(np.int32)
-    original_id, _, _ = order_vertices("clusters", start, source, np.zeros(200, dtype=np.int32), 1, 4, seed=0)
-    assert np.count_nonzero(np.diff(clique[original_id])) == 24
+    original_id, _, _ = order_vertices(name, start, source, np.zeros(200, dtype=np.int32), 1, 4, seed=0)
+    spans = [np.ptp(np.flatnonzero(clique[original_id] == c)) for c in range(25)]
+    assert max(spans) == 7 if name == "clusters" else np.median(spans) < 24
 
 
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 1000), st.integers(0, 20))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.preprocess.csc import build_csc
+from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.partition import PARTITIONERS, partition_statistics, partition_vertices
 from hongtu.preprocess.partition.metis import symmetric_neighbours, vertex_weights
 
@@ -25,12 +26,18 @@ def cliques(count, size):
     return clique, csc.in_edge_start, csc.source
 
 
+def skip_what_is_missing(name):
+    if name == "kaminpar" and not kaminpar_installed():
+        pytest.skip("kaminpar is not installed")
+
+
 @pytest.mark.parametrize("name", PARTITIONERS)
 @pytest.mark.parametrize("num_vertices, num_edges, m", [
     (1, 0, 1), (1, 3, 2), (2, 1, 2), (3, 0, 4), (3, 5, 8), (10, 0, 3), (50, 300, 4), (50, 4, 4), (9, 60, 9),
     (200, 900, 16),
 ])  # fmt: skip
 def test_any_graph_gets_valid_partitions(name, num_vertices, num_edges, m):
+    skip_what_is_missing(name)
     edges = graph(num_vertices, num_edges)
     train = np.arange(num_vertices) % 2 == 0
     part = partition_vertices(name, *edges, m, train_mask=train, seed=3)
@@ -40,9 +47,11 @@ def test_any_graph_gets_valid_partitions(name, num_vertices, num_edges, m):
         assert not part.any()
 
 
-def test_metis_finds_cliques():
+@pytest.mark.parametrize("name", ["metis", "kaminpar"])
+def test_cliques_are_found(name):
+    skip_what_is_missing(name)
     clique, *edges = cliques(4, 8)
-    part = partition_vertices("metis", *edges, 4, train_mask=np.ones(32, dtype=bool), seed=0)
+    part = partition_vertices(name, *edges, 4, train_mask=np.ones(32, dtype=bool), seed=0)
     assert len(set(zip(clique.tolist(), part.tolist(), strict=True))) == 4
     assert partition_statistics(part, *edges, 4, np.ones(32, dtype=bool)) == {
         "edge_cut": 0,
@@ -50,10 +59,12 @@ def test_metis_finds_cliques():
     }
 
 
-def test_metis_balances_in_edges():
+@pytest.mark.parametrize("name", ["metis", "kaminpar"])
+def test_in_edges_are_balanced(name):
+    skip_what_is_missing(name)
     edges = graph(2000, 16000)
     train = np.arange(2000) < 500
-    part = partition_vertices("metis", *edges, 4, train_mask=train, seed=0)
+    part = partition_vertices(name, *edges, 4, train_mask=train, seed=0)
     balance = partition_statistics(part, *edges, 4, train)["balance"]
     assert balance["in_edges"] < 1.1 and balance["train"] < 1.2
 

@@ -96,14 +96,15 @@ def without(table, k):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_lookahead_computes_the_dense_products_within_its_capacity(prefetch):
-    rng = np.random.default_rng(11 + prefetch)
+    rng, costs = np.random.default_rng(11 + prefetch), np.random.default_rng(prefetch)
     evicting = 0
     for _ in range(CASES // 5):
         topology, schedule, dense = random_case(rng, 30, 10)
         devices = range(topology.partitions)
         needs = [lookahead_need(topology, schedule, prefetch, i) for i in devices]
         capacity = max(needs) + int(rng.integers(0, 2))
-        plan = plan_transfers(topology, schedule, "lookahead", capacity, prefetch)
+        peer_cost = float(costs.choice([0, 0.1, 1, 10]))
+        plan = plan_transfers(topology, schedule, "lookahead", capacity, prefetch, peer_cost)
         unlimited = plan_transfers(topology, schedule, "lookahead")
         assert max(device.capacity for device in plan.devices) <= capacity
         h, g = rng.normal(size=(2, topology.num_vertices, 2))
@@ -143,15 +144,21 @@ def check_prefetch(plan, prefetch):
 
 def test_lookahead_never_moves_more_than_the_paper_at_its_capacity():
     rng = np.random.default_rng(5)
-    fewer = 0
+    fewer = together = 0
     for _ in range(CASES):
         topology, schedule, _ = random_case(rng, 30, 10)
         paper = plan_transfers(topology, schedule, "paper")
-        plan = plan_transfers(topology, schedule, "lookahead", max(device.capacity for device in paper.devices))
-        assert plan.rows_loaded <= paper.rows_loaded
-        assert plan.rows_pulled <= paper.rows_pulled
-        fewer += plan.rows_loaded < paper.rows_loaded
-    assert fewer > 100
+        capacity = max(device.capacity for device in paper.devices)
+        fewest = plan_transfers(topology, schedule, "lookahead", capacity)
+        fewer += fewest.rows_loaded < paper.rows_loaded
+        for peer_cost in (0.0, 0.3, 3.0):
+            plan = plan_transfers(topology, schedule, "lookahead", capacity, peer_cost=peer_cost)
+            assert fewest.rows_loaded <= plan.rows_loaded <= paper.rows_loaded
+            assert plan.rows_pulled <= min(paper.rows_pulled, fewest.rows_pulled)
+            cost = [p.rows_loaded + peer_cost * p.rows_pulled for p in (plan, fewest)]
+            assert cost[0] <= cost[1]
+            together += cost[0] < cost[1]
+    assert fewer > 100 and together > 20
 
 
 def test_lookahead_loads_as_few_rows_as_any_choice_of_gaps():
