@@ -1,6 +1,7 @@
 """Vertex tensors in host memory, in new vertex order, with exact accounting.
 
-The one place that knows where host rows are; rows are contiguous by partition and by chunk.
+The one place that knows where host rows are; rows are contiguous by partition and by chunk. Vertex rows are pinned,
+where there is a GPU to read them; everything else is pageable and goes to devices through their staging.
 """
 
 from __future__ import annotations
@@ -17,20 +18,35 @@ class HostStore:
         dtype: dtype of vertex rows and gradients.
 
     Attributes:
-        live: bytes of all tensors; ``peak`` is the highest so far.
+        peak_bytes: highest total so far of vertex rows ("pinned host") and of the rest ("pageable host").
     """
 
     def __init__(self, num_vertices: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.num_vertices = num_vertices
         self._tensors: dict[str, Tensor] = {}
-        self.live = self.peak = 0
+        self._pinned = self._pinned_peak = self._pageable = 0
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        return {"pinned host": self._pinned_peak, "pageable host": self._pageable}
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Hold a tensor for the whole run."""
+        """Hold vertex rows."""
         assert name not in self._tensors, name
         self._tensors[name] = tensor
-        self._grow(tensor.nbytes)
+        self._pinned += tensor.nbytes
+        self._pinned_peak = max(self._pinned_peak, self._pinned)
+
+    def keep_pageable(self, name: str, tensor: Tensor) -> None:
+        """Hold a tensor other than vertex rows for the whole run."""
+        assert name not in self._tensors, name
+        self._tensors[name] = tensor
+        self.count_pageable(tensor.nbytes)
+
+    def count_pageable(self, nbytes: int) -> None:
+        """Count memory that is held elsewhere for the whole run."""
+        self._pageable += nbytes
 
     def create(self, name: str, columns: int, *, zero: bool) -> None:
         """Allocate vertex rows [V, columns]."""
@@ -38,7 +54,7 @@ class HostStore:
         self.keep(name, make((self.num_vertices, columns), dtype=self.dtype))
 
     def free(self, name: str) -> None:
-        self.live -= self._tensors.pop(name).nbytes
+        self._pinned -= self._tensors.pop(name).nbytes
 
     def free_except(self, names: set[str]) -> None:
         """Free whatever an interrupted pass left."""
@@ -56,8 +72,4 @@ class HostStore:
         return self._tensors[name]
 
     def reset_peak(self) -> None:
-        self.peak = self.live
-
-    def _grow(self, nbytes: int) -> None:
-        self.live += nbytes
-        self.peak = max(self.peak, self.live)
+        self._pinned_peak = self._pinned

@@ -55,7 +55,8 @@ class EpochRecord:
         seconds: wall-clock seconds.
         bytes: bytes moved per link (see the module docstring).
         rows: rows moved per sparse link.
-        peak_bytes: per memory ("device 0", ..., "host"): highest total of planned buffers and workspace.
+        peak_bytes: per memory ("device 0", ..., "pinned host", "pageable host"): highest total of planned buffers and
+            workspace.
         arena_bytes: per memory: highest total of planned buffers alone; equals the plan's prediction.
         phases: seconds per phase.
         metrics: evaluation results, when this epoch was evaluated.

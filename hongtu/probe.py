@@ -65,9 +65,9 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     v = plan.topology.num_vertices
     host = HostStore(v, dtype)
     host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
-    host.keep("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
-    host.keep("train_mask", torch.ones(v, dtype=torch.bool))
-    host.keep("ids", torch.arange(v))
-    host.keep("statistics", torch.ones((v, 3), dtype=dtype))
-    host.keep("edge_id_start", torch.arange(v))
+    host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
+    host.keep_pageable("train_mask", torch.ones(v, dtype=torch.bool))
+    host.keep_pageable("ids", torch.arange(v))
+    host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
+    host.keep_pageable("edge_id_start", torch.arange(v))
     return host

@@ -89,7 +89,7 @@ class Trainer:
         self.plan = plan_network(
             self.artifact, self._network, self._loss, self.optimizer, self.strategy, self._budget, dtype
         )
-        check_host(self.plan.arena_bytes["host"])
+        check_host(sum(self.plan.host_bytes.values()))
         self.epoch = 0
         self._best_score, self._waited = float("-inf"), 0
         self._gradients: dict[str, Tensor] = {}
@@ -117,8 +117,8 @@ class Trainer:
             seconds=perf_counter() - start,
             bytes=dict(self._traffic.bytes),
             rows=dict(self._traffic.rows),
-            peak_bytes={d.name: d.peak for d in self._devices} | {"host": self._host.peak},
-            arena_bytes={d.name: d.arena_peak for d in self._devices} | {"host": self._host.peak},
+            peak_bytes={d.name: d.peak for d in self._devices} | self._host.peak_bytes,
+            arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
             phases=dict(self._traffic.seconds),
         )
         self.epoch += 1
@@ -271,17 +271,18 @@ class Trainer:
     def _make_host(self, dtype: torch.dtype) -> HostStore:
         artifact = self.artifact
         host = HostStore(artifact.num_vertices, dtype)
+        host.count_pageable(sum(array.nbytes for array in self.plan.arrays()))
         labels = np.array(artifact.labels)
         host.keep("features", torch.from_numpy(np.array(artifact.features)).to(dtype))
-        host.keep("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
-        host.keep("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
-        host.keep("ids", torch.from_numpy(np.array(artifact.original_id)).long())
+        host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
+        host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
+        host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
         if any(layer.uses_statistics for layer in self.plan.shape.layers):
             statistics = degree_statistics(artifact.topology)
-            host.keep("statistics", torch.from_numpy(statistics).to(dtype))
+            host.keep_pageable("statistics", torch.from_numpy(statistics).to(dtype))
         if any(layer.reduce is None for layer in self.plan.shape.layers):
             starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
-            host.keep("edge_id_start", torch.from_numpy(starts))
+            host.keep_pageable("edge_id_start", torch.from_numpy(starts))
         return host
 
     def _zero_gradients(self) -> None:

@@ -141,7 +141,7 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
     budget = result["device_memory"]
     rows = [("memory", "planned", "peak", "of")]
     for name, planned in result["arena_bytes"].items():
-        limit = "" if budget is None or name == "host" else size(budget)
+        limit = "" if budget is None or name.endswith("host") else size(budget)
         rows.append((name, size(planned), size(result["peak_bytes"][name]), limit))
     lines = _columns(rows)
     if budget is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -57,19 +57,24 @@ class ExecutionPlan:
 
     @property
     def arena_bytes(self) -> dict[str, int]:
-        """Planned peak bytes per memory in training: "device 0", ... and "host"; exact."""
+        """Planned peak bytes per memory in training: "device 0", ..., "pinned host", "pageable host"; exact."""
         devices = range(self.topology.partitions)
         peaks = {f"device {i}": max(self.pass_arena(p, i) for p in self.passes.train) for i in devices}
-        return peaks | {"host": self._host_peak()}
+        return peaks | self.host_bytes
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """``arena_bytes`` plus, where it was probed, the bound of the layers' workspace: what a run stays under."""
+        return self.device_bytes | self.host_bytes
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """The part of ``peak_bytes`` that a device budget limits."""
         peaks = {}
         for i in range(self.topology.partitions):
             p = self.tightest_pass(i)
             peaks[f"device {i}"] = self.pass_arena(p, i) + self.workspace.get(p.name, 0)
-        return peaks | {"host": self._host_peak()}
+        return peaks
 
     def tightest_pass(self, device: int) -> Pass:
         """The training pass that needs the most memory on a device."""
@@ -157,28 +162,41 @@ class ExecutionPlan:
                 total += 4 * loads + 8 * pulls + (4 * (loads + pulls) if p.exchange is None else 0)
         return total
 
-    def _host_peak(self) -> int:
-        """Peak bytes of the host's vertex tensors in a training epoch."""
+    @property
+    def host_bytes(self) -> dict[str, int]:
+        """Planned peak bytes of the host: vertex rows, which are pinned where there is a GPU, and everything else."""
         v, item = self.topology.num_vertices, self.shape.itemsize
-        live = peak = self.host_constant_bytes()
+        live = peak = v * self.shape.features * item
         for p in self.passes.train:
             live += sum(v * self.passes.width[name] * item for name in p.creates)
             peak = max(peak, live)
             live -= sum(v * self.passes.width[name] * item for name in p.frees)
-        return peak
-
-    def host_constant_bytes(self) -> int:
-        """Bytes of features, labels, train mask, ids and statistics, which stay for the whole run."""
-        v, item = self.topology.num_vertices, self.shape.itemsize
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
         identity = any(layer.reduce is None for layer in self.shape.layers)
-        row = self.shape.features * item + self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8
-        return v * row
+        row = self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8  # labels, mask, ids, ...
+        return {"pinned host": peak, "pageable host": v * row + sum(array.nbytes for array in self.arrays())}
+
+    def arrays(self) -> list[np.ndarray]:
+        """The graph's structure and the plan's own arrays, each once."""
+        found: dict[int, np.ndarray] = {}
+        _collect((self.topology, self.schedule, *self.transfers.values()), found)
+        return list(found.values())
 
     def to_dict(self) -> dict[str, Any]:
         """What ``hongtu plan --json`` and run records show."""
         traffic = self.traffic
         return {"rows": traffic.rows, "bytes": traffic.bytes, "peak_bytes": self.peak_bytes}
+
+
+def _collect(value: Any, found: dict[int, np.ndarray]) -> None:
+    if isinstance(value, np.ndarray):
+        found[id(value)] = value
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _collect(entry, found)
+    elif is_dataclass(value):
+        for entry in vars(value).values():
+            _collect(entry, found)
 
 
 def make_plan(

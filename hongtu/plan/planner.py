@@ -62,7 +62,7 @@ def plan_run(
 
 def smallest_budget(plan: ExecutionPlan) -> int:
     """Bytes per device with which a plan runs: planned buffers plus the probed workspace bound."""
-    return max(size for name, size in plan.peak_bytes.items() if name != "host")
+    return max(plan.device_bytes.values())
 
 
 def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy) -> np.ndarray:

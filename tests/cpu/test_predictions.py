@@ -119,7 +119,7 @@ def test_predicted_equals_measured(shard, tmp_path):
         if budget is not None:
             for name, peak in record.peak_bytes.items():
                 assert peak <= trainer.plan.peak_bytes[name], (case, name)
-                assert name == "host" or peak <= budget, (case, name)
+                assert name.endswith("host") or peak <= budget, (case, name)
         trainer.evaluate()  # within the budget too
     assert budgeted > 10
 
