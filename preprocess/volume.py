@@ -48,21 +48,6 @@ def count_volume(
     return Volume(v_ori=len(sources), v_p2p=v_p2p, v_ru=v_ru, pulled=pulled)
 
 
-def transfer_cost(volume: Volume, host_to_device: float, reuse: float, device_to_device: float) -> float:
-    """Equation 4: ``V_ru / T_hd + (V_p2p - V_ru) / T_ru + (V_ori - V_p2p) / T_dd``.
-
-    With rates in rows per second it is seconds per pass; with bytes per second, seconds per byte of row width.
-
-    >>> transfer_cost(Volume(v_ori=6, v_p2p=4, v_ru=3, pulled=2), 1.0, 10.0, 4.0)
-    3.6
-    """
-    return (
-        volume.v_ru / host_to_device
-        + (volume.v_p2p - volume.v_ru) / reuse
-        + (volume.v_ori - volume.v_p2p) / device_to_device
-    )
-
-
 @numba.njit(cache=True)
 def _transition_rows(source_start, sources, num_vertices, schedule):
     partitions, chunks = schedule.shape

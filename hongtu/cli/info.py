@@ -76,7 +76,11 @@ def table(info: dict[str, Any]) -> str:
     rows = info["lookahead"]
     lines += [
         f"  {label:<34}{_cell(rows[key], info['vertices'])}"
-        for key, label in (("rows", "lookahead, in as much memory"), ("floor", "floor    every row read, once"))
+        for key, label in (
+            ("rows", "lookahead, in as much memory"),
+            ("pulled", "pulled   from peers, by lookahead"),
+            ("floor", "floor    every row read, once"),
+        )
     ]
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from hongtu.plan.arena import row_caches
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
-from hongtu.plan.lookahead import ALL, choose_gaps, next_uses
+from hongtu.plan.lookahead import ALL, choose_gaps, lookahead_intervals, next_uses
 from hongtu.plan.passes import Pass
 from hongtu.plan.plot import Series, line_chart
 from hongtu.plan.reuse import mirror_requests, transition_requests
@@ -81,10 +81,12 @@ def input_order(topology: Topology) -> np.ndarray:
 
 
 def lookahead_summary(topology: Topology) -> dict[str, Any]:
-    """Rows that one pass loads under lookahead in input order, with the slots that the paper's plan has there."""
-    counter = LoadCounter(topology, input_order(topology))
-    rows = counter.lookahead_rows(counter.smallest)
-    return {"rows": rows, "floor": counter.floor, "capacity": list(counter.smallest)}
+    """Rows that one pass loads and pulls under lookahead in input order, with the slots that the paper's plan has."""
+    schedule = input_order(topology)
+    counter = LoadCounter(topology, schedule)
+    owners, mirrors = lookahead_intervals(topology, schedule, counter.smallest)
+    rows, pulled = (sum(len(row) for row, _, _ in columns) for columns in (owners, mirrors))
+    return {"rows": rows, "pulled": pulled, "floor": counter.floor, "capacity": list(counter.smallest)}
 
 
 @dataclass(frozen=True)

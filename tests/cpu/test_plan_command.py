@@ -93,6 +93,7 @@ def test_info_plans_lookahead_in_the_papers_buffer(artifact, capsys):
     paper = plan_transfers(artifact.topology, schedule, "paper")
     assert found["capacity"] == [device.capacity for device in paper.devices]
     planned = plan_transfers(artifact.topology, schedule, "lookahead", found["capacity"])
+    assert found["pulled"] == planned.rows_pulled
     assert found["rows"] == planned.rows_loaded
     text = output(capsys, "info", artifact.path)
     assert f"{found['rows']:,} (" in text and f"{found['floor']:,} (" in text and "lookahead" in text

@@ -17,7 +17,7 @@ from hongtu.plan.report import LoadCounter, input_order, traffic_chart
 from hongtu.plan.shapes import LayerShape, NetworkShape
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
-from hongtu.preprocess.volume import Volume, count_volume, transfer_cost
+from hongtu.preprocess.volume import count_volume
 from hongtu.topology import build_topology
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -84,9 +84,8 @@ def test_unknown_profile_names_the_known_ones():
 
 
 def test_equation_4_is_the_papers():
-    volume = Volume(v_ori=60, v_p2p=40, v_ru=30, pulled=0)
-    rates = {"host_to_device": CPU.host_link, "reuse": CPU.reuse_link, "device_to_device": CPU.peer_link}
-    assert CPU.equation4(60, 40, 30, 512) == pytest.approx(512 * transfer_cost(volume, **rates))
+    machine = Hardware(**CPU.to_dict() | {"host_link": 4e9, "reuse_link": 20e9, "peer_link": 10e9})
+    assert machine.equation4(100, 60, 40, 1_000_000_000) == pytest.approx(40 / 4 + 20 / 20 + 40 / 10)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.preprocess.volume import Volume, count_volume, transfer_cost
+from hongtu.preprocess.volume import Volume, count_volume
 
 
 def brute_force(sets, owner, schedule):
@@ -40,8 +40,3 @@ def test_against_sets(case):
     assert volume == brute_force(sets, owner, schedule)
     assert volume.v_ru <= volume.v_p2p <= volume.v_ori
     assert all(type(rows) is int for rows in volume.to_dict().values())
-
-
-def test_equation_4():
-    volume = Volume(v_ori=100, v_p2p=60, v_ru=40, pulled=0)
-    assert transfer_cost(volume, host_to_device=4, reuse=20, device_to_device=10) == 40 / 4 + 20 / 20 + 40 / 10
