@@ -35,17 +35,18 @@ class Rows:
 
 @dataclass
 class Block:
-    """The in-edges of D contiguous destination vertices, from their S unique sources.
+    """The in-edges of D destination vertices, from their S unique sources.
 
     Attributes:
         indptr: int64 [D + 1], starts at 0.
         local_source: int32 [E], position of each edge's source in ``sources``.
         sources: int32 [S], unique source vertices (new ids); ascending, except in ``with_destinations()``.
-        first: first destination (new id); destination d is vertex ``first + d``.
+        first: first destination (new id); without ``active`` destination d is vertex ``first + d``.
         edge_weight: float [E] of the run dtype, or None.
         rows: the destinations' ids and statistics.
         edge_id_start: int64 [D], id of the first in-edge of each destination.
         num_graph_edges: E of the whole graph; ids from there on are free (self-loops that a layer adds).
+        active: int32 [D], ascending destinations (new ids), or None where they are contiguous.
     """
 
     indptr: Tensor
@@ -56,6 +57,7 @@ class Block:
     rows: Rows
     edge_id_start: Tensor
     num_graph_edges: int
+    active: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -68,6 +70,13 @@ class Block:
     @property
     def num_edges(self) -> int:
         return len(self.local_source)
+
+    @cached_property
+    def destinations(self) -> Tensor:
+        """int32 [D], ascending destination vertices (new ids)."""
+        if self.active is not None:
+            return self.active
+        return torch.arange(self.first, self.first + self.num_dst, dtype=torch.int32, device=self.indptr.device)
 
     @cached_property
     def dst_of_edge(self) -> Tensor:
@@ -88,7 +97,7 @@ class Block:
     @cached_property
     def loop_mask(self) -> Tensor:
         """bool [E], True where the source is the destination itself."""
-        return self.sources[self.local_source.long()] == self.dst_of_edge + self.first
+        return self.sources[self.local_source.long()] == self.destinations[self.dst_of_edge]
 
     @cached_property
     def has_loops(self) -> bool:
@@ -159,20 +168,20 @@ class Block:
     @cached_property
     def _with_destinations(self) -> tuple[Block, Tensor]:
         num_dst, device = self.num_dst, self.sources.device
-        own = (self.sources >= self.first) & (self.sources < self.first + num_dst)
+        position = torch.searchsorted(self.destinations, self.sources).clamp(max=num_dst - 1)
+        own = self.destinations[position] == self.sources
         others = (~own).nonzero().squeeze(1)
-        position = torch.where(own, self.sources.long() - self.first, 0)
         position[others] = torch.arange(num_dst, num_dst + len(others), device=device)
-        destinations = torch.arange(self.first, self.first + num_dst, dtype=self.sources.dtype, device=device)
         block = Block(
             indptr=self.indptr,
             local_source=position[self.local_source.long()].to(self.local_source.dtype),
-            sources=torch.cat([destinations, self.sources[others]]),
+            sources=torch.cat([self.destinations, self.sources[others]]),
             first=self.first,
             edge_weight=self.edge_weight,
             rows=self.rows,
             edge_id_start=self.edge_id_start,
             num_graph_edges=self.num_graph_edges,
+            active=self.active,
         )
         return block, others
 

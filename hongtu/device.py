@@ -39,6 +39,7 @@ class CpuDevice:
         self.traffic = traffic
         self.arena = self.arena_peak = self.peak = 0
         self._buffers: dict[str, Tensor] = {}
+        self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._workspace = WorkspaceTracker(self._account)
 
@@ -65,6 +66,46 @@ class CpuDevice:
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._buffers, name
+        self._buffers[name] = self._make(shape, dtype)
+        return self._buffers[name]
+
+    def release_all(self) -> None:
+        """Free every planned buffer of a pass."""
+        self.arena -= sum(buffer.nbytes for buffer in self._buffers.values())
+        self._buffers.clear()
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A planned tensor, with undefined content, that stays until ``remove``.
+
+        Raises:
+            DeviceOutOfMemory: when it does not fit the budget.
+        """
+        assert name not in self._placed, name
+        self._placed[name] = self._make(shape, dtype)
+        return self._placed[name]
+
+    def remove(self, name: str) -> None:
+        self.arena -= self._placed.pop(name).nbytes
+
+    def placed(self) -> set[str]:
+        """The names of the tensors that stay."""
+        return set(self._placed)
+
+    def buffer(self, name: str) -> Tensor:
+        """A tensor that stays, or a buffer of the pass."""
+        return self._placed[name] if name in self._placed else self._buffers[name]
+
+    def staging(self, name: str) -> Tensor:
+        """The pass's buffer for rows of a tensor, which may itself be on the device."""
+        return self._buffers[name]
+
+    def fill(self, tensor: Tensor, host: Tensor) -> None:
+        """Copy contiguous host rows to a tensor that stays."""
+        start = perf_counter()
+        tensor.copy_(host)
+        self.traffic.add("read", tensor.nbytes, seconds=perf_counter() - start)
+
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.arena += nbytes
         try:
@@ -72,16 +113,7 @@ class CpuDevice:
         except DeviceOutOfMemory:
             self.arena -= nbytes
             raise
-        self._buffers[name] = torch.empty(shape, dtype=dtype)
-        return self._buffers[name]
-
-    def release_all(self) -> None:
-        """Free every planned buffer."""
-        self.arena -= sum(buffer.nbytes for buffer in self._buffers.values())
-        self._buffers.clear()
-
-    def buffer(self, name: str) -> Tensor:
-        return self._buffers[name]
+        return torch.empty(shape, dtype=dtype)
 
     @contextmanager
     def workspace(self) -> Iterator[None]:
@@ -100,15 +132,27 @@ class CpuDevice:
         self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
         return part
 
-    def send(self, array: Tensor, host: Tensor, *, add: bool = False) -> None:
-        """Copy (or add) a device tensor to contiguous host rows."""
-        assert array.shape == host.shape, (array.shape, host.shape)
+    def bring_rows(self, name: str, host: Tensor, index: Tensor, link: str) -> Tensor:
+        """Copy rows ``index`` of a host tensor into the front of buffer ``name``; returns that part."""
         start = perf_counter()
-        if add:
+        part = self._buffers[name][: len(index)]
+        torch.index_select(host, 0, index, out=part)
+        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
+        return part
+
+    def send(self, array: Tensor, host: Tensor, *, add: bool = False, index: Tensor | None = None) -> None:
+        """Copy (or add) a device tensor to contiguous host rows, or to rows ``index`` of them."""
+        assert array.shape == (host.shape if index is None else (len(index), host.shape[1])), array.shape
+        start = perf_counter()
+        if index is not None and add:
+            host.index_add_(0, index, array)
+        elif index is not None:
+            host.index_copy_(0, index.long(), array)
+        elif add:
             host.add_(array)
         else:
             host.copy_(array)
-        self.traffic.add("write", host.nbytes, seconds=perf_counter() - start)
+        self.traffic.add("write", array.nbytes, seconds=perf_counter() - start)
 
     def load_rows(self, host: Tensor, rows: Tensor, cache: Tensor, slots: Tensor) -> None:
         """``cache[slots] = host[rows]`` over the host link."""

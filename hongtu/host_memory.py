@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from pathlib import Path
+
+import numpy as np
 
 from hongtu.errors import InputError
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGEST_REUSED = 32 << 20  # glibc takes no more
+KEPT = 256 << 20
 
 
 def available_bytes() -> int | None:
@@ -28,6 +35,23 @@ def check_host(needed: int) -> None:
             f"host memory: the run needs {needed} bytes for vertex tensors, {available} are available; use a machine "
             "with more memory, fewer hidden columns or fewer layers"
         )
+
+
+def reuse_freed_memory() -> None:
+    """Let glibc hand freed blocks of up to 32 MiB out again instead of mapping, and clearing, fresh pages each time."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
+    mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def drop_pages(array: np.ndarray) -> None:
+    """Give up the memory of a file-backed array; it is read again where it is needed again."""
+    pages = getattr(array, "_mmap", None)
+    if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _machine() -> int | None:

@@ -54,7 +54,12 @@ class HostStore:
         self.keep(name, make((self.num_vertices, columns), dtype=self.dtype))
 
     def free(self, name: str) -> None:
-        self._pinned -= self._tensors.pop(name).nbytes
+        self.take(name)
+
+    def take(self, name: str) -> Tensor:
+        """Give a tensor away."""
+        self._pinned -= self._tensors[name].nbytes
+        return self._tensors.pop(name)
 
     def free_except(self, names: set[str]) -> None:
         """Free whatever an interrupted pass left."""

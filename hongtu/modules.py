@@ -51,3 +51,8 @@ def _may_draw(module: nn.Module) -> bool:
     activation = getattr(module, "activation", None)
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
     return not known or name == "PyGLayer" or (activation is not None and activation not in _DETERMINISTIC)
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a module contains dropout with a probability above zero."""
+    return any("Dropout" in type(part).__name__ and getattr(part, "p", 1) > 0 for part in module.modules())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
-from hongtu.modules import check_module, is_random
+from hongtu.modules import check_module, drops, is_random
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
 from hongtu.plan.shapes import LayerShape
@@ -71,9 +71,10 @@ class Network:
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = {id(module): is_random(module) for module in modules}
 
-    def set_transform_first(self, wanted: bool) -> None:
-        """Choose the side of the exchange on which layers apply their first linear map, where they have the choice."""
-        self._transform_first = [wanted and layer.can_transform_first for layer in self.layers]
+    def set_transform_first(self, wanted: Sequence[bool]) -> None:
+        """Choose, per layer, the side of the exchange on which it applies its first linear map, where it can."""
+        pairs = zip(wanted, self.layers, strict=True)
+        self._transform_first = [first and layer.can_transform_first for first, layer in pairs]
         self.activate()
 
     def activate(self) -> None:
@@ -108,6 +109,34 @@ class Network:
             z, s = _writable(z), tuple(_writable(part) for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, block.rows):
             return layer.aggregate(block, z, self._pack(index, s))
+
+    def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
+        """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
+        layer = self.layers[index]
+        if _is_users(layer):
+            a, s = _writable(a), tuple(_writable(part) for part in s)
+        with self._call(self.layer_index[index], _AGGREGATE, rows):
+            return layer.combine(a, self._pack(index, s))
+
+    def input_is_trained(self, features: int, dtype: torch.dtype) -> bool:
+        """Whether stage 0 depends on a parameter, frozen or not."""
+        frozen = [p for p in self.modules.parameters() if not p.requires_grad and p.is_floating_point()]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                z, s = self._stage_pair(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
+            return any(part.requires_grad for part in (z, *s))
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+
+    def input_is_random(self) -> bool:
+        """Whether stage 0 may give other numbers in the next epoch."""
+        modules = [module for _, module in self.row_modules[0]]
+        if type(self.layers[0]).transform is not Layer.transform:
+            modules.append(self.layers[0])
+        return any(is_random(module) or drops(module) for module in modules)
 
     def trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
         """Run the model on a two-vertex graph to learn its widths.
@@ -148,6 +177,9 @@ class Network:
             z_is_input = index == 0 and z is h and h._version == version
             h = None
             a = self.aggregate(index, block, z, s)
+            combined = layer.linear_aggregate and layer.combines
+            if combined:
+                a = self.combine(index, a, s, block.rows)
             if not isinstance(a, Tensor) or a.ndim != 2 or len(a) != 2:
                 raise InputError(f"{self._title(self.layer_index[index])}: aggregate must return a tensor [D, columns]")
             shapes.append(
@@ -160,8 +192,11 @@ class Network:
                     weighted=layer.weighted,
                     z_is_input=z_is_input,
                     uses_statistics=layer.uses_statistics,
+                    combined=combined,
                 )
             )
+            if combined:
+                s = ()
         (out,) = self.stage(len(self.layers), None, a, s, block.rows)
         return shapes, out.shape[1]
 
@@ -195,10 +230,10 @@ class Network:
         return x
 
     def _pack(self, index: int, s: tuple[Tensor, ...]) -> Any:
-        """Give s elements back in the form in which the layer's transform returned them."""
+        """Give s elements back in the form in which the layer's transform returned them; None where they are gone."""
         form = self._forms[index]
         if form is Tensor:
-            return s[0]
+            return s[0] if s else None
         return s if form in (tuple, list) else None
 
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:

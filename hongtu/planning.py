@@ -18,7 +18,8 @@ from hongtu.errors import InputError
 from hongtu.losses import MeanLoss, VertexLoss
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
-from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.cost import sketch_seconds
+from hongtu.plan.execution import Choice, ExecutionPlan, sketch_plan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import NetworkShape
@@ -71,18 +72,15 @@ def plan_network(
     hardware: Hardware = CPU,
 ) -> ExecutionPlan:
     """Set ``transform_first`` of the network's layers and plan its run."""
-    network.set_transform_first(strategy.transform_first)
-    layers, output = network.trace(artifact.feature_width, dtype)
-    shape = NetworkShape(
-        features=artifact.feature_width,
-        layers=layers,
-        output=output,
-        itemsize=dtype.itemsize,
-        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
-        label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
-        stage_parameters=_stage_parameters(network),
-    )
+
+    def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
+        network.set_transform_first(transform_first)
+        return _network_shape(artifact, network, optimizer, dtype)
+
+    shape = shape_with((False,) * len(network.layers))
     loss.check_output(shape.output)
+    if strategy.transform_first:
+        shape = shape_with(_choose_sides(artifact, network, shape_with, strategy, hardware, linked=budget is not None))
     return plan_run(
         artifact.topology,
         artifact.schedule_paper,
@@ -92,7 +90,54 @@ def plan_network(
         lambda plan: probe_workspace(plan, network.modules, loss, dtype),
         hardware,
         artifact.original_id,
+        artifact.masks["train"],
     )
+
+
+def _network_shape(
+    artifact: Artifact, network: Network, optimizer: torch.optim.Optimizer, dtype: torch.dtype
+) -> NetworkShape:
+    layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    return NetworkShape(
+        features=artifact.feature_width,
+        layers=layers,
+        output=output,
+        itemsize=dtype.itemsize,
+        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
+        label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
+        input_trained=network.input_is_trained(artifact.feature_width, dtype),
+        input_random=network.input_is_random(),
+        stage_parameters=_stage_parameters(network),
+    )
+
+
+def _choose_sides(
+    artifact: Artifact,
+    network: Network,
+    shape_with: Callable[[tuple[bool, ...]], NetworkShape],
+    strategy: Strategy,
+    hardware: Hardware,
+    *,
+    linked: bool,
+) -> tuple[bool, ...]:
+    """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side."""
+    chosen = [False] * len(network.layers)
+    topology = artifact.topology
+    schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
+    choice = Choice(fuse=strategy.fuse_last_layer)
+
+    def seconds(sides: list[bool]) -> float:
+        plan = sketch_plan(topology, schedule, shape_with(tuple(sides)), strategy, choice)
+        return sketch_seconds(plan, hardware, linked=linked)
+
+    best = seconds(chosen)
+    for index, layer in enumerate(network.layers):
+        if layer.can_transform_first:
+            trial = [*chosen[:index], True, *chosen[index + 1 :]]
+            found = seconds(trial)
+            if found < best:
+                chosen, best = trial, found
+    return tuple(chosen)
 
 
 def make_loss(artifact: Artifact, loss: str | VertexLoss) -> MeanLoss:

@@ -20,18 +20,31 @@ from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
-from hongtu.plan.execution import ExecutionPlan, make_plan
+from hongtu.plan.execution import Choice, ExecutionPlan, make_plan
 from hongtu.topology import Topology, build_topology
 
 
 def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
-    topology = _largest_block(plan.topology)
+    workspace: dict[str, int] = {}
+    for hops, view in plan.views.items():
+        names = {p.name for p in plan.passes.every if p.hops == hops}
+        found = _probe_view(plan, view, model, loss, dtype)
+        workspace |= {name: taken for name, taken in found.items() if name in names}
+    return workspace
+
+
+def _probe_view(
+    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype
+) -> dict[str, int]:
+    """The workspace of every pass on the largest block of one view."""
+    topology = _largest_block(view)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
-    small = make_plan(topology, schedule, plan.shape, plan.strategy)
+    small = make_plan(topology, schedule, plan.shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
     host = _placeholder_rows(small, dtype)
     device = CpuDevice("probe", None, Traffic())
+    workspace: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]):
         network = Network(copy.deepcopy(model), RowContext())
         network.modules.train()
@@ -39,11 +52,11 @@ def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, d
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         network.trace(plan.shape.features, dtype)
         executor = Executor(small, network, host, [device], loss, device.traffic)
-        workspace = {p.name: executor.workspace_of(p) for p in small.passes.train}
-        network.modules.eval()
-        for p in small.passes.evaluate:
-            workspace[p.name] = max(workspace[p.name], executor.workspace_of(p))
-        return workspace
+        for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
+            network.modules.train(mode)
+            for p in passes:
+                workspace[p.name] = executor.workspace_of(p)
+    return workspace
 
 
 def _largest_block(topology: Topology) -> Topology:

@@ -6,7 +6,7 @@ Chunk (i, j) has the flat index ``c = i * n + j`` and owns the vertices ``chunk_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
@@ -17,11 +17,12 @@ class ChunkTopology:
     """One chunk as a bipartite CSC; all indices are local to the chunk.
 
     Attributes:
-        first: first destination vertex (new id); the D destinations are contiguous.
+        first: first vertex of the chunk (new id); the D destinations are the ones from there on, or ``active``.
         indptr: int64 [D + 1], starts at 0.
         local_source: int32 [E_c], position of each edge's source in ``sources``.
         sources: int32 [S], the neighbour set N_ij: unique source vertices (new ids), ascending.
         edge_weight: float32 [E_c] or None.
+        active: int32 [D], ascending destinations (new ids), or None for contiguous ones.
     """
 
     first: int
@@ -29,6 +30,7 @@ class ChunkTopology:
     local_source: np.ndarray
     sources: np.ndarray
     edge_weight: np.ndarray | None
+    active: np.ndarray | None = None
 
     @property
     def num_dst(self) -> int:
@@ -52,6 +54,9 @@ class Topology:
         sources: int32 [sum |N_ij|].
         local_source: int32 [E].
         edge_weight: float32 [E] or None.
+        active: int32 [A], ascending: the vertices that are destinations at all, or None for every vertex; the others
+            have no in-edges here.
+        active_start: int64 [m * n + 1], where each chunk's destinations start in ``active``, or None.
     """
 
     partitions: int
@@ -62,6 +67,8 @@ class Topology:
     sources: np.ndarray
     local_source: np.ndarray
     edge_weight: np.ndarray | None
+    active: np.ndarray | None = None
+    active_start: np.ndarray | None = None
 
     @property
     def num_vertices(self) -> int:
@@ -79,7 +86,7 @@ class Topology:
     @property
     def num_dst(self) -> np.ndarray:
         """int64 [C], destinations of every chunk."""
-        return np.diff(self.chunk_start)
+        return np.diff(self.chunk_start if self.active_start is None else self.active_start)
 
     @property
     def num_sources(self) -> np.ndarray:
@@ -95,16 +102,40 @@ class Topology:
         """int32 [S], the ascending unique sources of one chunk."""
         return self.sources[self.source_start[chunk] : self.source_start[chunk + 1]]
 
+    def active_rows(self, chunk: int) -> np.ndarray | None:
+        """int32 [D], ascending destinations of one chunk, or None where they are all of its vertices."""
+        if self.active is None or self.active_start is None:
+            return None
+        return self.active[self.active_start[chunk] : self.active_start[chunk + 1]]
+
     def chunk(self, chunk: int) -> ChunkTopology:
         first, end = int(self.chunk_start[chunk]), int(self.chunk_start[chunk + 1])
         lo, hi = int(self.in_edge_start[first]), int(self.in_edge_start[end])
+        active = self.active_rows(chunk)
+        starts = self.in_edge_start[first : end + 1] if active is None else np.append(self.in_edge_start[active], hi)
         return ChunkTopology(
             first=first,
-            indptr=self.in_edge_start[first : end + 1] - lo,
+            indptr=starts - lo,
             local_source=self.local_source[lo:hi],
             sources=self.neighbour_set(chunk),
             edge_weight=None if self.edge_weight is None else self.edge_weight[lo:hi],
+            active=active,
         )
+
+    def pruned(self, wanted: np.ndarray) -> Topology:
+        """The same chunks with only the wanted destinations.
+
+        Args:
+            wanted: bool [V].
+        """
+        degree = np.where(wanted, np.diff(self.in_edge_start), 0)
+        kept = np.repeat(wanted, np.diff(self.in_edge_start))
+        in_edge_start = np.concatenate([[0], np.cumsum(degree)])
+        weight = None if self.edge_weight is None else np.asarray(self.edge_weight)[kept]
+        source = self.global_sources()[kept]
+        smaller = build_topology(self.partitions, self.chunk_start, in_edge_start, source, weight)
+        active = np.flatnonzero(wanted).astype(np.int32)
+        return replace(smaller, active=active, active_start=np.searchsorted(active, self.chunk_start))
 
     def grouped(self, size: int) -> Topology:
         """The same graph with every ``size`` consecutive chunks of a partition as one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +19,7 @@ from hongtu.config import parse_bytes
 from hongtu.device import CpuDevice
 from hongtu.errors import InputError
 from hongtu.executor import Executor
-from hongtu.host_memory import check_host
+from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_store import HostStore
 from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochLog, EpochRecord, Traffic
@@ -50,6 +52,7 @@ class Trainer:
     Attributes:
         model: ModuleList of the layers.
         plan: the :class:`~hongtu.plan.execution.ExecutionPlan`: predicted rows, bytes per link, peak bytes.
+        setup: record of what ran once before the first epoch, or None before it.
         epoch: epochs trained so far.
 
     Raises:
@@ -97,9 +100,12 @@ class Trainer:
         self._devices = self._make_devices()
         self._host = self._make_host(dtype)
         self._executor = Executor(self.plan, self._network, self._host, self._devices, self._loss, self._traffic)
+        self.setup: EpochRecord | None = None
+        self._peaks: dict[str, int] = {}
 
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
+        self._set_up()
         start = perf_counter()
         self._network.activate()
         self._context.epoch = self.epoch
@@ -111,18 +117,41 @@ class Trainer:
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_grad_norm)
         self.optimizer.step()
-        record = EpochRecord(
+        record = self._record(loss, perf_counter() - start)
+        self.epoch += 1
+        return record
+
+    def _set_up(self) -> None:
+        """Run what is needed once before everything else."""
+        if self.setup is not None:
+            return
+        start = perf_counter()
+        reuse_freed_memory()
+        self._reset_counters()
+        with self._evaluating():
+            self._executor.set_up()
+        if "features" not in self._host.names():
+            drop_pages(self.artifact.features)
+        self.setup = self._record(0.0, perf_counter() - start)
+
+    def _record(self, loss: float, seconds: float) -> EpochRecord:
+        peaks = {d.name: d.peak for d in self._devices} | self._host.peak_bytes
+        self._peaks = {name: max(peak, self._peaks.get(name, 0)) for name, peak in peaks.items()}
+        return EpochRecord(
             epoch=self.epoch,
             loss=loss,
-            seconds=perf_counter() - start,
+            seconds=seconds,
             bytes=dict(self._traffic.bytes),
             rows=dict(self._traffic.rows),
-            peak_bytes={d.name: d.peak for d in self._devices} | self._host.peak_bytes,
+            peak_bytes=peaks,
             arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
             phases=dict(self._traffic.seconds),
         )
-        self.epoch += 1
-        return record
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """Highest bytes per memory so far, of what ran once and of every epoch."""
+        return dict(self._peaks)
 
     def gradients(self) -> dict[str, Tensor]:
         """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay."""
@@ -250,16 +279,21 @@ class Trainer:
 
     def _infer(self) -> Tensor:
         """[V, C] in new order."""
+        self._set_up()
+        with self._evaluating():
+            self._executor.run(self.plan.passes.evaluate)
+        return self._host.take("output")
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The model inside drops nothing."""
         self._network.activate()
         self.model.eval()
         self._context.training = False
         try:
-            self._executor.run(self.plan.passes.evaluate)
+            yield
         finally:
             self._context.training = True
-        out = self._host["output"].clone()
-        self._host.free("output")
-        return out
 
     def _make_devices(self) -> list[CpuDevice]:
         names = [f"device {i}" for i in range(self.plan.topology.partitions)]
@@ -273,7 +307,9 @@ class Trainer:
         host = HostStore(artifact.num_vertices, dtype)
         host.count_pageable(sum(array.nbytes for array in self.plan.arrays()))
         labels = np.array(artifact.labels)
-        host.keep("features", torch.from_numpy(np.array(artifact.features)).to(dtype))
+        with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            host.keep("features", torch.from_numpy(np.asarray(artifact.features)).to(dtype))
         host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
         host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
         host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())

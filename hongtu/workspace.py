@@ -35,9 +35,10 @@ class WorkspaceTracker(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.is_view:
             return out
+        given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, torch.Tensor) and not any(tensor is given for given in args):
-                self._see(tensor, args)
+            if isinstance(tensor, torch.Tensor) and not any(tensor is x for x in given):
+                self._see(tensor, given)
         return out
 
     def _see(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> None:

@@ -95,4 +95,6 @@ def describe(
         "ladder": [rung.to_dict() for rung in ladder(plan, volumes[order], lookahead["rows"], hardware)],
         "floor": lookahead["floor"],
         "passes": passes,
+        "setup": [pass_report(plan, p, hardware) for p in plan.passes.setup],
+        "setup_bytes": plan.setup_traffic.bytes,
     }

@@ -30,29 +30,39 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def explanation(result: dict[str, Any]) -> str:
-    """What every pass touches, on the host and on the devices."""
-    lines = ["", "", "passes of an epoch (name [columns]; host tensors):"]
-    for p in result["passes"]:
-        lines.append(f"  {p['name']}: {_does(p)}")
-        for verb, names in (
-            ("exchanges", p["exchanges"]),
-            ("reads", p["reads"]),
-            ("checkpoints", p["checkpoint"]),
-            ("writes", p["writes"]),
-            ("adds to", p["adds"]),
-            ("flushes", p["flushes"]),
-            ("creates", p["creates"]),
-            ("frees", p["frees"]),
-        ):
-            if names:
-                rows = p["rows"]
-                detail = {
-                    "exchanges": f"  loads {rows['load']:,} rows, pulls {rows['pull']:,}",
-                    "flushes": f"  flushes {rows['flush']:,} rows, pushes {rows['push']:,}",
-                }.get(verb, "")
-                listed = ", ".join(f"{name} [{columns}]" for name, columns in names.items())
-                lines.append(f"    {verb:<12}{listed}{detail}")
+    """What every pass touches; a star marks what stays on the devices."""
+    lines = ["", ""]
+    if result["setup"]:
+        lines.append("once, before the first epoch (name [columns], * on the devices):")
+        lines += [line for p in result["setup"] for line in _explain(p, result["vertices"])]
+    lines.append("passes of an epoch (name [columns], * on the devices):")
+    lines += [line for p in result["passes"] for line in _explain(p, result["vertices"])]
     return "\n".join(lines)
+
+
+def _explain(p: dict[str, Any], vertices: int) -> list[str]:
+    some = "" if p["vertices"] == vertices else f" ({p['vertices']:,} of {vertices:,} vertices: what the loss needs)"
+    lines = [f"  {p['name']}: {_does(p)}{some}"]
+    rows = p["rows"]
+    details = {
+        "exchanges": f"  loads {rows['load']:,} rows, pulls {rows['pull']:,}",
+        "flushes": f"  flushes {rows['flush']:,} rows, pushes {rows['push']:,}",
+    }
+    for verb, names in (
+        ("exchanges", p["exchanges"]),
+        ("reads", p["reads"]),
+        ("checkpoints", p["checkpoint"]),
+        ("writes", p["writes"]),
+        ("adds to", p["adds"]),
+        ("flushes", p["flushes"]),
+        ("creates", p["creates"]),
+        ("frees", p["frees"]),
+    ):
+        if names:
+            stars = {name: " *" if name in p["resident"] else "" for name in names}
+            listed = ", ".join(f"{name} [{columns}]{stars[name]}" for name, columns in names.items())
+            lines.append(f"    {verb:<12}{listed}{details.get(verb, '')}")
+    return lines
 
 
 def size(nbytes: float) -> str:
@@ -68,14 +78,22 @@ def size(nbytes: float) -> str:
 
 
 def _does(p: dict[str, Any]) -> str:
-    forward = p["name"].startswith("forward")
+    stage = f"stage {p['stage']} (the update behind it and the next transform)"
     if p["aggregate"] is None:
-        return f"{'' if forward else 'gradient of '}stage 0, the transform of layer 0, on each chunk's own rows"
-    behind = f"stage {p['stage']} (the update behind it and the next transform)"
-    if forward:
-        return f"aggregate of layer {p['aggregate']}, then {behind}"
+        of = "" if p["direction"] == "forward" else "gradient of "
+        return f"{of}stage 0, the transform of layer 0, on each chunk's own rows"
+    layer = p["aggregate"]
+    if p["direction"] == "fused":
+        return f"aggregate of layer {layer}, the last stage, the loss, and their gradients, chunk by chunk"
+    if p["direction"] == "forward":
+        if p["stage"] is None:
+            return f"aggregate of layer {layer}, which is the same in every epoch"
+        first = f"aggregate of layer {layer}, then" if p["exchanges"] else f"from the aggregate of layer {layer},"
+        return f"{first} {stage}{', which stays until backward' if p['keep'] else ''}"
+    if p["keep"]:
+        return f"gradients of {stage} and of the aggregate of layer {layer}, from what forward left"
     how = "its checkpoint" if not p["exchanges"] else "its neighbours, aggregated again"
-    return f"{behind} again from {how}, then gradients of both and of the aggregate"
+    return f"{stage} again from {how}, then gradients of both and of the aggregate"
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         "loss": last.loss,
         **{split: None if score != score else score for split, score in scores.items()},
         "seconds_per_epoch": statistics.median(record.seconds for record in records),
-        "peak_bytes": last.peak_bytes,
+        "peak_bytes": trainer.peak_bytes,
         "bytes": last.bytes,
         "rows": last.rows,
     }

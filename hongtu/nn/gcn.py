@@ -61,13 +61,18 @@ class GCNConv(Convolution):
         z = self._scale_R1() * x if self.normalize else x
         return z, z if self.add_self_loops else None
 
-    def update(self, a: Tensor, s: Skip) -> Tensor:
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def combine(self, a: Tensor, s: Skip) -> Tensor:
         if self.add_self_loops:
             a = torch.addcmul(a, self._loop_correction_R1(), s)
-        if self.normalize:
-            a = self._scale_R1() * a
+        return self._scale_R1() * a if self.normalize else a
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
-            a = self.lin(a)
+            return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias))
         return self.activate(a if self.bias is None else a + self.bias)
 
     def _loop_R(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base class of layers: transform (per vertex), aggregate (over in-edges), update (per vertex).
+"""The base class of layers: transform (per vertex), aggregate (over in-edges), combine and update (per vertex).
 
 Legend: R rows of a row-wise call, D destinations and S sources of a block, F features.
 """
@@ -53,6 +53,11 @@ class Layer(torch.nn.Module):
         return self.reduce is not None
 
     @property
+    def combines(self) -> bool:
+        """Whether ``combine`` takes ``s``; then ``update`` gets None for it."""
+        return False
+
+    @property
     def plain(self) -> bool:
         """Whether only ``forward(block, h)`` is given: transform and update are the identity."""
         return type(self).forward is not Layer.forward and type(self).aggregate is Layer.aggregate
@@ -77,6 +82,11 @@ class Layer(torch.nn.Module):
             raise ValueError(f"{type(self).__name__}.reduce is {self.reduce!r}: expected 'sum', 'mean' or None")
         with_destinations, others = block.with_destinations()
         return self.forward(with_destinations, torch.cat([s, z[others]]))
+
+    def combine(self, a: Tensor, s: Skip) -> Tensor:
+        """a and s [R, ...] of the same rows, where ``combines``: linear in both and without parameters, so that its
+        result is all that has to be kept (a self-loop, a normalisation)."""
+        raise NotImplementedError(f"{type(self).__name__}.combines is True: define combine(a, s)")
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         """a [R, F''], s [R, ...] -> h [R, F''']."""

@@ -56,14 +56,14 @@ class Needs:
 def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     """What a pass needs besides vertex rows."""
     layer = None if p.layer is None else shape.layers[p.layer]
-    edges = layer is not None and (p.direction == "forward" or p.exchange is not None or p.flush is not None)
+    edges = layer is not None and (p.exchange is not None or p.flush is not None)
     nearby = [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
     return Needs(
         edges=edges,
         weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
         identity=edges and layer.reduce is None,
         statistics=any(shape.layers[k].uses_statistics for k in nearby),
-        labels="grad output" in p.outputs,
+        labels=p.loss,
     )
 
 
@@ -75,12 +75,18 @@ def pass_buffers(
     topology: Topology,
     limits: BatchLimits,
     device: int,
+    resident: frozenset[str],
 ) -> dict[str, Buffer]:
-    """Every planned buffer of one pass on one device but its caches, by name."""
+    """Every planned buffer of one pass on one device but its caches and what stays there, by name."""
     own = slice(device * topology.chunks, (device + 1) * topology.chunks)
     d, s, e = (int(x[own].max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
-    buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys((*p.inputs, *p.gradients))}
+    staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
+    buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys(staged)}
     buffers["ids"] = Buffer((d,), "int64")
+    if topology.active is not None:
+        buffers["row_in_chunk"] = Buffer((d,), "int32")
+        if needs.identity:
+            buffers["active"] = Buffer((d,), "int32")
     if needs.statistics:
         buffers["statistics"] = Buffer((d, 3), FLOAT)
     if needs.labels:
@@ -105,7 +111,7 @@ def _edge_buffers(
     if needs.identity:
         buffers |= {"sources": Buffer((s,), "int32"), "edge_id_start": Buffer((d,), "int64")}
     assert p.layer is not None
-    if shape.layers[p.layer].reduce is not None and p.direction == "forward":
+    if shape.layers[p.layer].reduce is not None and p.direction != "backward":
         buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
     return buffers
 
@@ -122,16 +128,16 @@ def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
     return buffers
 
 
-def row_caches(p: Pass) -> int:
-    """How many caches a pass keeps: of values, of gradients, or both."""
-    return (p.exchange is not None) + (p.flush is not None)
+def cached_rows(p: Pass, resident: frozenset[str]) -> tuple[str, ...]:
+    """The tensors whose rows go through caches of a pass's own: values, gradients, or both."""
+    return tuple(name for name in (p.exchange, p.flush) if name is not None and name not in resident)
 
 
-def cache_buffers(p: Pass, width: dict[str, int], capacity: int) -> dict[str, Buffer]:
+def cache_buffers(p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str]) -> dict[str, Buffer]:
     """The caches of one pass on one device: row values, gradient rows, or both."""
     buffers = {}
-    if p.exchange is not None:
+    if p.exchange is not None and p.exchange not in resident:
         buffers["cache"] = Buffer((capacity, width[p.exchange]), FLOAT)
-    if p.flush is not None:
+    if p.flush is not None and p.flush not in resident:
         buffers["gradient_cache"] = Buffer((capacity, width[p.flush]), FLOAT)
     return buffers

@@ -54,6 +54,24 @@ def predict_seconds(plan: ExecutionPlan, hardware: Hardware) -> Seconds:
     return sum((pass_seconds(plan, p, hardware) for p in plan.passes.train), Seconds())
 
 
+def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> float:
+    """About what an epoch takes if every row that is exchanged moves once; needs no planned transfers.
+
+    Args:
+        linked: rows move between host and device; else everything stays on the devices.
+    """
+    total, v, width = 0.0, plan.topology.num_vertices, plan.passes.width
+    for p in plan.passes.train:
+        sparse = sum(width[name] for name in (p.exchange, p.flush) if name is not None)
+        own = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
+        sparse_bytes, own_bytes = (v * columns * plan.shape.itemsize for columns in (sparse, own))
+        if linked:
+            total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
+        total += _aggregate_seconds(plan, p, plan.topology.num_edges, hardware)
+        total += _rowwise_seconds(plan, p, v, sparse_bytes + own_bytes, hardware)
+    return total
+
+
 def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
     """Seconds of one pass: those of the device that takes longest; partitions are dealt to devices in turn."""
     on_device = [Seconds()] * min(hardware.devices, plan.topology.partitions)
@@ -65,9 +83,9 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> Seconds:
-    moved = plan.device_traffic(p, i).bytes
-    own = slice(i * plan.topology.chunks, (i + 1) * plan.topology.chunks)
-    vertices, edges = int(plan.topology.num_dst[own].sum()), int(plan.topology.chunk_edges[own].sum())
+    moved, view = plan.device_traffic(p, i).bytes, plan.view(p)
+    own = slice(i * view.chunks, (i + 1) * view.chunks)
+    vertices, edges = int(view.num_dst[own].sum()), int(view.chunk_edges[own].sum())
     return Seconds(
         load=moved["load"] / hardware.host_link,
         flush=moved["flush"] / hardware.host_link,
@@ -75,7 +93,7 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware)
         contiguous=(moved["read"] + moved["write"] + moved["topology"]) / hardware.contiguous_link,
         aggregate=_aggregate_seconds(plan, p, edges, hardware),
         rowwise=_rowwise_seconds(plan, p, vertices, moved["read"] + moved["write"], hardware),
-        dispatch=int(np.count_nonzero(plan.topology.num_dst[own])) * _stages(plan, p) * hardware.stage_seconds,
+        dispatch=int(np.count_nonzero(view.num_dst[own])) * _stages(plan, p) * hardware.stage_seconds,
     )
 
 
@@ -83,28 +101,30 @@ EDGE_FUNCTION_STAGES = 4  # fixed cost of a function of edges, some tens of tens
 
 
 def _stages(plan: ExecutionPlan, p: Pass) -> int:
-    edge_function = p.exchange is not None and plan.shape.layers[p.layer].reduce is None
+    edge_function = p.exchange is not None and p.layer is not None and plan.shape.layers[p.layer].reduce is None
     return EDGE_FUNCTION_STAGES if edge_function else 1
 
 
 def _aggregate_seconds(plan: ExecutionPlan, p: Pass, edges: int, hardware: Hardware) -> float:
     """Row accesses per edge: a sum reads; its transpose reads and writes; a function of edges is taken for twice a
-    sum, and backward runs it again before its gradients."""
-    width = plan.passes.width
-    columns = max((width[name] for name in (p.exchange, p.flush) if name is not None), default=0)
-    if p.exchange is None:
-        sweeps = 2
-    elif plan.shape.layers[p.layer].reduce is not None:
-        sweeps = 1
+    sum, and backward runs it again before its gradients, where it was not kept."""
+    if p.layer is None or (p.exchange is None and p.flush is None):
+        return 0.0
+    columns = max(plan.passes.width[name] for name in (p.exchange, p.flush) if name is not None)
+    forward, transpose = p.direction != "backward", p.flush is not None
+    if plan.shape.layers[p.layer].reduce is not None:
+        sweeps = forward + 2 * transpose
     else:
-        sweeps = 2 if p.direction == "forward" else 6
+        sweeps = 2 * (forward or not p.keep) + 4 * transpose
     elements = sweeps * edges * columns
     return max(2 * elements / hardware.flops, elements * plan.shape.itemsize / hardware.memory_bandwidth)
 
 
 def _rowwise_seconds(plan: ExecutionPlan, p: Pass, vertices: int, nbytes: int, hardware: Hardware) -> float:
-    """A multiplication and an addition per vertex and parameter; backward does them again and twice more."""
-    parameters = plan.shape.stage_parameters[p.stage] if plan.shape.stage_parameters else 0
-    sweeps = 1 if p.direction == "forward" else 3
+    """A multiplication and an addition per vertex and parameter; backward does twice that, and first forward again
+    where nothing was kept."""
+    known = p.stage is not None and plan.shape.stage_parameters
+    parameters = plan.shape.stage_parameters[p.stage] if known and p.stage is not None else 0
+    sweeps = 1 if p.direction == "forward" else 2 if p.keep else 3
     operations = 2 * sweeps * vertices * parameters * plan.shape.itemsize / 4  # rates are of 4-byte numbers
     return max(operations / hardware.flops, sweeps * nbytes / hardware.memory_bandwidth)

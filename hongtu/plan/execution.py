@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hongtu.metrics import Traffic
-from hongtu.plan.arena import Buffer, Needs, cache_buffers, pass_buffers, pass_needs, row_caches
-from hongtu.plan.passes import Pass, PassList, plan_passes
+from hongtu.plan.arena import Buffer, Needs, cache_buffers, cached_rows, pass_buffers, pass_needs
+from hongtu.plan.passes import FEATURES, Pass, PassList, plan_passes
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
-from hongtu.plan.transfer import BatchLimits, DeviceTransfers, TransferPlan, batch_limits, plan_transfers
+from hongtu.plan.transfer import (
+    BatchLimits,
+    DeviceTransfers,
+    TransferPlan,
+    batch_limits,
+    plan_resident,
+    plan_transfers,
+)
 from hongtu.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the planner decides beyond the strategy's switches.
+
+    Attributes:
+        fuse: forward, loss and backward of the last layer in one pass.
+        keep: keep what stages compute until backward.
+        resident: vertex tensors that stay on the devices.
+        fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices; () to compute every vertex.
+    """
+
+    fuse: bool = False
+    keep: bool = False
+    resident: frozenset[str] = frozenset()
+    fields: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,10 +49,11 @@ class ExecutionPlan:
     Attributes:
         topology: the chunks that run (the artifact's, or groups of them).
         shape: the model as the planner sees it.
-        strategy: the savings that are on.
-        passes: the passes of a training epoch and of an evaluation.
+        strategy: the savings that may be on; ``choice``: those that are.
+        passes: the passes of a training epoch, of an evaluation, and those that run once before.
         schedule: int32 [m, B], chunk of each partition that runs in batch b.
-        limits: per device, the largest requests of a batch.
+        views: the topology of passes by their ``hops``.
+        limits: by ``hops``, per device the largest requests of a batch.
         transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
         workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
     """
@@ -34,16 +61,36 @@ class ExecutionPlan:
     topology: Topology
     shape: NetworkShape
     strategy: Strategy
+    choice: Choice
     passes: PassList
     schedule: np.ndarray
-    limits: list[BatchLimits]
-    transfers: dict[str, TransferPlan]
+    views: dict[int | None, Topology]
+    limits: dict[int | None, list[BatchLimits]]
+    transfers: dict[str, TransferPlan] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def resident(self) -> frozenset[str]:
+        return self.choice.resident
+
+    def view(self, p: Pass) -> Topology:
+        """The chunks with the destinations that a pass computes."""
+        return self.views[p.hops]
+
+    # ---------------------------------------------------------------- traffic
 
     @property
     def traffic(self) -> Traffic:
         """Predicted traffic of one training epoch."""
-        return sum((self.pass_traffic(p) for p in self.passes.train), Traffic())
+        return self._traffic_of(self.passes.train)
+
+    @property
+    def setup_traffic(self) -> Traffic:
+        """Predicted traffic of what runs once before the first epoch, resident features included."""
+        traffic = self._traffic_of(self.passes.setup)
+        if FEATURES in self.resident:
+            traffic.add("read", self.topology.num_vertices * self.shape.features * self.shape.itemsize)
+        return traffic
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -55,61 +102,8 @@ class ExecutionPlan:
         """Predicted rows per sparse link of one training epoch."""
         return self.traffic.rows
 
-    @property
-    def arena_bytes(self) -> dict[str, int]:
-        """Planned peak bytes per memory in training: "device 0", ..., "pinned host", "pageable host"; exact."""
-        devices = range(self.topology.partitions)
-        peaks = {f"device {i}": max(self.pass_arena(p, i) for p in self.passes.train) for i in devices}
-        return peaks | self.host_bytes
-
-    @property
-    def peak_bytes(self) -> dict[str, int]:
-        """``arena_bytes`` plus, where it was probed, the bound of the layers' workspace: what a run stays under."""
-        return self.device_bytes | self.host_bytes
-
-    @property
-    def device_bytes(self) -> dict[str, int]:
-        """The part of ``peak_bytes`` that a device budget limits."""
-        peaks = {}
-        for i in range(self.topology.partitions):
-            p = self.tightest_pass(i)
-            peaks[f"device {i}"] = self.pass_arena(p, i) + self.workspace.get(p.name, 0)
-        return peaks
-
-    def tightest_pass(self, device: int) -> Pass:
-        """The training pass that needs the most memory on a device."""
-        return max(self.passes.train, key=lambda p: self.pass_arena(p, device) + self.workspace.get(p.name, 0))
-
-    def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
-        """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
-        more than there are rows."""
-        row = row_caches(p) * self.passes.width[p.exchange or p.flush or ""] * self.shape.itemsize
-        capacities = []
-        for i, limits in enumerate(self.limits):
-            beside = sum(b.nbytes(self.shape.itemsize) for b in self.buffers_beside_caches(p, i).values())
-            free = budget - self.shape.model_bytes - beside - self.workspace.get(p.name, 0)
-            slots = free // row if row else self.topology.num_vertices
-            capacities.append(max(limits.slots, min(slots, self.topology.num_vertices)))
-        return tuple(capacities)
-
-    def needs(self, p: Pass) -> Needs:
-        return pass_needs(p, self.shape, self.topology.edge_weight is not None)
-
-    def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
-        """The device buffers that a pass allocates, by name."""
-        buffers = self.buffers_beside_caches(p, device)
-        if p.name not in self.transfers:
-            return buffers
-        return buffers | cache_buffers(p, self.passes.width, self.transfers[p.name].devices[device].capacity)
-
-    def buffers_beside_caches(self, p: Pass, device: int) -> dict[str, Buffer]:
-        limits, width = self.limits[device], self.passes.width
-        return pass_buffers(p, self.shape, width, self.needs(p), self.topology, limits, device)
-
-    def pass_arena(self, p: Pass, device: int) -> int:
-        """Planned bytes of one pass on one device, the model included."""
-        buffers = self.buffers(p, device).values()
-        return self.shape.model_bytes + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
+    def _traffic_of(self, passes: Sequence[Pass]) -> Traffic:
+        return sum((self.pass_traffic(p) for p in passes), Traffic())
 
     def pass_traffic(self, p: Pass) -> Traffic:
         """Predicted traffic of one pass over all devices."""
@@ -118,12 +112,12 @@ class ExecutionPlan:
     def device_traffic(self, p: Pass, device: int) -> Traffic:
         """Predicted traffic of one pass on one device."""
         traffic, width, item = Traffic(), self.passes.width, self.shape.itemsize
-        v = int(np.diff(self.topology.partition_start)[device])
-        needs = self.needs(p)
-        columns = sum(width[name] for name in (*p.inputs, *p.gradients))
-        traffic.add("read", v * (columns * item + needs.labels * (self.shape.label_bytes + 1)))
-        written = sum(width[name] for name in p.outputs) + (width[p.checkpoint] if p.checkpoint else 0)
-        written += sum(width[name] for name in p.direct if name is not None and name not in p.outputs)
+        view, needs = self.view(p), self.needs(p)
+        v = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].sum())
+        read = sum(width[name] for name in (*p.inputs, *p.gradients) if name not in self.resident)
+        traffic.add("read", v * (read * item + needs.labels * (self.shape.label_bytes + 1)))
+        sent = (*p.outputs, p.checkpoint, *p.direct)
+        written = sum(width[name] for name in sent if name is not None and name not in self.resident)
         traffic.add("write", v * written * item)
         transfers = self.transfers[p.name].devices[device] if p.name in self.transfers else None
         if transfers is not None:
@@ -146,11 +140,11 @@ class ExecutionPlan:
 
     def _topology_bytes(self, p: Pass, needs: Needs, device: int, transfers: DeviceTransfers | None) -> int:
         """Structure and plan arrays that a pass copies to one device."""
-        t, item = self.topology, self.shape.itemsize
+        t, item = self.view(p), self.shape.itemsize
         own = slice(device * t.chunks, (device + 1) * t.chunks)
         busy = t.num_dst[own] > 0
         d, s, e = (int(x[own][busy].sum()) for x in (t.num_dst, t.num_sources, t.chunk_edges))
-        total = d * (8 + needs.statistics * 3 * item)
+        total = d * (8 + needs.statistics * 3 * item + (t.active is not None) * 4 * (1 + needs.identity))
         if needs.edges:
             total += 8 * (d + int(busy.sum())) + 4 * e + 4 * s
             total += needs.weights * e * item + needs.identity * (4 * s + 8 * d)
@@ -162,24 +156,149 @@ class ExecutionPlan:
                 total += 4 * loads + 8 * pulls + (4 * (loads + pulls) if p.exchange is None else 0)
         return total
 
+    # ---------------------------------------------------------------- memory
+
+    @property
+    def arena_bytes(self) -> dict[str, int]:
+        """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
+        devices = range(self.topology.partitions)
+        peaks = {f"device {i}": max(self.pass_arena(p, i) for p in self.passes.train) for i in devices}
+        return peaks | {"pinned host": self._pinned(self.passes.train), "pageable host": self._pageable}
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """What a run stays under, evaluation included: planned buffers and, where it was probed, the workspace."""
+        return self.device_bytes | self.host_bytes
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """The part of ``peak_bytes`` that a device budget limits."""
+        peaks = {}
+        for i in range(self.topology.partitions):
+            p = self.tightest_pass(i)
+            peaks[f"device {i}"] = self.pass_arena(p, i) + self.workspace.get(p.name, 0)
+        return peaks
+
     @property
     def host_bytes(self) -> dict[str, int]:
         """Planned peak bytes of the host: vertex rows, which are pinned where there is a GPU, and everything else."""
-        v, item = self.topology.num_vertices, self.shape.itemsize
-        live = peak = v * self.shape.features * item
-        for p in self.passes.train:
-            live += sum(v * self.passes.width[name] * item for name in p.creates)
+        lists = (self.passes.setup, self.passes.train, self.passes.evaluate)
+        return {"pinned host": max(self._pinned(passes) for passes in lists), "pageable host": self._pageable}
+
+    def tightest_pass(self, device: int) -> Pass:
+        """The pass that needs the most memory on a device."""
+        return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.workspace.get(p.name, 0))
+
+    def pass_arena(self, p: Pass, device: int) -> int:
+        """Planned bytes of one pass on one device, the model and resident tensors included."""
+        buffers = self.buffers(p, device).values()
+        beside = self.shape.model_bytes + sum(self.resident_bytes(name, device) for name in self._alive[p.name])
+        return beside + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
+
+    def needs(self, p: Pass) -> Needs:
+        return pass_needs(p, self.shape, self.topology.edge_weight is not None)
+
+    def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
+        """The device buffers that a pass allocates, by name."""
+        capacity = self.capacity(p, device)
+        caches = cache_buffers(p, self.passes.width, capacity, self.resident) if p.exchange or p.flush else {}
+        return self._buffers_beside_caches(p, device) | caches
+
+    def capacity(self, p: Pass, device: int) -> int:
+        """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
+        if p.name in self.transfers:
+            return self.transfers[p.name].devices[device].capacity
+        return self.limits_of(p)[device].slots
+
+    def limits_of(self, p: Pass) -> list[BatchLimits]:
+        """Per device, the largest requests of a batch in a pass."""
+        return self._resident_limits[p.hops] if {p.exchange, p.flush} & self.resident else self.limits[p.hops]
+
+    @cached_property
+    def _resident_limits(self) -> dict[int | None, list[BatchLimits]]:
+        shared = {hops: batch_limits(view, self.schedule, "paper") for hops, view in self.views.items()}
+        return {hops: [replace(limit, loads=0) for limit in limits] for hops, limits in shared.items()}
+
+    def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
+        """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
+        more than there are rows."""
+        names = cached_rows(p, self.resident)
+        row = sum(self.passes.width[name] for name in names) * self.shape.itemsize
+        capacities = []
+        for i, limits in enumerate(self.limits_of(p)):
+            caches = cache_buffers(p, self.passes.width, self.capacity(p, i), self.resident).values()
+            beside = self.pass_arena(p, i) - sum(buffer.nbytes(self.shape.itemsize) for buffer in caches)
+            free = budget - beside - self.workspace.get(p.name, 0)
+            slots = free // row if row else self.topology.num_vertices
+            capacities.append(max(limits.slots, min(slots, self.topology.num_vertices)))
+        return tuple(capacities)
+
+    def resident_rows(self, name: str, device: int) -> int:
+        """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
+        return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
+
+    def resident_bytes(self, name: str, device: int) -> int:
+        return self.resident_rows(name, device) * self.passes.width[name] * self.shape.itemsize
+
+    @cached_property
+    def resident_plans(self) -> dict[int | None, TransferPlan]:
+        """By ``hops``, the transfers of passes whose rows stay on their devices."""
+        wanted = {p.hops for p in self.passes.every if {p.exchange, p.flush} & self.resident}
+        return {hops: plan_resident(self.views[hops], self.schedule) for hops in wanted}
+
+    @cached_property
+    def _mirror_slots(self) -> dict[str, dict[int, int]]:
+        """By resident tensor and device, slots for rows of peers: the most of all passes that exchange it."""
+        own = np.diff(self.topology.partition_start)
+        found: dict[str, dict[int, int]] = {}
+        for p in self.passes.every:
+            for name in {p.exchange, p.flush} & self.resident:
+                for i, device in enumerate(self.resident_plans[p.hops].devices):
+                    slots = found.setdefault(str(name), {})
+                    slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
+        return found
+
+    def _buffers_beside_caches(self, p: Pass, device: int) -> dict[str, Buffer]:
+        limits = self.limits_of(p)[device]
+        return pass_buffers(
+            p, self.shape, self.passes.width, self.needs(p), self.view(p), limits, device, self.resident
+        )
+
+    @cached_property
+    def _alive(self) -> dict[str, frozenset[str]]:
+        """By pass name, the resident tensors that exist in the pass."""
+        alive = {}
+        for passes in (self.passes.setup, self.passes.train, self.passes.evaluate):
+            live = {FEATURES} if passes is self.passes.setup else set(self.passes.constant)
+            for p in passes:
+                live |= set(p.creates)
+                alive[p.name] = frozenset(live & self.resident)
+                live -= set(p.frees)
+        return alive
+
+    def _pinned(self, passes: Sequence[Pass]) -> int:
+        """Peak bytes of the host's vertex rows."""
+        v, item, width = self.topology.num_vertices, self.shape.itemsize, self.passes.width
+        start = {FEATURES} if passes is self.passes.setup else self.passes.constant - self.resident
+        live = peak = sum(v * width[name] * item for name in start)
+        for p in passes:
+            live += sum(v * width[name] * item for name in p.creates if name not in self.resident)
             peak = max(peak, live)
-            live -= sum(v * self.passes.width[name] * item for name in p.frees)
+            live -= sum(v * width[name] * item for name in p.frees if name not in self.resident)
+        return peak
+
+    @property
+    def _pageable(self) -> int:
+        v, item = self.topology.num_vertices, self.shape.itemsize
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
         identity = any(layer.reduce is None for layer in self.shape.layers)
         row = self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8  # labels, mask, ids, ...
-        return {"pinned host": peak, "pageable host": v * row + sum(array.nbytes for array in self.arrays())}
+        return v * row + sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays, each once."""
         found: dict[int, np.ndarray] = {}
-        _collect((self.topology, self.schedule, *self.transfers.values()), found)
+        _collect((self.topology, *self.views.values(), self.schedule, *self.transfers.values()), found)
         return list(found.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,6 +318,48 @@ def _collect(value: Any, found: dict[int, np.ndarray]) -> None:
             _collect(entry, found)
 
 
+def sketch_plan(
+    topology: Topology, schedule: np.ndarray, shape: NetworkShape, strategy: Strategy, choice: Choice
+) -> ExecutionPlan:
+    """A plan at one grain whose transfers are not planned yet: its memory is that of the smallest caches.
+
+    Args:
+        schedule: int32 [m, B], chunk of each partition per batch.
+    """
+    passes = plan_passes(shape, strategy, fuse=choice.fuse, keep=choice.keep, prune=bool(choice.fields))
+    views: dict[int | None, Topology] = {}
+    for hops in dict.fromkeys(p.hops for p in passes.every):
+        everything = hops is None or bool(choice.fields[hops].all())
+        views[hops] = topology if everything else topology.pruned(choice.fields[hops])
+    limits = {hops: batch_limits(view, schedule, strategy.reuse) for hops, view in views.items()}
+    return ExecutionPlan(topology, shape, strategy, choice, passes, schedule, views, limits)
+
+
+def plan_caches(plan: ExecutionPlan, budget: int | None, peer_cost: float = 0.0) -> ExecutionPlan:
+    """The same plan with its transfers.
+
+    Args:
+        budget: bytes per device that lookahead caches may fill; None for caches with room for every row.
+        peer_cost: seconds that a row of a peer takes, in those of a row of the host.
+    """
+    plan = replace(plan, transfers={})
+    planned: dict[str, TransferPlan] = {}
+    known: dict[Any, TransferPlan] = {}
+    for p in plan.passes.every:
+        if p.exchange is None and p.flush is None:
+            continue
+        if {p.exchange, p.flush} & plan.resident:
+            planned[p.name] = plan.resident_plans[p.hops]
+            continue
+        limited = budget is not None and plan.strategy.reuse == "lookahead"
+        capacity = plan.capacities(p, budget) if limited and budget is not None else None
+        key = id(plan.view(p)), capacity
+        if key not in known:
+            known[key] = plan_transfers(plan.view(p), plan.schedule, plan.strategy.reuse, capacity, peer_cost=peer_cost)
+        planned[p.name] = known[key]
+    return replace(plan, transfers=planned)
+
+
 def make_plan(
     topology: Topology,
     schedule: np.ndarray,
@@ -207,24 +368,12 @@ def make_plan(
     budget: int | None = None,
     workspace: dict[str, int] | None = None,
     peer_cost: float = 0.0,
+    choice: Choice | None = None,
 ) -> ExecutionPlan:
-    """Plan a run at one grain.
+    """Plan a run at one grain; arguments as above.
 
     Args:
-        schedule: int32 [m, B], chunk of each partition per batch.
-        budget: bytes per device that lookahead caches may fill; None for caches with room for every row.
         workspace: bytes that layers take at most inside each pass, by pass name.
-        peer_cost: seconds that a row of a peer takes, in those of a row of the host.
     """
-    limits = batch_limits(topology, schedule, strategy.reuse)
-    passes = plan_passes(shape, strategy)
-    plan = ExecutionPlan(topology, shape, strategy, passes, schedule, limits, {}, workspace or {})
-    known: dict[tuple[int, ...] | None, TransferPlan] = {}
-    for p in passes.train:
-        if not row_caches(p):
-            continue
-        capacity = None if budget is None or strategy.reuse != "lookahead" else plan.capacities(p, budget)
-        if capacity not in known:
-            known[capacity] = plan_transfers(topology, schedule, strategy.reuse, capacity, peer_cost=peer_cost)
-        plan.transfers[p.name] = known[capacity]
-    return plan
+    plan = sketch_plan(topology, schedule, shape, strategy, choice or Choice())
+    return plan_caches(replace(plan, workspace=workspace or {}), budget, peer_cost)

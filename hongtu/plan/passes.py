@@ -1,21 +1,28 @@
-"""From layers to passes: what each sweep over the batches reads, exchanges and writes.
+"""From layers to passes: what each sweep over the batches reads, exchanges, computes and writes.
 
 A pass runs, per chunk, the aggregate of one layer and the row-wise stage behind it (update of that layer, then
 transform of the next), forward or backward. Stage 0 (transform of layer 0) is a pass of its own without aggregate.
+Each saving is a rewrite of this list; the runtime replays passes and never asks which saving is on.
 
-Host tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``a{l}`` (cacheable checkpoint), ``output``;
-their gradients carry the prefix ``grad ``. A tensor that aliases another has the other's name.
+Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``a{l}`` (output of the aggregate: a
+checkpoint), ``output``; their gradients carry the prefix ``grad ``. A tensor that aliases another has its name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 
-Direction = Literal["forward", "backward"]
+Direction = Literal["forward", "backward", "fused"]
+FEATURES, OUTPUT = "features", "output"
+
+
+def gradient(name: str) -> str:
+    """The tensor that holds the gradient of another."""
+    return f"grad {name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,151 +30,281 @@ class Pass:
     """One sweep over all batches.
 
     Attributes:
-        direction: forward or backward; backward visits the batches from last to first.
+        direction: forward; backward, which visits the batches from last to first; or fused: forward, loss and
+            backward of the last layer, chunk by chunk.
         layer: the layer whose aggregate runs, or None for stage 0 alone.
-        stage: the row-wise stage that runs behind the aggregate (``layer + 1``, or 0).
-        exchange: host tensor whose rows go through the caches, or None where no neighbour rows are needed.
-        flush: host gradient tensor that receives the caches' gradient rows, or None.
-        inputs: host tensors read by contiguous rows: features, or the checkpoint and s elements of ``layer``.
-        gradients: host gradient tensors of the stage's outputs, read by contiguous rows (backward).
-        outputs: host tensors written by contiguous rows: the stage's outputs, or gradients of s elements (backward).
-        checkpoint: host tensor that keeps the aggregate's output for backward, or None (forward).
-        direct: for each s element, the host gradient tensor its gradient goes to, or None (backward).
-        creates: host tensors allocated before the pass.
-        frees: host tensors released after it.
+        stage: the row-wise stage that runs behind the aggregate (``layer + 1``, or 0), or None for none.
+        when: in every training epoch, in evaluation, or once before the first epoch.
+        exchange: vertex tensor whose rows go through the caches, or None where no neighbour rows are needed.
+        flush: gradient tensor that receives the caches' gradient rows, or None.
+        source: vertex tensor read by contiguous rows in place of the aggregate: a checkpoint, or the features.
+        s: the s elements of ``layer`` that are read by contiguous rows.
+        gradients: gradient tensors of the stage's outputs, read by contiguous rows.
+        outputs: vertex tensors that the stage writes by contiguous rows (forward).
+        checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
+        direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
+        loss: the loss and its gradient are evaluated on the stage's output.
+        keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        hops: only vertices within so many hops of the loss vertices are computed; None for all.
+        creates: vertex tensors allocated before the pass.
+        frees: vertex tensors released after it.
     """
 
     direction: Direction
     layer: int | None
-    stage: int
+    stage: int | None
+    when: Literal["train", "evaluate", "setup"] = "train"
     exchange: str | None = None
     flush: str | None = None
-    inputs: tuple[str, ...] = ()
+    source: str | None = None
+    s: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpoint: str | None = None
     direct: tuple[str | None, ...] = ()
+    loss: bool = False
+    keep: bool = False
+    hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """For people: "forward 1"; stage 0 alone is "forward stage 0"."""
-        return f"{self.direction} {'stage 0' if self.layer is None else self.layer}"
+        """For people: "forward 1"; stage 0 alone is "forward stage 0"; "evaluate 1", "setup 0"."""
+        verb = self.direction if self.when == "train" else self.when
+        return f"{verb} {'stage 0' if self.layer is None else self.layer}"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Vertex tensors read by contiguous rows, each once."""
+        names = (() if self.source is None else (self.source,)) + self.s
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Vertex tensors written or added to by contiguous rows, each once."""
+        names = (*self.outputs, self.checkpoint, *self.direct)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 @dataclass(frozen=True)
 class PassList:
-    """The passes of a training epoch and of an evaluation, with the columns of every host tensor they name."""
+    """The passes of a model.
+
+    Attributes:
+        train, evaluate: of a training epoch and of an evaluation.
+        setup: once before everything else.
+        width: columns of every vertex tensor.
+        constant: vertex tensors that stay for the whole run.
+        wanted: vertex tensors that get a gradient.
+        layer_inputs: per layer, its z and the elements of its s.
+    """
 
     train: tuple[Pass, ...]
     evaluate: tuple[Pass, ...]
+    setup: tuple[Pass, ...]
     width: dict[str, int]
+    constant: frozenset[str]
+    wanted: frozenset[str]
+    layer_inputs: tuple[tuple[str, ...], ...]
+
+    @property
+    def every(self) -> tuple[Pass, ...]:
+        return (*self.setup, *self.train, *self.evaluate)
 
 
-def plan_passes(shape: NetworkShape, strategy: Strategy) -> PassList:
-    """Turn a model into passes under a strategy."""
+def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bool, prune: bool) -> PassList:
+    """Turn a model into passes under a strategy.
+
+    Args:
+        fuse: forward, loss and backward of the last layer in one pass.
+        keep: keep what stages compute until backward.
+        prune: compute only what the loss depends on.
+    """
     names = _Names(shape)
-    evaluate = _with_lifetimes(_forward_passes(shape, names, train=False), keep=("output",))
-    train = _forward_passes(shape, names, train=True) + _backward_passes(shape, names, strategy)
-    return PassList(train=_with_lifetimes(train), evaluate=evaluate, width=names.width)
+    cached = caches_input(shape, strategy)
+    of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
+    constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
+    wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
+    if not strategy.no_input_gradient:
+        wanted.add(FEATURES)
+    else:
+        wanted -= {FEATURES} if shape.input_trained else of_input
+    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
+    setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    later = set().union(*(_touches(p) for p in (*train, *evaluate)))
+    kept = constant & later
+    return PassList(
+        train=_with_lifetimes(train, kept),
+        evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
+        setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
+        width=names.width,
+        constant=frozenset(kept),
+        wanted=builder.wanted,
+        layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
+    )
+
+
+def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
+    """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
+    constant = shape.layers[0].linear and not shape.input_trained and not shape.input_random
+    return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
 
 
 class _Names:
-    """Host tensor names of every stage's outputs, aliases resolved."""
+    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors."""
 
     def __init__(self, shape: NetworkShape) -> None:
-        self.width: dict[str, int] = {"features": shape.features, "output": shape.output}
+        self.width: dict[str, int] = {FEATURES: shape.features, OUTPUT: shape.output}
         self.z: list[str] = []
         self.s: list[tuple[str, ...]] = []
         for index, layer in enumerate(shape.layers):
-            z = "features" if index == 0 and layer.z_is_input else f"z{index}"
+            z = FEATURES if index == 0 and layer.z_is_input else f"z{index}"
             s = tuple(z if columns is None else f"s{index}.{k}" for k, columns in enumerate(layer.s))
             self.z.append(z)
             self.s.append(s)
             self.width[z] = layer.z
             self.width[f"a{index}"] = layer.a
             self.width.update({n: c for n, c in zip(s, layer.s, strict=True) if c is not None})
-        self.width.update({f"grad {name}": columns for name, columns in list(self.width.items())})
+        self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
 
     def stage_outputs(self, stage: int) -> tuple[str, ...]:
-        """Distinct host tensors that a stage writes."""
+        """Distinct vertex tensors that a stage writes."""
         if stage == len(self.z):
-            return ("output",)
+            return (OUTPUT,)
         outputs = (self.z[stage], *(name for name in self.s[stage] if name != self.z[stage]))
-        return tuple(name for name in outputs if name != "features")
+        return tuple(name for name in outputs if name != FEATURES)
 
 
-def _forward_passes(shape: NetworkShape, names: _Names, *, train: bool) -> list[Pass]:
-    passes = []
-    if outputs := names.stage_outputs(0):
-        passes.append(Pass(direction="forward", layer=None, stage=0, inputs=("features",), outputs=outputs))
-    last = len(shape.layers) - 1
-    for index, layer in enumerate(shape.layers):
-        outputs = names.stage_outputs(index + 1)
-        passes.append(
-            Pass(
-                direction="forward",
-                layer=index,
-                stage=index + 1,
-                exchange=names.z[index],
-                inputs=names.s[index],
-                outputs=("grad output",) if train and index == last else outputs,
-                checkpoint=f"a{index}" if train and layer.linear else None,
-            )
+class _Builder:
+    """Passes of one model under one choice of savings."""
+
+    def __init__(
+        self,
+        shape: NetworkShape,
+        names: _Names,
+        cached: bool,
+        wanted: frozenset[str],
+        *,
+        fuse: bool,
+        keep: bool,
+        prune: bool,
+    ) -> None:
+        self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
+        self.fuse, self.keep, self.prune = fuse, keep, prune
+        self.last = len(shape.layers) - 1
+
+    def setup(self) -> list[Pass]:
+        if not self.cached:
+            return []
+        names, layer = self.names, self.shape.layers[0]
+        aggregate = Pass(
+            direction="forward",
+            layer=0,
+            stage=None,
+            when="setup",
+            exchange=names.z[0],
+            s=names.s[0] if layer.combined else (),
+            checkpoint="a0",
         )
-    return passes
+        return [*self._stage_0("setup"), aggregate]
 
+    def evaluate(self) -> list[Pass]:
+        first = [] if self.cached else self._stage_0("evaluate")
+        return first + [self._forward(k, "evaluate") for k in range(self.last + 1)]
 
-def _backward_passes(shape: NetworkShape, names: _Names, strategy: Strategy) -> list[Pass]:
-    passes = []
-    for index in reversed(range(len(shape.layers))):
-        layer = shape.layers[index]
-        wanted = names.z[index] != "features" or not strategy.no_input_gradient
-        flush = f"grad {names.z[index]}" if wanted else None
-        direct = tuple(f"grad {n}" if wanted or n != "features" else None for n in names.s[index])
-        passes.append(
-            Pass(
-                direction="backward",
-                layer=index,
-                stage=index + 1,
-                exchange=None if layer.linear else names.z[index],
-                flush=flush,
-                inputs=((f"a{index}",) if layer.linear else ()) + names.s[index],
-                gradients=tuple(f"grad {n}" for n in names.stage_outputs(index + 1)),
-                outputs=tuple(dict.fromkeys(n for n in direct if n is not None and n != flush)),
-                direct=direct,
-            )
+    def train(self) -> list[Pass]:
+        first = [] if self.cached else self._stage_0("train")
+        passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
+        if self.fuse:
+            passes.append(self._backward(self.last, fused=True))
+        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse)))]
+        return passes + self._stage_0_backward()
+
+    def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
+        outputs = self.names.stage_outputs(0)
+        if not outputs:
+            return []
+        train = when == "train"
+        keep, hops = self.keep and train, self._hops(-1) if train else None
+        stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
+        return [replace(stage, when=when, keep=keep, hops=hops)]
+
+    def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
+        layer, train = self.shape.layers[k], when == "train"
+        loss = train and k == self.last
+        from_cache = self.cached and k == 0
+        outputs = self.names.stage_outputs(k + 1)
+        return Pass(
+            direction="forward",
+            layer=k,
+            stage=k + 1,
+            when=when,
+            exchange=None if from_cache else self.names.z[k],
+            source="a0" if from_cache else None,
+            s=() if from_cache and layer.combined else self.names.s[k],
+            outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
+            checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
+            loss=loss,
+            keep=train and self.keep and not loss,
+            hops=self._hops(k) if train else None,
         )
-    if outputs := names.stage_outputs(0):
-        passes.append(
+
+    def _backward(self, k: int, *, fused: bool = False) -> Pass:
+        layer, names = self.shape.layers[k], self.names
+        direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
+        from_cache = self.cached and k == 0
+        return Pass(
+            direction="fused" if fused else "backward",
+            layer=k,
+            stage=k + 1,
+            exchange=None if from_cache or (layer.linear and not fused) else names.z[k],
+            flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
+            source=f"a{k}" if from_cache or (layer.linear and not fused) else None,
+            s=() if layer.combined and (from_cache or not fused) else names.s[k],
+            gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
+            direct=direct,
+            loss=fused,
+            keep=self.keep and k < self.last,
+            hops=self._hops(k),
+        )
+
+    def _stage_0_backward(self) -> list[Pass]:
+        outputs = self.names.stage_outputs(0)
+        if not set(outputs) & self.wanted:
+            return []
+        direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
+        return [
             Pass(
                 direction="backward",
                 layer=None,
                 stage=0,
-                inputs=("features",),
-                gradients=tuple(f"grad {n}" for n in outputs),
-                outputs=() if strategy.no_input_gradient else ("grad features",),
-                direct=() if strategy.no_input_gradient else ("grad features",),
+                source=FEATURES,
+                gradients=tuple(gradient(n) for n in outputs),
+                direct=direct,
+                keep=self.keep,
+                hops=self._hops(-1),
             )
-        )
-    return passes
+        ]
+
+    def _hops(self, k: int) -> int | None:
+        return self.last - k if self.prune else None
 
 
-def _with_lifetimes(passes: list[Pass], keep: tuple[str, ...] = ()) -> tuple[Pass, ...]:
-    """Create each host tensor before the pass that first touches it and free it after the last one."""
+def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...] = ()) -> tuple[Pass, ...]:
+    """Create each vertex tensor before the pass that first touches it and free it after the last one."""
     touched = [_touches(p) for p in passes]
     result = []
     for k, p in enumerate(passes):
-        before = set().union(*touched[:k])
-        after = set().union(*touched[k + 1 :], keep)
+        before = set().union(*touched[:k], constant)
+        after = set().union(*touched[k + 1 :], constant, keep)
         creates = tuple(n for n in touched[k] if n not in before)
         frees = tuple(n for n in touched[k] if n not in after)
-        result.append(Pass(**{**p.__dict__, "creates": creates, "frees": frees}))
+        result.append(replace(p, creates=creates, frees=frees))
     return tuple(result)
 
 
 def _touches(p: Pass) -> dict[str, None]:
-    """The host tensors of a pass, features excepted (they stay), in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.outputs, p.checkpoint, p.exchange, p.flush)
-    return {name: None for name in names if name is not None and name != "features"}
+    """The vertex tensors of a pass in a fixed order."""
+    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush)
+    return {name: None for name in names if name is not None}

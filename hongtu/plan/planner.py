@@ -1,4 +1,4 @@
-"""Chooses the grain of a run: which chunks of the artifact run as one, within the device budget."""
+"""Chooses how a run goes within the device budget: its grain, and which of the optional savings pay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from hongtu.errors import BudgetError
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.execution import ExecutionPlan, make_plan
+from hongtu.plan.execution import Choice, ExecutionPlan, make_plan, plan_caches, sketch_plan
 from hongtu.plan.hardware import CPU, Hardware
+from hongtu.plan.prune import pays, receptive_field
+from hongtu.plan.residents import choose_residents, every_tensor
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.topology import Topology
@@ -27,6 +29,7 @@ def plan_run(
     probe: Probe,
     hardware: Hardware = CPU,
     original_id: np.ndarray | None = None,
+    loss_vertices: np.ndarray | None = None,
 ) -> ExecutionPlan:
     """Plan a training run within a device budget.
 
@@ -35,29 +38,81 @@ def plan_run(
         paper_schedule: int32 [m, n], Algorithm 4's order.
         budget: bytes per device, or None for no limit.
         probe: returns the bytes that layers take at most inside each pass of a plan.
-        hardware: what the grain is chosen for.
+        hardware: what plans are compared for.
         original_id: int32 [V], to name a vertex in a refusal; None: its new id.
+        loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
     """
+    fields = _fields(topology, shape, strategy, loss_vertices)
     if budget is None:
-        grain = topology.grouped(topology.chunks) if strategy.group else topology
-        return make_plan(grain, _schedule(grain, paper_schedule, strategy), shape, strategy)
-    finest = _least(topology, paper_schedule, shape, strategy, hardware)
-    finest = replace(finest, workspace=probe(finest))
+        return _unlimited(topology, paper_schedule, shape, strategy, fields, hardware)
+    start = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, Choice(fields=fields))
+    finest = replace(start, workspace=probe(start))
     if smallest_budget(finest) > budget:
         raise _refusal(finest, budget, original_id)
     candidates = [finest]
     if strategy.group:
-        candidates += _coarser(finest, paper_schedule, budget, hardware)
-    candidates.sort(key=lambda least: predict_seconds(_filled(least, budget, hardware), hardware).total)
-    for least in candidates:
-        if least is not finest:
-            least = replace(least, workspace=probe(least))  # it was an estimate
-        if smallest_budget(least) <= budget:
-            return _filled(least, budget, hardware)
+        candidates += _coarser(finest, paper_schedule, budget)
+    filled = [plan_caches(least, budget, hardware.peer_cost) for least in candidates]
+    filled.sort(key=lambda plan: predict_seconds(plan, hardware).total)
+    for plan in filled:
+        if plan.topology is not finest.topology:
+            plan = replace(plan, workspace=probe(plan), transfers={})  # it was an estimate
+            if smallest_budget(plan) > budget:
+                continue
+            plan = plan_caches(plan, budget, hardware.peer_cost)
+        return _improved(plan, budget, probe, hardware)
     raise AssertionError("the finest grain fits and is among the candidates")
+
+
+def _unlimited(
+    topology: Topology,
+    paper_schedule: np.ndarray,
+    shape: NetworkShape,
+    strategy: Strategy,
+    fields: tuple[np.ndarray, ...],
+    hardware: Hardware,
+) -> ExecutionPlan:
+    """Everything stays on the devices, in chunks that are large beside the cost of starting one."""
+    choice = Choice(fuse=strategy.fuse_last_layer, keep=strategy.resident and strategy.keep, fields=fields)
+    plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
+    if strategy.resident:
+        choice = replace(choice, resident=every_tensor(plan.passes))
+    if strategy.group:
+        widest = max(plan.passes.width.values()) * shape.itemsize
+        rows = hardware.stage_seconds * hardware.memory_bandwidth / widest  # starting takes no longer than a sweep
+        size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
+        topology = topology.grouped(max(1, min(size, topology.chunks)))
+    return make_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice=choice)
+
+
+def _improved(plan: ExecutionPlan, budget: int, probe: Probe, hardware: Hardware) -> ExecutionPlan:
+    """The cheapest of a plan's variants with the last layer fused or not, and with tensors resident or not."""
+    variants = [plan]
+    if plan.strategy.fuse_last_layer:
+        choice = replace(plan.choice, fuse=True)
+        fused = sketch_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, choice)
+        fused = replace(fused, workspace=probe(fused))
+        if smallest_budget(fused) <= budget:
+            variants.append(plan_caches(fused, budget, hardware.peer_cost))
+    if plan.strategy.resident:
+        for variant in list(variants):
+            names = choose_residents(variant, budget)
+            if names:
+                there = replace(variant, choice=replace(variant.choice, resident=names), transfers={})
+                variants.append(plan_caches(there, budget, hardware.peer_cost))
+    return min(variants, key=lambda variant: predict_seconds(variant, hardware).total)
+
+
+def _fields(
+    topology: Topology, shape: NetworkShape, strategy: Strategy, loss_vertices: np.ndarray | None
+) -> tuple[np.ndarray, ...]:
+    if not strategy.prune or loss_vertices is None:
+        return ()
+    masks = receptive_field(topology, loss_vertices, len(shape.layers))
+    return tuple(masks) if pays(topology, masks) else ()
 
 
 def smallest_budget(plan: ExecutionPlan) -> int:
@@ -71,29 +126,17 @@ def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy
     return np.tile(np.arange(topology.chunks, dtype=np.int32), (topology.partitions, 1))
 
 
-def _least(
-    topology: Topology, paper_schedule: np.ndarray, shape: NetworkShape, strategy: Strategy, hardware: Hardware
-) -> ExecutionPlan:
-    """The plan with the smallest caches at one grain."""
-    schedule = _schedule(topology, paper_schedule, strategy)
-    return make_plan(topology, schedule, shape, strategy, budget=0, peer_cost=hardware.peer_cost)
-
-
-def _filled(plan: ExecutionPlan, budget: int, hardware: Hardware) -> ExecutionPlan:
-    """The same grain with caches that fill the budget."""
-    cost = hardware.peer_cost
-    return make_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, budget, plan.workspace, cost)
-
-
-def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int, hardware: Hardware) -> list[ExecutionPlan]:
+def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> list[ExecutionPlan]:
     """Plans with ever larger groups of chunks, as long as they should fit; their workspace is estimated."""
     plans = []
     size = 2
     while size < 2 * finest.topology.chunks:
         grouped = finest.topology.grouped(size)
-        plan = _least(grouped, paper_schedule, finest.shape, finest.strategy, hardware)
+        schedule = _schedule(grouped, paper_schedule, finest.strategy)
+        plan = sketch_plan(grouped, schedule, finest.shape, finest.strategy, finest.choice)
         growth = max(
-            _ratio(getattr(grouped, name), getattr(finest.topology, name))
+            _ratio(getattr(view, name), getattr(finest.views[hops], name))
+            for hops, view in plan.views.items()
             for name in ("num_dst", "num_sources", "chunk_edges")
         )
         estimate = {name: int(taken * growth) for name, taken in finest.workspace.items()}

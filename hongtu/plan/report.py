@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.plan.arena import row_caches
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
@@ -137,14 +136,16 @@ def row_bytes(plan: ExecutionPlan) -> int:
 def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, Any]:
     """Everything known of one pass before it runs: traffic, memory, time, and the host tensors it touches.
 
-    Tensors are given as name -> columns.
+    Tensors are given as name -> columns; those under "resident" stay on the devices and move over no link.
     """
     traffic, width = plan.pass_traffic(p), plan.passes.width
     devices = range(plan.topology.partitions)
-    transfers = plan.transfers.get(p.name) if row_caches(p) else None
+    transfers = plan.transfers.get(p.name)
 
     def tensors(*names: str | None) -> dict[str, int]:
         return {name: width[name] for name in names if name is not None}
+
+    touched = {*p.inputs, *p.gradients, *p.written, p.exchange, p.flush}
 
     return {
         "name": p.name,
@@ -158,10 +159,16 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
         "stage": p.stage,
         "exchanges": tensors(p.exchange),
         "flushes": tensors(p.flush),
+        "direction": p.direction,
+        "when": p.when,
+        "keep": p.keep,
+        "hops": p.hops,
+        "vertices": int(plan.view(p).num_dst.sum()),
         "reads": tensors(*p.inputs, *p.gradients),
         "writes": tensors(*(name for name in (*p.outputs, *p.direct) if name != p.flush)),
         "adds": tensors(*(name for name in p.direct if name is not None and name == p.flush)),
         "checkpoint": tensors(p.checkpoint),
+        "resident": sorted(name for name in touched if name in plan.resident),
         "creates": tensors(*p.creates),
         "frees": tensors(*p.frees),
     }

@@ -17,6 +17,7 @@ class LayerShape:
         reduce: "sum" or "mean" where the engine's own kernel runs it on the cache, else None.
         weighted: the reduction uses edge weights.
         z_is_input: transform hands its input on unchanged as z.
+        combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
     """
 
@@ -28,6 +29,7 @@ class LayerShape:
     weighted: bool
     z_is_input: bool
     uses_statistics: bool
+    combined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class NetworkShape:
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
+        input_trained: stage 0 has parameters.
+        input_random: stage 0 may give other numbers in the next epoch.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
     """
@@ -51,4 +55,6 @@ class NetworkShape:
     itemsize: int
     model_bytes: int
     label_bytes: int
+    input_trained: bool = True
+    input_random: bool = True
     stage_parameters: tuple[int, ...] = ()

@@ -21,7 +21,12 @@ class Strategy:
         schedule: order of the chunks: "input", or "paper" for Algorithm 4's (not with ``group``).
         group: run consecutive chunks as one where the budget allows.
         transform_first: exchange the narrower side of a layer's first linear map: ``A (H W) = (A H) W``.
-        no_input_gradient: do not flush the gradients of constant features.
+        no_input_gradient: compute no gradient of the features, which are constant.
+        cache_input_aggregate: keep layer 0's aggregate of constant features instead of computing it every epoch.
+        fuse_last_layer: forward, loss and backward of the last layer in one pass, where that is predicted cheaper.
+        prune: train on what the loss vertices depend on, layer by layer, where that is much less than the graph.
+        resident: leave vertex tensors on the devices that have room for them.
+        keep: without a memory limit, keep what stages computed until backward instead of computing it again.
     """
 
     reuse: Reuse = "lookahead"
@@ -29,13 +34,29 @@ class Strategy:
     group: bool = True
     transform_first: bool = True
     no_input_gradient: bool = True
+    cache_input_aggregate: bool = True
+    fuse_last_layer: bool = True
+    prune: bool = True
+    resident: bool = True
+    keep: bool = True
 
     def __post_init__(self) -> None:
         if self.group and self.schedule == "paper":
             raise InputError("strategy: group needs schedule='input' (Algorithm 4 orders the artifact's own chunks)")
 
 
-_PAPER = Strategy(reuse="paper", schedule="paper", group=False, transform_first=False, no_input_gradient=False)
+_PAPER = Strategy(
+    reuse="paper",
+    schedule="paper",
+    group=False,
+    transform_first=False,
+    no_input_gradient=False,
+    cache_input_aggregate=False,
+    fuse_last_layer=False,
+    prune=False,
+    resident=False,
+    keep=False,
+)
 STRATEGIES = {"none": replace(_PAPER, reuse="none"), "paper": _PAPER, "full": Strategy()}
 
 

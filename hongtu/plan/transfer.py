@@ -15,7 +15,7 @@ from typing import Literal
 import numba
 import numpy as np
 
-from hongtu.plan.intervals import Intervals, assign_slots, make_intervals
+from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals, next_uses
 from hongtu.plan.lookahead import lookahead_intervals
 from hongtu.plan.reuse import (
     adjacent_intervals,
@@ -136,6 +136,32 @@ def plan_transfers(
             owner_columns.append(adjacent_intervals(transition_requests(topology, schedule, i)))
             mirror_columns.append(adjacent_intervals(mirror_requests(topology, schedule, i)))
     return _compile(topology, schedule, owner_columns, mirror_columns)
+
+
+def plan_resident(topology: Topology, schedule: np.ndarray) -> TransferPlan:
+    """Plan one pass whose rows live on their owner's device: slot k is row k of the partition, mirrors come behind.
+
+    Nothing is loaded or flushed, and every mirror row is pulled once.
+    """
+    v, starts = topology.num_vertices, topology.partition_start
+    devices = []
+    for i in range(topology.partitions):
+        requests = mirror_requests(topology, schedule, i)
+        row, first, last = chain(*requests, next_uses(*requests, v) >= 0, v)
+        slot, mirrors = assign_slots(first, last, schedule.shape[1])
+        own = int(starts[i + 1] - starts[i])
+        peer = (np.searchsorted(starts, row, side="right") - 1).astype(np.int32)
+        peer_slot = (row - starts[peer]).astype(np.int32)
+        pulls = make_intervals(row, slot + np.int32(own), first, last, schedule.shape[1], peer, peer_slot)
+        none = np.empty(0, dtype=np.int32)
+        loads = make_intervals(none, none, none, none, schedule.shape[1])
+        start, source = neighbour_requests(topology, schedule, i)
+        mirror_slot = np.zeros(v, dtype=np.int32)
+        mirror_slot[row] = pulls.slot  # one interval per row
+        is_own = (source >= starts[i]) & (source < starts[i + 1])
+        slot_of_source = np.where(is_own, source - starts[i], mirror_slot[source]).astype(np.int32)
+        devices.append(DeviceTransfers(own + mirrors, loads, pulls, start, slot_of_source))
+    return TransferPlan(schedule, devices)
 
 
 def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> TransferPlan:

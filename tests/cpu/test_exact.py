@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import functools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -100,22 +103,64 @@ def test_three_different_layers(strategy):
     check(DEEP, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
 
 
-def all_strategies():
-    switches = itertools.product(
-        ("none", "paper", "lookahead"), ("input", "paper"), (False, True), (False, True), (False, True)
-    )
-    for reuse, schedule, group, transform_first, no_input_gradient in switches:
-        if not (group and schedule == "paper"):
-            yield Strategy(
-                reuse=reuse, schedule=schedule, group=group, transform_first=transform_first,
-                no_input_gradient=no_input_gradient,
-            )  # fmt: skip
+SWITCHES = (
+    "group", "transform_first", "no_input_gradient", "cache_input_aggregate", "fuse_last_layer", "prune", "resident",
+    "keep",
+)  # fmt: skip
+NOTHING = Strategy(**dict.fromkeys(SWITCHES, False))
 
 
-def test_every_combination_of_savings():
-    for strategy in all_strategies():
-        for budget in (None, "smallest") if strategy.reuse == "lookahead" or strategy.group else (None,):
-            check(DEEP, training.awkward(), (2, 3), strategy=strategy, device_memory=budget, epochs=1)
+def savings():
+    """Each alone, all, all but one, and 30 random subsets, on top of any reuse."""
+    yield from (replace(NOTHING, **{name: True}) for name in SWITCHES)
+    yield from (replace(Strategy(), **{name: False}) for name in SWITCHES)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        chosen = {name: bool(rng.random() < 0.5) for name in SWITCHES}
+        yield Strategy(reuse=str(rng.choice(["none", "paper", "lookahead"])), **chosen)
+    for reuse in ("none", "paper", "lookahead"):
+        yield Strategy(reuse=reuse)
+        yield replace(NOTHING, reuse=reuse, schedule="paper")
+
+
+@functools.cache
+def few_train():
+    """Two vertices carry a loss: most of the graph is outside their receptive fields."""
+    problem = training.awkward()
+    train = np.zeros(problem.num_vertices, dtype=bool)
+    train[[2, 40]] = True
+    masks = {"train": train, "val": ~train, "test": np.zeros_like(train)}
+    return dataclasses.replace(problem, masks=masks)
+
+
+LINEAR = Model(
+    "gcn-sage",
+    lambda f, c: [hnn.GCNConv(f, H, activation="relu"), hnn.SAGEConv(H, c)],
+    lambda f, c: [pyg.GCNConv(f, H), pyg.SAGEConv(H, c)],
+    torch.relu,
+)
+
+
+@pytest.mark.parametrize("strategy", savings(), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none")
+def test_every_subset_of_savings(strategy):
+    for model, problem in ((DEEP, training.awkward()), (LINEAR, few_train()), (DEEP, few_train())):
+        for budget in (None, "smallest"):
+            trainer = check(model, problem, (2, 3), strategy=strategy, device_memory=budget, epochs=2)
+            fields = trainer.plan.choice.fields
+            assert bool(fields) == (strategy.prune and problem is few_train())
+
+
+def test_savings_are_used():
+    """What each switch is for happens: otherwise the tests above compare nothing."""
+    plan = training.make_trainer(LINEAR, few_train(), (2, 3)).plan
+    names = [p.name for p in plan.passes.every]
+    assert names == ["setup stage 0", "setup 0", "forward 0", "fused 1", "backward 0", "evaluate 0", "evaluate 1"]
+    assert plan.resident >= {"a0", "z1", "grad z1"} and any(p.keep for p in plan.passes.train)
+    assert [p.hops for p in plan.passes.train] == [1, 0, 1]
+    labels = plan.view(plan.passes.train[1]).active.size * 9
+    assert plan.bytes["load"] == plan.bytes["flush"] == plan.bytes["write"] == plan.bytes["read"] - labels == 0
+    budgeted = training.make_trainer(LINEAR, few_train(), (2, 3), device_memory="smallest").plan
+    assert budgeted.bytes["read"] > labels and not any(p.keep for p in budgeted.passes.train)
 
 
 # ------------------------------------------------------------------------------------------ losses and row-wise modules

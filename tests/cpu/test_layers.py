@@ -38,7 +38,10 @@ def run(layer, graph, h, parts=1, context=None):
     for block in blocks:
         context.rows, context.calls = None, 0
         outputs.append(layer.aggregate(block, z[block.sources.long()], pick(s, block)))
-    return torch.cat(rowwise(layer.update, torch.cat(outputs), s))
+    a = torch.cat(outputs)
+    if layer.combines:
+        a, s = torch.cat(rowwise(layer.combine, a, s)), None
+    return torch.cat(rowwise(layer.update, a, s))
 
 
 def pick(x, block):

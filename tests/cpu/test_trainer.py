@@ -353,7 +353,7 @@ def test_the_run_directorys_lines_are_json(tmp_path):
 
 
 def test_records_add_up(tmp_path):
-    record = hongtu.Trainer(artifact(), gcn()).fit(1)[0]
+    record = hongtu.Trainer(artifact(), gcn(), strategy="paper").fit(1)[0]
     assert record.seconds > 0
     assert 0 < sum(record.phases.values()) <= record.seconds
     assert record.bytes["load"] > 0 and record.bytes["read"] > 0 and record.bytes["write"] > 0

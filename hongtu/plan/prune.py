@@ -1,0 +1,45 @@
+"""Which vertices each layer must compute for the loss: the receptive field of the loss vertices, hop by hop."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from hongtu.topology import Topology
+
+WORTH_IT = 0.8  # pruning is off where more than this part of all layers' edges remains
+
+
+def receptive_field(topology: Topology, loss_vertices: np.ndarray, hops: int) -> list[np.ndarray]:
+    """bool [V] each: the vertices within 0, 1, ... ``hops`` in-edges of a loss vertex.
+
+    Args:
+        loss_vertices: bool [V], new ids.
+
+    >>> from hongtu.topology import build_topology
+    >>> path = build_topology(1, np.array([0, 4]), np.array([0, 0, 1, 2, 3]), np.array([0, 1, 2]))  # 0 -> 1 -> 2 -> 3
+    >>> [np.flatnonzero(mask).tolist() for mask in receptive_field(path, np.arange(4) == 2, 2)]
+    [[2], [1, 2], [0, 1, 2]]
+    """
+    masks = [np.asarray(loss_vertices, dtype=np.bool_).copy()]
+    source = topology.global_sources() if hops else np.empty(0, dtype=np.int32)
+    for _ in range(hops):
+        masks.append(_sources_of(np.asarray(topology.in_edge_start), source, masks[-1]))
+    return masks
+
+
+def pays(topology: Topology, masks: list[np.ndarray]) -> bool:
+    """Whether the layers' receptive fields (all masks but the last) have clearly fewer vertices and edges."""
+    degree = np.diff(np.asarray(topology.in_edge_start)) + 1
+    left = sum(int(degree[mask].sum()) for mask in masks[:-1])
+    return left < WORTH_IT * (len(masks) - 1) * int(degree.sum())
+
+
+@numba.njit(cache=True, nogil=True)
+def _sources_of(in_edge_start, source, mask):
+    out = mask.copy()
+    for v in range(len(mask)):
+        if mask[v]:
+            for e in range(in_edge_start[v], in_edge_start[v + 1]):
+                out[source[e]] = True
+    return out
