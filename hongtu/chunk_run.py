@@ -78,7 +78,9 @@ class ChunkRun:
         )
         self.block: Block | None = None
         if needs.edges:
-            self.slots = self._bring_array("slot_of_source", self.plan.transfers[p.name].devices[i].slots(batch))
+            transfers = self.plan.exchange_plan(p)
+            assert transfers is not None
+            self.slots = self._bring_array("slot_of_source", transfers.devices[i].slots(batch))
             self.block = self._block(view.chunk(chunk))
         self.inputs = {name: self._bring(name, "read") for name in p.inputs}
         self.key = (p.stage, chunk)

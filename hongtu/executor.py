@@ -125,7 +125,7 @@ class Executor:
 
     def _run_batches(self, p: Pass) -> None:
         view, needs = self.plan.view(p), self.plan.needs(p)
-        transfers = self.plan.transfers.get(p.name)
+        transfers = self.plan.exchange_plan(p)
         exchange = None
         if transfers is not None:
             exchange = Exchange(self.devices, transfers, self.host, p, self.plan.resident)

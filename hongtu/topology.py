@@ -7,6 +7,8 @@ Chunk (i, j) has the flat index ``c = i * n + j`` and owns the vertices ``chunk_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numba
 import numpy as np
@@ -41,7 +43,7 @@ class ChunkTopology:
         return len(self.local_source)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Topology:
     """All chunks of a graph at one grain.
 
@@ -70,13 +72,18 @@ class Topology:
     active: np.ndarray | None = None
     active_start: np.ndarray | None = None
 
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What was computed from these chunks and may be needed again; whoever fills it clears it."""
+        return {}
+
     @property
     def num_vertices(self) -> int:
         return len(self.in_edge_start) - 1
 
     @property
     def num_edges(self) -> int:
-        return len(self.local_source)
+        return int(self.in_edge_start[-1])
 
     @property
     def partition_start(self) -> np.ndarray:
@@ -139,10 +146,32 @@ class Topology:
 
     def grouped(self, size: int) -> Topology:
         """The same graph with every ``size`` consecutive chunks of a partition as one."""
-        kept = np.arange(self.partitions)[:, None] * self.chunks + np.arange(0, self.chunks, size)
-        chunk_start = np.append(np.asarray(self.chunk_start)[kept.ravel()], self.num_vertices)
         source = self.global_sources()
-        return build_topology(self.partitions, chunk_start, self.in_edge_start, source, self.edge_weight)
+        larger = build_topology(self.partitions, self._group_start(size), self.in_edge_start, source, self.edge_weight)
+        return self._with_active(larger)
+
+    def grouped_sets(self, size: int) -> Topology:
+        """``grouped`` without edges: neighbour sets and counts only, which is much faster and all that planners
+        need to compare grains."""
+        source_start, sources = _merge_sets(self.source_start, self.sources, self.partitions, size, self.num_vertices)
+        larger = replace(
+            self,
+            chunks=-(-self.chunks // size),
+            chunk_start=self._group_start(size),
+            source_start=source_start,
+            sources=sources,
+            local_source=np.empty(0, dtype=np.int32),
+        )
+        return self._with_active(larger)
+
+    def _group_start(self, size: int) -> np.ndarray:
+        kept = np.arange(self.partitions)[:, None] * self.chunks + np.arange(0, self.chunks, size)
+        return np.append(np.asarray(self.chunk_start)[kept.ravel()], self.num_vertices)
+
+    def _with_active(self, larger: Topology) -> Topology:
+        if self.active is None:
+            return larger
+        return replace(larger, active=self.active, active_start=np.searchsorted(self.active, larger.chunk_start))
 
     def global_sources(self) -> np.ndarray:
         """int32 [E], the source vertex (new id) of every edge in CSC order."""
@@ -219,54 +248,33 @@ def _neighbour_sets(edge_start, source, num_vertices):
 
 
 @numba.njit(cache=True, nogil=True)
+def _merge_sets(source_start, sources, partitions, size, num_vertices):
+    chunks = (len(source_start) - 1) // partitions
+    groups = (chunks + size - 1) // size
+    seen_by = np.full(num_vertices, -1, dtype=np.int32)
+    start = np.zeros(partitions * groups + 1, dtype=np.int64)
+    merged = np.empty(len(sources), dtype=np.int32)
+    at = 0
+    for i in range(partitions):
+        for g in range(groups):
+            group = i * groups + g
+            begin = at
+            first = i * chunks + g * size
+            last = min(first + size, (i + 1) * chunks)
+            for k in range(source_start[first], source_start[last]):
+                if seen_by[sources[k]] != group:
+                    seen_by[sources[k]] = group
+                    merged[at] = sources[k]
+                    at += 1
+            merged[begin:at] = np.sort(merged[begin:at])
+            start[group + 1] = at
+    return start, merged[:at].copy()
+
+
+@numba.njit(cache=True, nogil=True)
 def _globalise(edge_start, source_start, sources, local_source):
     source = np.empty(len(local_source), dtype=np.int32)
     for c in range(len(edge_start) - 1):
         for e in range(edge_start[c], edge_start[c + 1]):
             source[e] = sources[source_start[c] + local_source[e]]
     return source
-
-
-def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Undirected neighbour lists without duplicates and self-loops: starts int64 [V + 1] and neighbours int32.
-
-    >>> start, neighbour = symmetric_neighbours(np.array([0, 2, 3, 4]), np.int32([0, 1, 0, 0]))
-    >>> start.tolist(), neighbour.tolist()  # 0->0, 1->0, 0->1, 0->2
-    ([0, 2, 3, 4], [1, 2, 0, 0])
-    """
-    return _symmetric(in_edge_start, source)
-
-
-@numba.njit(cache=True, nogil=True)
-def _symmetric(in_edge_start, source):
-    num_vertices = len(in_edge_start) - 1
-    room = np.zeros(num_vertices + 1, dtype=np.int64)  # start of each list before duplicates are dropped
-    for v in range(num_vertices):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            if source[e] != v:
-                room[v + 1] += 1
-                room[source[e] + 1] += 1
-    for v in range(num_vertices):
-        room[v + 1] += room[v]
-    at = room[:-1].copy()
-    neighbour = np.empty(room[num_vertices], dtype=np.int32)
-    for v in range(num_vertices):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            u = source[e]
-            if u != v:
-                neighbour[at[v]] = u
-                at[v] += 1
-                neighbour[at[u]] = v
-                at[u] += 1
-    start = np.zeros(num_vertices + 1, dtype=np.int64)
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
-    kept = 0
-    for v in range(num_vertices):
-        for e in range(room[v], room[v + 1]):
-            u = neighbour[e]
-            if seen_by[u] != v:
-                seen_by[u] = v
-                neighbour[kept] = u
-                kept += 1
-        start[v + 1] = kept
-    return start, neighbour[:kept].copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,12 @@ from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.plan.transfer import (
     BatchLimits,
+    DeviceCounts,
     DeviceTransfers,
+    TransferCounts,
     TransferPlan,
     batch_limits,
+    count_transfers,
     plan_resident,
     plan_transfers,
 )
@@ -66,7 +69,7 @@ class ExecutionPlan:
     schedule: np.ndarray
     views: dict[int | None, Topology]
     limits: dict[int | None, list[BatchLimits]]
-    transfers: dict[str, TransferPlan] = field(default_factory=dict)
+    transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -76,6 +79,12 @@ class ExecutionPlan:
     def view(self, p: Pass) -> Topology:
         """The chunks with the destinations that a pass computes."""
         return self.views[p.hops]
+
+    def exchange_plan(self, p: Pass) -> TransferPlan | None:
+        """What a pass exchanges, if it does."""
+        found = self.transfers.get(p.name)
+        assert not isinstance(found, TransferCounts), "this plan was only counted"
+        return found
 
     # ---------------------------------------------------------------- traffic
 
@@ -125,7 +134,7 @@ class ExecutionPlan:
         traffic.add("topology", self._topology_bytes(p, needs, device, transfers))
         return traffic
 
-    def _sparse_traffic(self, p: Pass, device: DeviceTransfers) -> Traffic:
+    def _sparse_traffic(self, p: Pass, device: DeviceTransfers | DeviceCounts) -> Traffic:
         traffic, item = Traffic(), self.shape.itemsize
         loads, pulls = len(device.loads), len(device.pulls)
         if p.exchange is not None:
@@ -138,7 +147,9 @@ class ExecutionPlan:
             traffic.add("flush", loads * row, loads)
         return traffic
 
-    def _topology_bytes(self, p: Pass, needs: Needs, device: int, transfers: DeviceTransfers | None) -> int:
+    def _topology_bytes(
+        self, p: Pass, needs: Needs, device: int, transfers: DeviceTransfers | DeviceCounts | None
+    ) -> int:
         """Structure and plan arrays that a pass copies to one device."""
         t, item = self.view(p), self.shape.itemsize
         own = slice(device * t.chunks, (device + 1) * t.chunks)
@@ -314,50 +325,82 @@ def _collect(value: Any, found: dict[int, np.ndarray]) -> None:
         for entry in value:
             _collect(entry, found)
     elif is_dataclass(value):
-        for entry in vars(value).values():
-            _collect(entry, found)
+        for part in fields(value):
+            _collect(getattr(value, part.name), found)
 
 
 def sketch_plan(
-    topology: Topology, schedule: np.ndarray, shape: NetworkShape, strategy: Strategy, choice: Choice
+    topology: Topology,
+    schedule: np.ndarray,
+    shape: NetworkShape,
+    strategy: Strategy,
+    choice: Choice,
+    known_views: dict[int | None, Topology] | None = None,
 ) -> ExecutionPlan:
     """A plan at one grain whose transfers are not planned yet: its memory is that of the smallest caches.
 
     Args:
         schedule: int32 [m, B], chunk of each partition per batch.
+        known_views: those of a plan with the same topology and receptive fields.
     """
     passes = plan_passes(shape, strategy, fuse=choice.fuse, keep=choice.keep, prune=bool(choice.fields))
     views: dict[int | None, Topology] = {}
     for hops in dict.fromkeys(p.hops for p in passes.every):
+        if known_views is not None and hops in known_views:
+            views[hops] = known_views[hops]
+            continue
         everything = hops is None or bool(choice.fields[hops].all())
         views[hops] = topology if everything else topology.pruned(choice.fields[hops])
     limits = {hops: batch_limits(view, schedule, strategy.reuse) for hops, view in views.items()}
     return ExecutionPlan(topology, shape, strategy, choice, passes, schedule, views, limits)
 
 
-def plan_caches(plan: ExecutionPlan, budget: int | None, peer_cost: float = 0.0) -> ExecutionPlan:
+def plan_caches(
+    plan: ExecutionPlan, budget: int | None, peer_cost: float = 0.0, *, count: bool = False
+) -> ExecutionPlan:
     """The same plan with its transfers.
 
     Args:
         budget: bytes per device that lookahead caches may fill; None for caches with room for every row.
         peer_cost: seconds that a row of a peer takes, in those of a row of the host.
+        count: only count the rows of training passes, to compare plans.
     """
     plan = replace(plan, transfers={})
-    planned: dict[str, TransferPlan] = {}
-    known: dict[Any, TransferPlan] = {}
-    for p in plan.passes.every:
-        if p.exchange is None and p.flush is None:
+    planned: dict[str, TransferPlan | TransferCounts] = {}
+    known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
+    lookahead = plan.strategy.reuse == "lookahead"
+    for p in (*plan.passes.train, *plan.passes.setup, *plan.passes.evaluate):
+        if (p.exchange is None and p.flush is None) or (count and p.when != "train"):
             continue
         if {p.exchange, p.flush} & plan.resident:
             planned[p.name] = plan.resident_plans[p.hops]
             continue
-        limited = budget is not None and plan.strategy.reuse == "lookahead"
-        capacity = plan.capacities(p, budget) if limited and budget is not None else None
-        key = id(plan.view(p)), capacity
-        if key not in known:
-            known[key] = plan_transfers(plan.view(p), plan.schedule, plan.strategy.reuse, capacity, peer_cost=peer_cost)
-        planned[p.name] = known[key]
+        view = id(plan.view(p))
+        capacity = plan.capacities(p, budget) if lookahead and budget is not None else None
+        if p.when != "train" and capacity is not None:
+            capacity = _reusable(capacity, [slots for at, slots in known if at == view], plan.limits_of(p))
+        if (view, capacity) not in known:
+            arguments = plan.view(p), plan.schedule
+            known[view, capacity] = (
+                count_transfers(*arguments, capacity, peer_cost)
+                if count and lookahead
+                else plan_transfers(*arguments, plan.strategy.reuse, capacity, peer_cost=peer_cost)
+            )
+        planned[p.name] = known[view, capacity]
     return replace(plan, transfers=planned)
+
+
+def _reusable(
+    capacity: tuple[int, ...], known: list[tuple[int, ...] | None], limits: list[BatchLimits]
+) -> tuple[int, ...]:
+    """The most slots that another pass has been planned with and that fit: planning takes longer than what they save
+    outside of training."""
+    fits = [
+        slots
+        for slots in known
+        if slots is not None and all(b.slots <= s <= c for b, s, c in zip(limits, slots, capacity, strict=True))
+    ]
+    return max(fits, default=capacity)
 
 
 def make_plan(

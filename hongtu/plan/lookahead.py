@@ -12,14 +12,13 @@ which owners and mirrors choose together may be cheaper (fewer pulls, more loads
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from hongtu.errors import BudgetError
-from hongtu.plan.intervals import chain, next_uses
-from hongtu.plan.reuse import Requests, mirror_requests, transition_requests
+from hongtu.plan.intervals import chain
+from hongtu.plan.reuse import Requests, Uses, uses_of
 from hongtu.topology import Topology
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # row, first, last of intervals
@@ -45,22 +44,8 @@ def lookahead_intervals(
     Raises:
         BudgetError: when one batch (with the ``prefetch`` next ones) needs more slots than ``capacity``.
     """
-    devices = range(topology.partitions)
-    owners = [transition_requests(topology, schedule, i) for i in devices]
-    mirrors = [mirror_requests(topology, schedule, i) for i in devices]
-    limits = np.broadcast_to(UNLIMITED if capacity is None else capacity, topology.partitions)
-    v = topology.num_vertices
-    rooms = [
-        int(limits[i]) - window_sizes(owners[i], prefetch, v) - window_sizes(mirrors[i], prefetch, v) for i in devices
-    ]
-    for i in devices:
-        if rooms[i].min(initial=0) < 0:
-            batch = int(rooms[i].argmin())
-            raise BudgetError(
-                f"device {i}, batch {batch}: its rows need {int(limits[i] - rooms[i][batch])} cache slots, there are "
-                f"{limits[i]}; raise the device memory or preprocess with more chunks"
-            )
-    uses = [Uses(own, next_uses(*own, v), mirror, next_uses(*mirror, v)) for own, mirror in zip(owners, mirrors)]
+    uses, v = uses_of(topology, schedule), topology.num_vertices
+    rooms = _rooms(uses, capacity, prefetch)
     kept = [choose_gaps(u.own[0], u.own_next, room, prefetch, ALL) for u, room in zip(uses, rooms, strict=True)]
     found = _finish(uses, kept, rooms, prefetch, v)
     if topology.partitions == 1 or peer_cost == 0 or capacity is None:
@@ -70,16 +55,49 @@ def lookahead_intervals(
     return min((found, together), key=lambda columns: _cost(columns, peer_cost))
 
 
-class Uses(NamedTuple):
-    """Requests of one device for rows of its own partition and of others, each with the batch of its next use."""
+def count_lookahead(
+    topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | int | None, peer_cost: float = 0.0
+) -> list[tuple[int, int]]:
+    """Per device, about how many rows are loaded and pulled: what ``lookahead_intervals`` gives, but mirrors are
+    taken to find their owner's row wherever they look. Exact with one device.
 
-    own: Requests
-    own_next: np.ndarray
-    mirror: Requests
-    mirror_next: np.ndarray
+    Raises:
+        BudgetError: as there.
+    """
+    uses = uses_of(topology, schedule)
+    rooms = _rooms(uses, capacity, 0)
+    plans = []
+    for choose in (lambda u, room: choose_gaps(u.own[0], u.own_next, room, 0, ALL), _choose_together):
+        counts = []
+        for u, room in zip(uses, rooms, strict=True):
+            keep = choose(u, room)
+            left = room - gap_slots(u.own[0], u.own_next, keep, 0)
+            mirrors = choose_gaps(u.mirror[0], u.mirror_next, left, 0, ALL)
+            counts.append((len(keep) - int(np.count_nonzero(keep)), len(mirrors) - int(np.count_nonzero(mirrors))))
+        plans.append(counts)
+        if topology.partitions == 1 or peer_cost == 0 or capacity is None:
+            break
+    return min(plans, key=lambda counts: sum(loads + peer_cost * pulls for loads, pulls in counts))
 
 
-def _choose_together(uses: Uses, room: np.ndarray, prefetch: int) -> np.ndarray:
+def _rooms(uses: list[Uses], capacity: Sequence[int] | int | None, prefetch: int) -> list[np.ndarray]:
+    """Per device int64 [B], slots beside those that each batch's own rows take."""
+    limits = np.broadcast_to(UNLIMITED if capacity is None else capacity, len(uses))
+    rooms = []
+    for i, u in enumerate(uses):
+        room = limits[i] - window_sizes(u.own, prefetch, u.num_vertices)
+        room = room - window_sizes(u.mirror, prefetch, u.num_vertices)
+        if room.min(initial=0) < 0:
+            batch = int(room.argmin())
+            raise BudgetError(
+                f"device {i}, batch {batch}: its rows need {int(limits[i] - room[batch])} cache slots, there are "
+                f"{limits[i]}; raise the device memory or preprocess with more chunks"
+            )
+        rooms.append(room)
+    return rooms
+
+
+def _choose_together(uses: Uses, room: np.ndarray, prefetch: int = 0) -> np.ndarray:
     """bool [K], the owner's gaps that stay when its gaps and its mirrors' compete for the same room."""
     own_start, mirror_start = uses.own[0], uses.mirror[0]
     own_at = np.arange(len(uses.own_next)) + np.repeat(mirror_start[:-1], np.diff(own_start))

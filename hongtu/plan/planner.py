@@ -55,16 +55,29 @@ def plan_run(
     candidates = [finest]
     if strategy.group:
         candidates += _coarser(finest, paper_schedule, budget)
-    filled = [plan_caches(least, budget, hardware.peer_cost) for least in candidates]
-    filled.sort(key=lambda plan: predict_seconds(plan, hardware).total)
-    for plan in filled:
-        if plan.topology is not finest.topology:
-            plan = replace(plan, workspace=probe(plan), transfers={})  # it was an estimate
+    seconds = [
+        predict_seconds(plan_caches(least, budget, hardware.peer_cost, count=True), hardware).total
+        for least in candidates
+    ]
+    for power in np.argsort(seconds, kind="stable"):
+        plan = candidates[power]
+        if plan is not finest:
+            plan = _with_edges(plan, finest, 2 ** int(power))
+            plan = replace(plan, workspace=probe(plan))  # it was an estimate
             if smallest_budget(plan) > budget:
                 continue
-            plan = plan_caches(plan, budget, hardware.peer_cost)
-        return _improved(plan, budget, probe, hardware)
+        chosen = plan_caches(_improved(plan, budget, probe, hardware), budget, hardware.peer_cost)
+        for candidate in (*candidates, chosen):
+            for view in candidate.views.values():
+                view.memo.clear()
+        return chosen
     raise AssertionError("the finest grain fits and is among the candidates")
+
+
+def _with_edges(plan: ExecutionPlan, finest: ExecutionPlan, size: int) -> ExecutionPlan:
+    """A plan made on neighbour sets alone, with the edges that it runs on."""
+    topology = finest.topology.grouped(size)
+    return sketch_plan(topology, plan.schedule, plan.shape, plan.strategy, plan.choice)
 
 
 def _unlimited(
@@ -89,20 +102,25 @@ def _unlimited(
 
 
 def _improved(plan: ExecutionPlan, budget: int, probe: Probe, hardware: Hardware) -> ExecutionPlan:
-    """The cheapest of a plan's variants with the last layer fused or not, and with tensors resident or not."""
-    variants = [plan]
+    """The cheapest of a plan's variants with the last layer fused or not, and with tensors resident or not; only
+    counted."""
+
+    def count(variant: ExecutionPlan) -> ExecutionPlan:
+        return plan_caches(variant, budget, hardware.peer_cost, count=True)
+
+    variants = [count(plan)]
     if plan.strategy.fuse_last_layer:
         choice = replace(plan.choice, fuse=True)
-        fused = sketch_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, choice)
+        fused = sketch_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, choice, plan.views)
         fused = replace(fused, workspace=probe(fused))
         if smallest_budget(fused) <= budget:
-            variants.append(plan_caches(fused, budget, hardware.peer_cost))
+            variants.append(count(fused))
     if plan.strategy.resident:
         for variant in list(variants):
             names = choose_residents(variant, budget)
             if names:
                 there = replace(variant, choice=replace(variant.choice, resident=names), transfers={})
-                variants.append(plan_caches(there, budget, hardware.peer_cost))
+                variants.append(count(there))
     return min(variants, key=lambda variant: predict_seconds(variant, hardware).total)
 
 
@@ -131,9 +149,12 @@ def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> 
     plans = []
     size = 2
     while size < 2 * finest.topology.chunks:
-        grouped = finest.topology.grouped(size)
+        finer = plans[-1] if plans else finest
+        views = {view: view.grouped_sets(2) for view in dict.fromkeys((finer.topology, *finer.views.values()))}
+        grouped = views[finer.topology]
         schedule = _schedule(grouped, paper_schedule, finest.strategy)
-        plan = sketch_plan(grouped, schedule, finest.shape, finest.strategy, finest.choice)
+        known = {hops: views[view] for hops, view in finer.views.items()}
+        plan = sketch_plan(grouped, schedule, finest.shape, finest.strategy, finest.choice, known)
         growth = max(
             _ratio(getattr(view, name), getattr(finest.views[hops], name))
             for hops, view in plan.views.items()

@@ -14,10 +14,10 @@ import numpy as np
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
-from hongtu.plan.lookahead import ALL, choose_gaps, lookahead_intervals, next_uses
+from hongtu.plan.lookahead import ALL, choose_gaps, lookahead_intervals
 from hongtu.plan.passes import Pass
 from hongtu.plan.plot import Series, line_chart
-from hongtu.plan.reuse import mirror_requests, transition_requests
+from hongtu.plan.reuse import uses_of
 from hongtu.topology import Topology
 
 CURVE_POINTS = 17
@@ -39,16 +39,15 @@ class LoadCounter:
         self._requests, self._next_use, self._needed = [], [], []
         self.paper_rows = 0
         largest = []
-        for i in range(topology.partitions):
-            start, row = transition_requests(topology, schedule, i)
-            next_use = next_uses(start, row, topology.num_vertices)
+        for uses in uses_of(topology, schedule):
+            start, row = uses.own
             batch = np.repeat(np.arange(len(start) - 1), np.diff(start))
-            mirrored = np.diff(mirror_requests(topology, schedule, i)[0])
+            mirrored = np.diff(uses.mirror[0])
             self._requests.append(start)
-            self._next_use.append(next_use)
+            self._next_use.append(uses.own_next)
             self._needed.append(np.diff(start) + mirrored)
-            self.paper_rows += len(row) - int(np.count_nonzero(next_use == batch + 1))
-            largest.append(int(np.count_nonzero(next_use < 0) + mirrored.max(initial=0)))
+            self.paper_rows += len(row) - int(np.count_nonzero(uses.own_next == batch + 1))
+            largest.append(int(np.count_nonzero(uses.own_next < 0) + mirrored.max(initial=0)))
         self.smallest = tuple(int(needed.max(initial=0)) for needed in self._needed)
         self.largest = tuple(largest)
 

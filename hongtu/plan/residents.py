@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hongtu.plan.execution import ExecutionPlan, sketch_plan
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, OUTPUT, PassList, gradient
 
 
@@ -25,7 +25,7 @@ def choose_residents(plan: ExecutionPlan, budget: int) -> frozenset[str]:
     units = _units(plan.passes)
     saved = {unit: _saved(plan, unit) for unit in units}
     every = frozenset().union(*units)
-    bare = sketch_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, replace(plan.choice, resident=every))
+    bare = replace(plan, choice=replace(plan.choice, resident=every), transfers={})
     taken = {unit: max(sum(bare.resident_bytes(n, i) for n in unit) for i in _devices(plan)) for unit in units}
     chosen: frozenset[str] = frozenset()
     for unit in sorted(units, key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True):

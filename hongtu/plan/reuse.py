@@ -9,11 +9,53 @@ A schedule is an int array [m, B]: ``schedule[i, b]`` is the chunk j that device
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numba
 import numpy as np
 
 from hongtu.plan.intervals import chain, next_uses
 from hongtu.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """The rows that one device requests, batch by batch, and when it requests each of them again.
+
+    Attributes:
+        own: of its own partition (its transition sets).
+        mirror: of other partitions.
+    """
+
+    own: Requests
+    mirror: Requests
+    num_vertices: int
+
+    @cached_property
+    def own_next(self) -> np.ndarray:
+        """int32 [K], batch of each request's next request of the same row, or -1."""
+        return next_uses(*self.own, self.num_vertices)
+
+    @cached_property
+    def mirror_next(self) -> np.ndarray:
+        return next_uses(*self.mirror, self.num_vertices)
+
+
+def uses_of(topology: Topology, schedule: np.ndarray) -> list[Uses]:
+    """What every device requests under deduplication; remembered in ``topology.memo``."""
+    key = "uses", np.asarray(schedule).tobytes()
+    if key not in topology.memo:
+        topology.memo[key] = [
+            Uses(
+                transition_requests(topology, schedule, i),
+                mirror_requests(topology, schedule, i),
+                topology.num_vertices,
+            )
+            for i in range(topology.partitions)
+        ]
+    return list(topology.memo[key])
+
 
 Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
 

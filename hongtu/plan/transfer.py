@@ -15,14 +15,13 @@ from typing import Literal
 import numba
 import numpy as np
 
-from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals, next_uses
-from hongtu.plan.lookahead import lookahead_intervals
+from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals
+from hongtu.plan.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.reuse import (
     adjacent_intervals,
-    mirror_requests,
     neighbour_requests,
     single_intervals,
-    transition_requests,
+    uses_of,
 )
 from hongtu.topology import Topology
 
@@ -80,6 +79,37 @@ class TransferPlan:
 
 
 @dataclass(frozen=True)
+class DeviceCounts:
+    """How many rows one device moves, where only that is asked; fields as in ``DeviceTransfers``, ranges stand in."""
+
+    capacity: int
+    loads: range
+    pulls: range
+
+
+@dataclass(frozen=True)
+class TransferCounts:
+    """A transfer plan that is only counted."""
+
+    devices: list[DeviceCounts]
+
+    @property
+    def rows_loaded(self) -> int:
+        return sum(len(device.loads) for device in self.devices)
+
+
+def count_transfers(
+    topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | None, peer_cost: float
+) -> TransferCounts:
+    """About what a "lookahead" plan would move (:func:`hongtu.plan.lookahead.count_lookahead`)."""
+    slots = [topology.num_vertices] * topology.partitions if capacity is None else capacity
+    counts = count_lookahead(topology, schedule, capacity, peer_cost)
+    return TransferCounts(
+        [DeviceCounts(s, range(loads), range(pulls)) for s, (loads, pulls) in zip(slots, counts, strict=True)]
+    )
+
+
+@dataclass(frozen=True)
 class BatchLimits:
     """The most rows that one batch requests on a device: of its own partition (or in all, without deduplication),
     and of its peers'. No batch opens or retires more, and no cache can have fewer slots than ``slots``."""
@@ -97,8 +127,8 @@ def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse) -> list
             own = np.diff(neighbour_requests(topology, schedule, i)[0])
             peers = np.zeros_like(own)
         else:
-            own = np.diff(transition_requests(topology, schedule, i)[0])
-            peers = np.diff(mirror_requests(topology, schedule, i)[0])
+            uses = uses_of(topology, schedule)[i]
+            own, peers = np.diff(uses.own[0]), np.diff(uses.mirror[0])
         limits.append(BatchLimits(*(int(x.max(initial=0)) for x in (own, peers, own + peers))))
     return limits
 
@@ -133,8 +163,9 @@ def plan_transfers(
             owner_columns.append(single_intervals(neighbour_requests(topology, schedule, i)))
             mirror_columns.append((empty, empty, empty))
         else:
-            owner_columns.append(adjacent_intervals(transition_requests(topology, schedule, i)))
-            mirror_columns.append(adjacent_intervals(mirror_requests(topology, schedule, i)))
+            uses = uses_of(topology, schedule)[i]
+            owner_columns.append(adjacent_intervals(uses.own))
+            mirror_columns.append(adjacent_intervals(uses.mirror))
     return _compile(topology, schedule, owner_columns, mirror_columns)
 
 
@@ -146,8 +177,8 @@ def plan_resident(topology: Topology, schedule: np.ndarray) -> TransferPlan:
     v, starts = topology.num_vertices, topology.partition_start
     devices = []
     for i in range(topology.partitions):
-        requests = mirror_requests(topology, schedule, i)
-        row, first, last = chain(*requests, next_uses(*requests, v) >= 0, v)
+        uses = uses_of(topology, schedule)[i]
+        row, first, last = chain(*uses.mirror, uses.mirror_next >= 0, v)
         slot, mirrors = assign_slots(first, last, schedule.shape[1])
         own = int(starts[i + 1] - starts[i])
         peer = (np.searchsorted(starts, row, side="right") - 1).astype(np.int32)

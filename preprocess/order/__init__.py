@@ -17,7 +17,7 @@ from hongtu.preprocess.order.clusters import cluster_order
 from hongtu.preprocess.order.count import count_loads
 from hongtu.preprocess.order.cut import cut_chunks
 from hongtu.preprocess.order.recursive import kaminpar_order, recursive_order
-from hongtu.topology import symmetric_neighbours
+from hongtu.preprocess.undirected import symmetric_neighbours
 
 __all__ = ["ORDERS", "cut_chunks", "order_vertices"]
 

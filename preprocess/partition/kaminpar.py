@@ -6,7 +6,7 @@ import numpy as np
 
 from hongtu.preprocess.kaminpar import kaminpar_parts
 from hongtu.preprocess.partition.metis import vertex_weights
-from hongtu.topology import symmetric_neighbours
+from hongtu.preprocess.undirected import symmetric_neighbours
 
 
 def kaminpar_partition(

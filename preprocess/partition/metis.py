@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.topology import symmetric_neighbours
+from hongtu.preprocess.undirected import symmetric_neighbours
 
 EDGE_SHARE, TRAIN_SHARE = 0.8, 0.2  # of the combined weight
 RESOLUTION = 100  # mean combined weight, so that the rounding to integers does not matter

@@ -56,7 +56,7 @@ SITS_ON = {
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
 NO_TORCH = ("errors", "kernels", "metrics", "config", "topology", "artifact", "preprocess", "plan")
-SHARED = {"kaminpar"}  # what several stages of preprocessing use, no stage itself
+SHARED = {"kaminpar", "undirected"}  # what several stages of preprocessing use, no stage itself
 COMPOSERS = {"", "pipeline", "generate"}  # the stages of preprocessing are siblings: only these put them together
 OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu
 
