@@ -35,7 +35,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "local_source": (("int32",), 1, True),  # [E]
     "edge_weight": (("float32",), 1, False),  # [E]
     "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
-    "features": (("float32",), 2, True),  # [V, F]
+    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings
     "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
     "train_mask": (("bool",), 1, True),  # [V]
     "val_mask": (("bool",), 1, True),  # [V]
@@ -50,7 +50,7 @@ class Artifact:
         path: the directory.
         manifest: the parsed ``manifest.json``.
         original_id: int32 [V].
-        features: float32 [V, F].
+        features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
         labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
@@ -61,7 +61,7 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self.original_id = arrays["original_id"]
-        self.features = arrays["features"]
+        self.features = arrays.get("features")
         self.labels = arrays["labels"]
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
         self.schedule_paper = arrays["schedule_paper"]

@@ -136,7 +136,7 @@ class ChunkRun:
             return x.data.requires_grad_(gradients and needed)  # of its own version: rows of other chunks may change
 
         if self.shape is None:
-            features = leaf(self.inputs[p.inputs[0]], any(p.direct))
+            features = leaf(self.inputs[p.inputs[0]], p.inputs[0] in wanted)
             return Kept(features, (), self._stage_0(features))
         s = tuple(self.inputs[name] for name in p.s)
         if not self.shape.linear:

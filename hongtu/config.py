@@ -40,8 +40,8 @@ class PreprocessConfig:
         self_loops: add one self-loop, of weight 1, to each vertex that has none.
         normalize_features: divide each feature row by ``max(1, its sum)``.
         seed: seed of the partitioner and of everything random below; 0 <= seed < 2**31.
-        features: replaces the input's features: "random:F" (standard normal) or "degree" (four columns); None keeps
-            the input's.
+        features: replaces the input's features: "random:F" (standard normal), "degree" (four columns) or
+            "embedding:D" (D columns that training learns); None keeps the input's.
         labels: replaces the input's labels: "random:C" (uniform over C classes); None keeps the input's.
         random_split: replaces the input's masks: fractions of train, val and test over the labelled vertices; None
             keeps the input's.
@@ -63,6 +63,12 @@ class PreprocessConfig:
     split: int = 0
     force: bool = False
 
+    @property
+    def embedding(self) -> int:
+        """Columns of learned embeddings that stand in for features, or 0."""
+        learned = self.features is not None and self.features.startswith("embedding:")
+        return spec_width("features", self.features, ("embedding:D",)) if learned else 0
+
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen: only to store the normalised form of what was given
         set_field(self, "partitions", _integer("partitions", self.partitions, 1))
@@ -76,6 +82,8 @@ class PreprocessConfig:
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
         _check_features(self.features)
+        if self.embedding and self.normalize_features:
+            raise InputError("normalize_features: embeddings are learned; leave it out")
         if self.labels is not None:
             spec_width("labels", self.labels, ("random:C",))
         if self.random_split is not None:
@@ -151,10 +159,8 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _check_features(spec: str | None) -> None:
-    if isinstance(spec, str) and spec.partition(":")[0] == "embedding":
-        raise InputError(f"features: {spec!r}: learned embeddings are not available yet; use random:F or degree")
     if spec is not None:
-        spec_width("features", spec, ("random:F", "degree"))
+        spec_width("features", spec, ("random:F", "degree", "embedding:D"))
 
 
 def _fractions(value: Any) -> tuple[float, float, float]:

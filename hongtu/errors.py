@@ -6,7 +6,15 @@ class InputError(ValueError):
 
 
 class BudgetError(InputError):
-    """The device budget is too small for any plan; the message names the smallest one that works."""
+    """The device budget is too small for any plan; the message names the smallest one that works.
+
+    Attributes:
+        smallest: that budget in bytes, or 0 where it is not known.
+    """
+
+    def __init__(self, message: str, smallest: int = 0) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 class DeviceOutOfMemory(RuntimeError):

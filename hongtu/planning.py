@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
-from hongtu.errors import InputError
+from hongtu.embedding import predict_state_bytes
+from hongtu.errors import BudgetError, InputError
 from hongtu.losses import MeanLoss, VertexLoss
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
@@ -58,7 +60,7 @@ def plan_model(
     budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss = make_loss(artifact, loss)
     made = optimizer(network.modules.parameters())
-    return plan_network(artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware)
+    return plan_network(artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware, optimizer)
 
 
 def plan_network(
@@ -70,28 +72,50 @@ def plan_network(
     budget: int | None,
     dtype: torch.dtype,
     hardware: Hardware = CPU,
+    make_embedding_optimizer: OptimizerFactory = adam,
 ) -> ExecutionPlan:
     """Set ``transform_first`` of the network's layers and plan its run."""
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
-        return _network_shape(artifact, network, optimizer, dtype)
+        shape = _network_shape(artifact, network, optimizer, dtype)
+        return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
 
-    shape = shape_with((False,) * len(network.layers))
-    loss.check_output(shape.output)
+    learned_bytes = 0
+    if artifact.features is None:
+        rows = artifact.num_vertices, artifact.feature_width
+        learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
+
+    def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
+        return plan_run(
+            artifact.topology,
+            artifact.schedule_paper,
+            shape_with(sides),
+            used,
+            budget,
+            lambda trial: probe_workspace(trial, network.modules, loss, dtype),
+            hardware,
+            artifact.original_id,
+            artifact.masks["train"],
+        )
+
+    never, always = ((first,) * len(network.layers) for first in (False, True))
+    loss.check_output(shape_with(never).output)
+    sides = never
     if strategy.transform_first:
-        shape = shape_with(_choose_sides(artifact, network, shape_with, strategy, hardware, linked=budget is not None))
-    return plan_run(
-        artifact.topology,
-        artifact.schedule_paper,
-        shape,
-        strategy,
-        budget,
-        lambda plan: probe_workspace(plan, network.modules, loss, dtype),
-        hardware,
-        artifact.original_id,
-        artifact.masks["train"],
-    )
+        sides = _choose_sides(artifact, network, shape_with, strategy, hardware, linked=budget is not None)
+    try:
+        return plan(sides, strategy)
+    except BudgetError as refused:  # what saves time may cost memory
+        least = refused
+    uncached = replace(strategy, cache_input_aggregate=False)
+    for other in (never, always) if strategy.transform_first else (never,):
+        for used in dict.fromkeys((strategy, uncached)):
+            try:
+                return plan(other, used)
+            except BudgetError as refused:
+                least = min(least, refused, key=lambda error: error.smallest)
+    raise least
 
 
 def _network_shape(
@@ -105,6 +129,7 @@ def _network_shape(
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
         label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
+        learned_input=artifact.features is None,
         input_trained=network.input_is_trained(artifact.feature_width, dtype),
         input_random=network.input_is_random(),
         stage_parameters=_stage_parameters(network),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -17,18 +16,19 @@ from tqdm import tqdm
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import parse_bytes
 from hongtu.device import CpuDevice
+from hongtu.embedding import NAME, Embedding
 from hongtu.errors import InputError
 from hongtu.executor import Executor
 from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
-from hongtu.host_store import HostStore
+from hongtu.host_rows import make_host
 from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochLog, EpochRecord, Traffic
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
+from hongtu.plan.passes import FEATURES, gradient
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
 from hongtu.snapshot import check_identity, read_snapshot, write_snapshot
-from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 class Trainer:
@@ -48,10 +48,13 @@ class Trainer:
             epoch (ReduceLROnPlateau: with the validation score at each regular evaluation, or with the loss every
             epoch where ``fit`` does not evaluate).
         clip_grad_norm: clip the gradient's total norm to this before each step.
+        embedding_optimizer: as ``optimizer``, for the embeddings of an artifact made with ``features="embedding:D"``;
+            it runs on the host. Default: ``optimizer``.
 
     Attributes:
         model: ModuleList of the layers.
         plan: the :class:`~hongtu.plan.execution.ExecutionPlan`: predicted rows, bytes per link, peak bytes.
+        embedding: the learned rows (:class:`~hongtu.embedding.Embedding`), or None.
         setup: record of what ran once before the first epoch, or None before it.
         epoch: epochs trained so far.
 
@@ -74,6 +77,7 @@ class Trainer:
         dtype: torch.dtype = torch.float32,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
+        embedding_optimizer: OptimizerFactory | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if device != "cpu":
@@ -90,18 +94,31 @@ class Trainer:
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm = clip_grad_norm
         self.plan = plan_network(
-            self.artifact, self._network, self._loss, self.optimizer, self.strategy, self._budget, dtype
+            self.artifact,
+            self._network,
+            self._loss,
+            self.optimizer,
+            self.strategy,
+            self._budget,
+            dtype,
+            make_embedding_optimizer=embedding_optimizer or optimizer,
         )
         check_host(sum(self.plan.host_bytes.values()))
+        self.embedding: Embedding | None = None
+        if self.artifact.features is None:
+            width = self.artifact.feature_width
+            make = embedding_optimizer or optimizer
+            self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
         self.epoch = 0
         self._best_score, self._waited = float("-inf"), 0
         self._gradients: dict[str, Tensor] = {}
         self._traffic = Traffic()
         self._devices = self._make_devices()
-        self._host = self._make_host(dtype)
+        self._host = make_host(self.artifact, self.plan, self.embedding, dtype)
         self._executor = Executor(self.plan, self._network, self._host, self._devices, self._loss, self._traffic)
         self.setup: EpochRecord | None = None
         self._peaks: dict[str, int] = {}
+        self._stepped = False
 
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
@@ -114,9 +131,15 @@ class Trainer:
         self._reset_counters()
         loss = self._executor.run(self.plan.passes.train)
         self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        learned = self._embedding_gradient()
         if self.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_grad_norm)
+            torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *learned], self.clip_grad_norm)
         self.optimizer.step()
+        if self.embedding is not None:
+            self.embedding.step()
+            if not self._stepped:
+                self._host.count_pageable(self.embedding.state_bytes)
+            self._stepped = True
         record = self._record(loss, perf_counter() - start)
         self.epoch += 1
         return record
@@ -130,7 +153,7 @@ class Trainer:
         self._reset_counters()
         with self._evaluating():
             self._executor.set_up()
-        if "features" not in self._host.names():
+        if self.artifact.features is not None and FEATURES not in self._host.names():
             drop_pages(self.artifact.features)
         self.setup = self._record(0.0, perf_counter() - start)
 
@@ -147,6 +170,14 @@ class Trainer:
             arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
             phases=dict(self._traffic.seconds),
         )
+
+    def _embedding_gradient(self) -> list[nn.Parameter]:
+        """The embeddings with their gradient, if there are any."""
+        if self.embedding is None:
+            return []
+        self.embedding.weight.grad = self._host.take(gradient(FEATURES))
+        self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
+        return [self.embedding.weight]
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -224,6 +255,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "embedding": None if self.embedding is None else self.embedding.state(),
             "epoch": self.epoch,
             "stopping": [self._best_score, self._waited],
             "seed": self._context.seed,
@@ -244,6 +276,8 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+        if self.embedding is not None:
+            self.embedding.load(state["embedding"])
         self.epoch = state["epoch"]
         self._best_score, self._waited = state["stopping"]
         self._context.seed = state["seed"]
@@ -301,25 +335,6 @@ class Trainer:
         for device in devices:
             device.reserve("model", self.plan.shape.model_bytes)
         return devices
-
-    def _make_host(self, dtype: torch.dtype) -> HostStore:
-        artifact = self.artifact
-        host = HostStore(artifact.num_vertices, dtype)
-        host.count_pageable(sum(array.nbytes for array in self.plan.arrays()))
-        labels = np.array(artifact.labels)
-        with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            host.keep("features", torch.from_numpy(np.asarray(artifact.features)).to(dtype))
-        host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
-        host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
-        host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
-        if any(layer.uses_statistics for layer in self.plan.shape.layers):
-            statistics = degree_statistics(artifact.topology)
-            host.keep_pageable("statistics", torch.from_numpy(statistics).to(dtype))
-        if any(layer.reduce is None for layer in self.plan.shape.layers):
-            starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
-            host.keep_pageable("edge_id_start", torch.from_numpy(starts))
-        return host
 
     def _zero_gradients(self) -> None:
         for parameter in self.model.parameters():

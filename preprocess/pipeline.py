@@ -52,7 +52,7 @@ def preprocess_graph(
         edges: int32 or int64 [2, E], row 0 = source, row 1 = destination.
         num_vertices: V.
         artifact: directory to write.
-        features: float [V, F], a scipy sparse matrix of that shape, or "random:F" or "degree".
+        features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C".
         masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
             "test" is all False.
@@ -92,7 +92,7 @@ def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config
         progress.enter("csc")
         graph = csc.build_csc(source, destination, weight, v)
         del source, destination, weight
-        if config.features:
+        if config.features and not config.embedding:
             raw.features = read.synthesize_features(config.features, *csc.degrees(graph), config.seed)
         statistics: dict[str, Any] = {"input_edges": int(raw.edges.shape[1]), **csc.statistics(graph)}
 
@@ -143,6 +143,8 @@ def _write_arrays(
     writer.add("labels", raw.labels[original_id])
     for split, mask in raw.masks.items():
         writer.add(f"{split}_mask", mask[original_id])
+    if config.embedding:
+        return
     width = raw.features.shape[1]
     features = writer.create("features", "float32", (len(original_id), width))
     step = max(1, BLOCK_ELEMENTS // width)
@@ -160,7 +162,7 @@ def _header(raw: read.RawGraph, topology, config: PreprocessConfig, statistics: 
         "edges": topology.num_edges,
         "partitions": topology.partitions,
         "chunks": topology.chunks,
-        "feature_width": int(raw.features.shape[1]),
+        "feature_width": config.embedding or int(raw.features.shape[1]),
         "classes": raw.classes,
         "task": "multilabel" if raw.labels.ndim == 2 else "multiclass",
         "weighted": topology.edge_weight is not None,

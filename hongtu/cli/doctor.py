@@ -36,7 +36,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Look, measure where asked, and print."""
-    if options.measure is not None and not Path(options.measure).resolve().parent.is_dir():
+    target = None if options.measure is None else Path(options.measure).resolve()
+    if target is not None and (target.is_dir() or not target.parent.is_dir()):
         raise InputError(f"--measure {options.measure}: expected a file in a directory that exists")
     found = examine()
     if options.measure is not None:

@@ -107,5 +107,5 @@ def check_plot(file: str) -> None:
     Raises:
         InputError: naming the remedy.
     """
-    if not file.endswith(".svg") or not Path(file).parent.is_dir():
+    if not file.endswith(".svg") or not Path(file).parent.is_dir() or Path(file).is_dir():
         raise InputError(f"--plot {file}: expected a file ending in .svg, in a directory that exists")

@@ -40,8 +40,10 @@ def run(options: argparse.Namespace) -> None:
     hardware = load_hardware(options.hardware)
     if options.plot is not None:
         check_plot(options.plot)
-    budget = hardware.usable_memory if options.device_memory is None else parse_bytes(options.device_memory)
     artifact = open_artifact(options.artifact)
+    budget = hardware.memory_for(artifact.topology.partitions)
+    if options.device_memory is not None:
+        budget = parse_bytes(options.device_memory)
     plan = plan_model(
         artifact,
         make_layers(options, artifact),

@@ -22,7 +22,8 @@ class Layer(torch.nn.Module):
     """One layer of a GNN; give the three methods, or only ``forward(block, h)``.
 
     ``z`` is exchanged between vertices; ``s`` stays with its vertex. Biases come after the aggregate: inside ``z``
-    they are wrong for isolated vertices and for degrees other than one.
+    they are wrong for isolated vertices and for degrees other than one. What a layer allocates must depend on the sizes
+    of its inputs only: a budget is planned from these, and exceeding it raises ``DeviceOutOfMemory``.
 
     Attributes:
         reduce: "sum" or "mean": declares that ``aggregate`` is this reduction of ``z`` over in-edges (linear, without

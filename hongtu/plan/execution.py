@@ -304,7 +304,7 @@ class ExecutionPlan:
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
         identity = any(layer.reduce is None for layer in self.shape.layers)
         row = self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8  # labels, mask, ids, ...
-        return v * row + sum(array.nbytes for array in self.arrays())
+        return v * row + self.shape.learned_bytes + sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays, each once."""

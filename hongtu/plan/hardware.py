@@ -6,7 +6,6 @@ A profile is a name of ``PROFILES`` or a JSON file with the same fields, which `
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -55,7 +54,7 @@ class Hardware:
             elif field.name == "device_memory" and value is None:
                 continue
             else:
-                valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+                valid = isinstance(value, int | float) and not isinstance(value, bool) and 1e-60 < value < 1e60
                 valid &= isinstance(value, int) or field.name not in ("devices", "device_memory")
             if not valid:
                 kind = "a name" if field.name == "name" else "a positive number (devices and bytes: an integer)"
@@ -65,6 +64,11 @@ class Hardware:
     def usable_memory(self) -> int | None:
         """Bytes of one device less a margin, or None."""
         return None if self.device_memory is None else self.device_memory - self.device_memory // MARGIN
+
+    def memory_for(self, partitions: int) -> int | None:
+        """Bytes for each of so many partitions, or None; where there are fewer devices, some share one."""
+        usable = self.usable_memory
+        return None if usable is None else usable // -(-partitions // self.devices)
 
     @property
     def peer_cost(self) -> float:

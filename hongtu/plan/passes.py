@@ -97,6 +97,7 @@ class PassList:
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
         wanted: vertex tensors that get a gradient.
+        on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
     """
 
@@ -106,6 +107,7 @@ class PassList:
     width: dict[str, int]
     constant: frozenset[str]
     wanted: frozenset[str]
+    on_host: frozenset[str]
     layer_inputs: tuple[tuple[str, ...], ...]
 
     @property
@@ -126,7 +128,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
     constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
     wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    if not strategy.no_input_gradient:
+    if shape.learned_input or not strategy.no_input_gradient:
         wanted.add(FEATURES)
     else:
         wanted -= {FEATURES} if shape.input_trained else of_input
@@ -135,19 +137,21 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
     return PassList(
-        train=_with_lifetimes(train, kept),
+        train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
         setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
+        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
 
 
 def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
     """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
-    constant = shape.layers[0].linear and not shape.input_trained and not shape.input_random
+    changes = shape.learned_input or shape.input_trained or shape.input_random
+    constant = shape.layers[0].linear and not changes
     return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
 
 

@@ -52,22 +52,23 @@ def plan_run(
     finest = replace(start, workspace=probe(start))
     if smallest_budget(finest) > budget:
         raise _refusal(finest, budget, original_id)
-    candidates = [finest]
+    candidates = [(1, finest)]
     if strategy.group:
         candidates += _coarser(finest, paper_schedule, budget)
+    candidates += _reordered(finest, paper_schedule, budget)
     seconds = [
         predict_seconds(plan_caches(least, budget, hardware.peer_cost, count=True), hardware).total
-        for least in candidates
+        for _, least in candidates
     ]
-    for power in np.argsort(seconds, kind="stable"):
-        plan = candidates[power]
-        if plan is not finest:
-            plan = _with_edges(plan, finest, 2 ** int(power))
+    for k in np.argsort(seconds, kind="stable"):
+        size, plan = candidates[k]
+        if size > 1:
+            plan = _with_edges(plan, finest, size)
             plan = replace(plan, workspace=probe(plan))  # it was an estimate
             if smallest_budget(plan) > budget:
                 continue
         chosen = plan_caches(_improved(plan, budget, probe, hardware), budget, hardware.peer_cost)
-        for candidate in (*candidates, chosen):
+        for candidate in (*(least for _, least in candidates), chosen):
             for view in candidate.views.values():
                 view.memo.clear()
         return chosen
@@ -144,12 +145,26 @@ def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy
     return np.tile(np.arange(topology.chunks, dtype=np.int32), (topology.partitions, 1))
 
 
-def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> list[ExecutionPlan]:
-    """Plans with ever larger groups of chunks, as long as they should fit; their workspace is estimated."""
-    plans = []
+def _reordered(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> list[tuple[int, ExecutionPlan]]:
+    """The finest plan in Algorithm 4's order: with it we never move more than the paper's reuse would."""
+    schedule = np.asarray(paper_schedule)
+    if finest.strategy.reuse != "lookahead" or np.array_equal(schedule, finest.schedule):
+        return []
+    plan = sketch_plan(finest.topology, schedule, finest.shape, finest.strategy, finest.choice, finest.views)
+    plan = replace(plan, workspace=finest.workspace)
+    return [(1, plan)] if smallest_budget(plan) <= budget else []
+
+
+def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> list[tuple[int, ExecutionPlan]]:
+    """Plans with ever larger groups of chunks, as long as they should fit; their workspace is estimated.
+
+    Returns:
+        chunks per group, and a plan without edges.
+    """
+    plans: list[tuple[int, ExecutionPlan]] = []
     size = 2
     while size < 2 * finest.topology.chunks:
-        finer = plans[-1] if plans else finest
+        finer = plans[-1][1] if plans else finest
         views = {view: view.grouped_sets(2) for view in dict.fromkeys((finer.topology, *finer.views.values()))}
         grouped = views[finer.topology]
         schedule = _schedule(grouped, paper_schedule, finest.strategy)
@@ -164,7 +179,7 @@ def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> 
         plan = replace(plan, workspace=estimate)
         if smallest_budget(plan) > budget:
             break
-        plans.append(plan)
+        plans.append((size, plan))
         size *= 2
     return plans
 
@@ -180,13 +195,15 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
     own = topology.num_sources[i * topology.chunks : (i + 1) * topology.chunks]
     j = int(np.argmax(own))
     first, end = (int(x) for x in topology.chunk_start[i * topology.chunks + j : i * topology.chunks + j + 2])
-    if end - first == 1:  # no finer chunk can help
-        vertex = first if original_id is None else int(original_id[first])
-        remedy = f"that chunk is the one vertex {vertex} with all its in-edges, so only more memory helps"
-    else:
-        remedy = "give more memory, or preprocess with more --chunks or --partitions"
+    remedy = "give more memory, or preprocess with more --chunks or --partitions"
+    of = ""
+    if end - first == 1:  # no finer chunk divides it
+        of = f"; it is the one vertex {first if original_id is None else int(original_id[first])} with all its in-edges"
+        if topology.num_dst[i * topology.chunks : (i + 1) * topology.chunks].max() == 1:
+            remedy = "only more memory helps"
     return BudgetError(
         f"device_memory is {budget} bytes, the smallest that works is {smallest_budget(plan)}: device {i} in pass "
         f"'{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to {plan.workspace.get(p.name, 0)} "
-        f"(chunk ({i}, {j}) has the most sources, {int(own[j])}); {remedy}"
+        f"(chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
+        smallest_budget(plan),
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from hongtu.topology import Topology
 
-WORTH_IT = 0.8  # pruning is off where more than this part of all layers' edges remains
+WORTH_IT = 0.6  # pruning is off where more than this part of all layers' edges remains: it costs planning
 
 
 def receptive_field(topology: Topology, loss_vertices: np.ndarray, hops: int) -> list[np.ndarray]:

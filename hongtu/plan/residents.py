@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, OUTPUT, PassList, gradient
+from hongtu.plan.passes import PassList, gradient
 
 
 def every_tensor(passes: PassList) -> frozenset[str]:
@@ -13,7 +13,7 @@ def every_tensor(passes: PassList) -> frozenset[str]:
     names: set[str] = set(passes.constant)
     for p in passes.every:
         names |= set(p.creates)
-    return frozenset(names - {OUTPUT} - ({FEATURES} - passes.constant))
+    return frozenset(names - passes.on_host)
 
 
 def choose_residents(plan: ExecutionPlan, budget: int) -> frozenset[str]:

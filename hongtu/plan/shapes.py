@@ -43,6 +43,8 @@ class NetworkShape:
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
+        learned_input: the features are embeddings that training learns: on the host, with a gradient.
+        learned_bytes: optimizer state of those embeddings.
         input_trained: stage 0 has parameters.
         input_random: stage 0 may give other numbers in the next epoch.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
@@ -55,6 +57,8 @@ class NetworkShape:
     itemsize: int
     model_bytes: int
     label_bytes: int
+    learned_input: bool = False
+    learned_bytes: int = 0
     input_trained: bool = True
     input_random: bool = True
     stage_parameters: tuple[int, ...] = ()

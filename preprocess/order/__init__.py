@@ -22,6 +22,7 @@ from hongtu.preprocess.undirected import symmetric_neighbours
 __all__ = ["ORDERS", "cut_chunks", "order_vertices"]
 
 COARSER = 4  # candidates are judged with the buffer that the paper's plan needs at this many times fewer chunks
+MOST_STEPS = 1024  # counting takes memory by their square
 
 
 def input_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -75,6 +76,7 @@ def _judge(
     in_edge_start: np.ndarray, source: np.ndarray, part: np.ndarray, partition_start: np.ndarray, chunks: int, seed: int
 ) -> tuple[np.ndarray, dict[str, int]]:
     partitions = len(partition_start) - 1
+    chunks = min(chunks, MOST_STEPS)
     neighbours = symmetric_neighbours(in_edge_start, source)
     graph = (part, partitions, in_edge_start, source)
     plain = input_order(*neighbours, part, seed)

@@ -141,7 +141,9 @@ LINEAR = Model(
 )
 
 
-@pytest.mark.parametrize("strategy", savings(), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none")
+@pytest.mark.parametrize(
+    "strategy", list(savings()), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none"
+)
 def test_every_subset_of_savings(strategy):
     for model, problem in ((DEEP, training.awkward()), (LINEAR, few_train()), (DEEP, few_train())):
         for budget in (None, "smallest"):

@@ -60,7 +60,7 @@ def test_parse_bytes_refuses_nonsense(text):
         ("features", "random:0"),
         ("features", "random:x"),
         ("features", "degree:3"),
-        ("features", "embedding:8"),
+        ("features", "embedding:0"),
         ("features", 8),
         ("labels", "random:-1"),
         ("labels", "degree"),
@@ -78,9 +78,11 @@ def test_refused(field, value):
         PreprocessConfig(**{field: value})
 
 
-def test_embedding_is_refused_with_what_to_use():
-    with pytest.raises(InputError, match="not available yet; use random:F or degree"):
-        PreprocessConfig(features="embedding:16")
+def test_embeddings_are_learned_not_normalized():
+    assert PreprocessConfig(features="embedding:16").embedding == 16
+    assert PreprocessConfig(features="random:16").embedding == 0
+    with pytest.raises(InputError, match="normalize_features"):
+        PreprocessConfig(features="embedding:16", normalize_features=True)
 
 
 def test_accepted_forms():

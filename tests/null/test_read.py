@@ -255,7 +255,7 @@ REFUSED = {
     "meta nodes": (pieces(), {"nodes": "many"}, [], ["meta.json: nodes is 'many'"]),
     "meta classes": (pieces(), {"classes": 0}, [], ["meta.json: classes is 0"]),
     "meta list": (pieces(), [1], [], ["meta.json: holds a list"]),
-    "embedding": (pieces(), None, ["--features", "embedding:8"], ["not available yet"]),
+    "embedding": (pieces(), None, ["--features", "embedding:x"], ["embedding:D"]),
     "bad spec": (pieces(), None, ["--labels", "random:0"], ["labels: 'random:0'"]),
     "bad fractions": (pieces(), None, ["--random-split", "0.9,0.9,0"], ["random_split", "0.6,0.2,0.2"]),
 }

@@ -1,0 +1,39 @@
+"""What a run holds on the host: features or embeddings, labels, masks, ids and degree statistics."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+
+from hongtu.artifact import Artifact
+from hongtu.embedding import Embedding
+from hongtu.host_store import HostStore
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes import FEATURES
+from hongtu.statistics import degree_statistics, edge_id_starts
+
+
+def make_host(artifact: Artifact, plan: ExecutionPlan, embedding: Embedding | None, dtype: torch.dtype) -> HostStore:
+    """The host's tensors before the first pass."""
+    host = HostStore(artifact.num_vertices, dtype)
+    host.count_pageable(sum(array.nbytes for array in plan.arrays()))
+    if embedding is not None:
+        host.keep(FEATURES, embedding.weight.data)
+    else:
+        assert artifact.features is not None
+        with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)).to(dtype))
+    labels = np.array(artifact.labels)
+    host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
+    host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
+    host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
+    if any(layer.uses_statistics for layer in plan.shape.layers):
+        statistics = degree_statistics(artifact.topology)
+        host.keep_pageable("statistics", torch.from_numpy(statistics).to(dtype))
+    if any(layer.reduce is None for layer in plan.shape.layers):
+        starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
+        host.keep_pageable("edge_id_start", torch.from_numpy(starts))
+    return host
