@@ -5,9 +5,9 @@ Legend: D destinations, S sources, E edges, F features, H heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,12 @@ class Rows:
         statistics: float [D, 3] of the run dtype, or None: the sum of the weights of a vertex's in-edges (1 per edge
             when the graph has none), the sum of the weights of its stored self-loops, and the weight of the last
             stored self-loop (NaN without any).
+        memo: what a layer computes from these rows alone and needs again in the same chunk.
     """
 
     ids: Tensor
     statistics: Tensor | None = None
+    memo: dict[Any, Tensor] = field(default_factory=dict)
 
 
 @dataclass

@@ -72,8 +72,8 @@ class GCNConv(Convolution):
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
-            return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias))
-        return self.activate(a if self.bias is None else a + self.bias)
+            return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias), fresh=True)
+        return self.activate(a) if self.bias is None else self.activate(a + self.bias, fresh=True)
 
     def _loop_R(self) -> Tensor:
         """[R], the weight of the one self-loop of each vertex: its last stored one, or the added one."""
@@ -85,6 +85,12 @@ class GCNConv(Convolution):
         return (self._loop_R() - self.rows.statistics[:, 1]).unsqueeze(1)
 
     def _scale_R1(self) -> Tensor:
+        key = "gcn scale", self.add_self_loops, self.improved  # the same for most layers of a model
+        if key not in self.rows.memo:
+            self.rows.memo[key] = self._compute_scale_R1()
+        return self.rows.memo[key]
+
+    def _compute_scale_R1(self) -> Tensor:
         degree_R = self.rows.statistics[:, 0]
         if self.add_self_loops:
             degree_R = degree_R - self.rows.statistics[:, 1] + self._loop_R()

@@ -114,8 +114,11 @@ class Convolution(Layer):
         self.activation = _activation(activation)
         self.input_dropout = Dropout(input_dropout)
 
-    def activate(self, h: Tensor) -> Tensor:
-        return h if self.activation is None else self.activation(h)
+    def activate(self, h: Tensor, fresh: bool = False) -> Tensor:
+        """The activation of h; ``fresh``: h is nobody else's, and may be overwritten where its gradient allows."""
+        if self.activation is None:
+            return h
+        return torch.relu_(h) if fresh and self.activation is torch.relu else self.activation(h)
 
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:

@@ -58,8 +58,9 @@ class SAGEConv(Convolution):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
             h = self.lin_l(a)
-            h = h + self.lin_r(s) if self.root_weight else h
+            h = torch.addmm(h, s, self.lin_r.weight.t()) if self.root_weight else h
         else:
             h = a if self.lin_l.bias is None else a + self.lin_l.bias
             h = h + s if self.root_weight else h
-        return self.activate(torch.nn.functional.normalize(h, p=2.0, dim=-1) if self.normalize else h)
+        h = torch.nn.functional.normalize(h, p=2.0, dim=-1) if self.normalize else h
+        return self.activate(h, fresh=h is not a)

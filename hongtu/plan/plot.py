@@ -1,4 +1,4 @@
-"""A small line chart as SVG text, without any dependency."""
+"""A small line chart, and a chart of stacked bars, as SVG text, without any dependency."""
 
 from __future__ import annotations
 
@@ -68,6 +68,43 @@ def line_chart(series: Sequence[Series], title: str, x_label: str, y_label: str)
         parts.append(_draw(replace(one, points=sample), _Key(x, y - 4), stroke))
         parts.append(_text(x + 34, y, one.label))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def stacked_bars(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], title: str, y_label: str) -> str:
+    """An SVG document with one bar per entry.
+
+    Args:
+        bars: name and the height of each part, from the bottom.
+        parts: names of the parts.
+    """
+    y_ticks = ticks(max(sum(heights) for _, heights in bars))
+    scale = _Scale(float(len(bars)), y_ticks[-1])
+    height = TOP + PLOT_HEIGHT + 190 + 20 * math.ceil(len(parts) / 2)
+    svg = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        _text(LEFT, 28, title, size=16),
+        *_axes(scale, (), y_ticks, "", y_label),
+    ]
+    bottom = TOP + PLOT_HEIGHT
+    for index, (name, heights) in enumerate(bars):
+        left, right, base = scale.x(index + 0.15), scale.x(index + 0.85), 0.0
+        for part, value in enumerate(heights):
+            top = scale.y(base + value)
+            box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{scale.y(base) - top:.1f}"'
+            svg.append(f'<rect {box} fill="{COLOURS[part % len(COLOURS)]}"/>')
+            base += value
+        middle = (left + right) / 2
+        svg.append(
+            f'<text x="{middle:.1f}" y="{bottom + 14}" text-anchor="end" '
+            f'transform="rotate(-50 {middle:.1f} {bottom + 14})">{escape(name)}</text>'
+        )
+    for part, name in enumerate(parts):
+        x, y = LEFT + (part % 2) * (WIDTH - LEFT - RIGHT) // 2, bottom + 180 + 20 * (part // 2)
+        svg.append(f'<rect x="{x}" y="{y - 11}" width="13" height="13" fill="{COLOURS[part % len(COLOURS)]}"/>')
+        svg.append(_text(x + 20, y, name))
+    return "\n".join([*svg, "</svg>"]) + "\n"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Reuse policies: from the rows each batch requests to intervals that hold them (paper section 5).
 
 ``none``   every chunk loads its whole neighbour set from the host (the paper's baseline, V_ori rows).
+``p2p``    the transition set T_ij is loaded once per batch by its owner, and mirrors pull from it (V_+p2p rows).
 ``paper``  the transition set T_ij is loaded once per batch by its owner, mirrors pull from it, and rows that the
            next batch needs again stay where they are (V_+ru rows).
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from hongtu.errors import InputError
 
-Reuse = Literal["none", "paper", "lookahead"]
+Reuse = Literal["none", "p2p", "paper", "lookahead"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +16,8 @@ class Strategy:
 
     Attributes:
         reuse: which rows stay on a device between batches: "none" (every chunk loads its whole neighbour set) or
-            "paper" (deduplicated loads, pulls between devices, adjacent reuse; paper section 5), or "lookahead"
-            (Belady's choice on the known schedule).
+            "p2p" (deduplicated loads and pulls between devices), "paper" (and adjacent reuse; paper section 5), or
+            "lookahead" (Belady's choice on the known schedule).
         schedule: order of the chunks: "input", or "paper" for Algorithm 4's (not with ``group``).
         group: run consecutive chunks as one where the budget allows.
         transform_first: exchange the narrower side of a layer's first linear map: ``A (H W) = (A H) W``.

@@ -25,7 +25,7 @@ from hongtu.plan.reuse import (
 )
 from hongtu.topology import Topology
 
-Reuse = Literal["none", "paper", "lookahead"]
+Reuse = Literal["none", "p2p", "paper", "lookahead"]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def plan_transfers(
 
     Args:
         schedule: int32 [m, B].
-        reuse: "none", "paper" (see :mod:`hongtu.plan.reuse`) or "lookahead" (:mod:`hongtu.plan.lookahead`).
+        reuse: "none", "p2p", "paper" (see :mod:`hongtu.plan.reuse`) or "lookahead" (:mod:`hongtu.plan.lookahead`).
         capacity: most slots of each device under "lookahead"; None for no limit. The others take what they need.
         prefetch: under "lookahead", how many batches ahead of its first use a row may be brought.
         peer_cost: under "lookahead", seconds that a row of a peer takes, in those of a row of the host.
@@ -164,8 +164,9 @@ def plan_transfers(
             mirror_columns.append((empty, empty, empty))
         else:
             uses = uses_of(topology, schedule)[i]
-            owner_columns.append(adjacent_intervals(uses.own))
-            mirror_columns.append(adjacent_intervals(uses.mirror))
+            keep = single_intervals if reuse == "p2p" else adjacent_intervals
+            owner_columns.append(keep(uses.own))
+            mirror_columns.append(keep(uses.mirror))
     return _compile(topology, schedule, owner_columns, mirror_columns)
 
 

@@ -1,0 +1,197 @@
+"""What each saving removes: the ladder none, +p2p, +reuse (the paper), then one saving after the other.
+
+    python -m experiments.ladder GRAPH [--partitions 4] [--layers 2] [--measure EPOCHS] [--out FILE.jsonl] [--plot FILE.svg]
+
+The rungs of the paper run on an artifact with 32 chunks per partition in input order, ours on one with 16 times that in
+the best order, within the device memory that the paper's plan takes. Bytes per link are planned, and with ``--measure``
+counted in every epoch, which must be the same; seconds are of the fastest epoch. "host" is what crosses the
+host link in both directions; structure and plan arrays are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hongtu
+from hongtu.config import PreprocessConfig
+from hongtu.models import build_layers
+from hongtu.plan.plot import stacked_bars
+from hongtu.plan.strategy import STRATEGIES, Strategy
+from hongtu.planning import plan_model
+from hongtu.preprocess.pipeline import preprocess_directory
+
+PAPER_CHUNKS, FINER = 32, 16
+SAVINGS = ("transform_first", "no_input_gradient", "cache_input_aggregate", "fuse_last_layer", "resident", "prune")
+PARTS = {  # phases of an epoch, as in the paper's Figure 9
+    "host to device": ("load", "read", "topology"),
+    "device to host": ("write",),
+    "peer": ("pull", "push"),
+    "compute": ("compute",),
+    "CPU accumulation": ("flush",),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graph", type=Path, help="neutral input directory")
+    parser.add_argument("--undirected", action="store_true")
+    parser.add_argument("--features", help="replace the input's features, for example random:128")
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--model", default="gcn")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--classes", type=int, help="replace the labels by random ones of so many classes")
+    parser.add_argument("--measure", type=int, default=0, metavar="EPOCHS", help="train so many epochs of every rung")
+    parser.add_argument("--work", type=Path, help="keep the artifacts here")
+    parser.add_argument("--out", type=Path, help="append JSON lines here")
+    parser.add_argument("--plot", type=Path, help="stacked bars of seconds (measured) or bytes (planned)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = climb(options, options.work or Path(folder))
+    print(table(options, rows))
+    if options.out is not None:
+        with open(options.out, "a") as stream:
+            for row in rows:
+                stream.write(json.dumps(machine() | {"graph": options.graph.name} | row) + "\n")
+    if options.plot is not None:
+        options.plot.write_text(picture(options, rows))
+
+
+def machine() -> dict[str, Any]:
+    """What a result was measured on, and by which command."""
+    return {
+        "command": shlex.join(["python", "-m", "experiments.ladder", *sys.argv[1:]]),
+        "hongtu": hongtu.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+    }
+
+
+def rungs() -> list[tuple[str, Strategy]]:
+    """Name and strategy of every step, each with all savings of those before it."""
+    paper = STRATEGIES["paper"]
+    steps = [
+        ("none", STRATEGIES["none"]),
+        ("+ p2p", replace(paper, reuse="p2p")),
+        ("+ reuse (paper)", paper),
+        ("lookahead", replace(paper, reuse="lookahead", schedule="input", group=True)),
+    ]
+    for name in SAVINGS:
+        steps.append((f"+ {name}", replace(steps[-1][1], **{name: True})))
+    return steps
+
+
+def climb(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    """One row per rung."""
+    coarse = prepare(options, work / "coarse", PAPER_CHUNKS, "input")
+    fine = prepare(options, work / "fine", PAPER_CHUNKS * FINER, "auto")
+    rows: list[dict[str, Any]] = []
+    budget = None
+    for name, strategy in rungs():
+        papers = strategy.reuse != "lookahead"
+        artifact, limit = (coarse, None) if papers else (fine, budget)
+        plan = plan_model(artifact, layers(options, artifact), device_memory=limit, strategy=strategy)
+        if strategy == STRATEGIES["paper"]:
+            budget = smallest(options, artifact)
+        row = {
+            "rung": name,
+            "budget": limit,
+            "bytes": plan.bytes,
+            "rows": plan.rows,
+            "setup_bytes": plan.setup_traffic.bytes,
+            "host_bytes": host_bytes(plan.bytes),
+            "chunks": plan.topology.chunks,
+            "fused": plan.choice.fuse,
+            "resident": sorted(plan.resident),
+        }
+        if options.measure:
+            row |= measure(options, artifact, limit, strategy, plan.bytes)
+        rows.append(row)
+        print(line(rows, row), flush=True)
+    return rows
+
+
+def prepare(options: argparse.Namespace, path: Path, chunks: int, order: str) -> hongtu.Artifact:
+    if path.exists():
+        return hongtu.open_artifact(path)
+    config = PreprocessConfig(
+        partitions=options.partitions,
+        chunks=chunks,
+        order=order,
+        undirected=options.undirected,
+        features=options.features,
+        labels=None if options.classes is None else f"random:{options.classes}",
+    )
+    return preprocess_directory(options.graph, path, config)
+
+
+def layers(options: argparse.Namespace, artifact: hongtu.Artifact) -> list[torch.nn.Module]:
+    torch.manual_seed(0)
+    return build_layers(options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers)
+
+
+def smallest(options: argparse.Namespace, artifact: hongtu.Artifact) -> int:
+    """The device memory of the paper's plan, its layers included."""
+    try:
+        plan_model(artifact, layers(options, artifact), device_memory=1, strategy="paper")
+    except hongtu.errors.BudgetError as refused:
+        return refused.smallest
+    raise AssertionError("one byte is enough")
+
+
+def host_bytes(moved: dict[str, int]) -> int:
+    return sum(moved[link] for link in ("load", "flush", "read", "write"))
+
+
+def measure(
+    options: argparse.Namespace, artifact: hongtu.Artifact, budget: int | None, strategy: Strategy, planned: dict
+) -> dict[str, Any]:
+    """Seconds by part of the fastest epoch; the bytes must be those of the plan."""
+    trainer = hongtu.Trainer(artifact, layers(options, artifact), device_memory=budget, strategy=strategy)
+    records = [trainer.train_epoch() for _ in range(options.measure)]
+    assert all(record.bytes == planned for record in records)
+    best = min(records, key=lambda record: record.seconds)
+    parts = {part: sum(best.phases.get(name, 0.0) for name in names) for part, names in PARTS.items()}
+    return {"seconds": best.seconds, "parts": parts, "loss": best.loss, "last_loss": records[-1].loss}
+
+
+def line(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
+    first = rows[0]["host_bytes"]
+    paper = next((r["host_bytes"] for r in rows if "paper" in r["rung"]), None)
+    text = f"  {row['rung']:24s} {row['host_bytes'] / 2**20:9.0f} MiB host  {row['host_bytes'] / first:5.2f}x none"
+    text += f"  {row['host_bytes'] / paper:5.2f}x paper" if paper else " " * 13
+    peer, structure = row["bytes"]["pull"] + row["bytes"]["push"], row["bytes"]["topology"]
+    text += f"  {peer / 2**20:7.0f} MiB peer  {structure / 2**20:6.0f} MiB structure"
+    return text + (f"  {row['seconds']:7.2f} s" if "seconds" in row else "")
+
+
+def table(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+    head = f"{options.graph.name}: {options.model}, {options.layers} layers, hidden {options.hidden}, "
+    budget = next(row["budget"] for row in reversed(rows))
+    head += f"m = {options.partitions}, {budget / 2**20:.1f} MiB per device"
+    return "\n".join([head, *(line(rows, row) for row in rows)])
+
+
+def picture(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+    title = f"{options.graph.name}: {options.model}, {options.layers} layers, m = {options.partitions}"
+    if all("parts" in row for row in rows):
+        bars = [(row["rung"], list(row["parts"].values())) for row in rows]
+        return stacked_bars(bars, list(PARTS), title, "seconds per epoch")
+    links = ("load", "flush", "read", "write", "pull", "push", "topology")
+    bars = [(row["rung"], [row["bytes"][link] / 2**30 for link in links]) for row in rows]
+    return stacked_bars(bars, links, title, "GiB per epoch, planned")
+
+
+if __name__ == "__main__":
+    main()
