@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,13 @@ def main() -> None:
     options = parser.parse_args()
     for path in options.graphs:
         graph = read(path, options.undirected)
-        row = {"graph": path.name, "undirected": options.undirected, "alpha": replication(graph, options.seed)}
+        command = shlex.join(["python", "-m", "experiments.duplicates", *sys.argv[1:]])
+        row = {
+            "command": command,
+            "graph": path.name,
+            "undirected": options.undirected,
+            "alpha": replication(graph, options.seed),
+        }
         row |= duplicates(graph, options.seed)
         print(table(row), flush=True)
         if options.out is not None:

@@ -1,6 +1,6 @@
 """What each saving removes: the ladder none, +p2p, +reuse (the paper), then one saving after the other.
 
-    python -m experiments.ladder GRAPH [--partitions 4] [--layers 2] [--measure EPOCHS] [--out FILE.jsonl] [--plot FILE.svg]
+    python -m experiments.ladder GRAPH [--partitions 4] [--layers 2] [--measure EPOCHS] [--out FILE] [--plot FILE.svg]
 
 The rungs of the paper run on an artifact with 32 chunks per partition in input order, ours on one with 16 times that in
 the best order, within the device memory that the paper's plan takes. Bytes per link are planned, and with ``--measure``
@@ -67,10 +67,10 @@ def main() -> None:
         options.plot.write_text(picture(options, rows))
 
 
-def machine() -> dict[str, Any]:
+def machine(experiment: str = "ladder") -> dict[str, Any]:
     """What a result was measured on, and by which command."""
     return {
-        "command": shlex.join(["python", "-m", "experiments.ladder", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
         "hongtu": hongtu.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -25,6 +25,7 @@ from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochLog, EpochRecord, Traffic
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
+from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import FEATURES, gradient
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
@@ -50,6 +51,7 @@ class Trainer:
         clip_grad_norm: clip the gradient's total norm to this before each step.
         embedding_optimizer: as ``optimizer``, for the embeddings of an artifact made with ``features="embedding:D"``;
             it runs on the host. Default: ``optimizer``.
+        hardware: the profile by which the planner compares plans (``hongtu plan --hardware``).
 
     Attributes:
         model: ModuleList of the layers.
@@ -78,6 +80,7 @@ class Trainer:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
+        hardware: Hardware = CPU,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if device != "cpu":
@@ -101,6 +104,7 @@ class Trainer:
             self.strategy,
             self._budget,
             dtype,
+            hardware,
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
         check_host(sum(self.plan.host_bytes.values()))

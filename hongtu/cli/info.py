@@ -77,7 +77,7 @@ def table(info: dict[str, Any]) -> str:
     lines += [
         f"  {label:<34}{_cell(rows[key], info['vertices'])}"
         for key, label in (
-            ("rows", "lookahead, in as much memory"),
+            ("rows", "lookahead, in input order's memory"),
             ("pulled", "pulled   from peers, by lookahead"),
             ("floor", "floor    every row read, once"),
         )

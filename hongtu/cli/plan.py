@@ -23,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
     add_model_arguments(parser)
     add = parser.add_argument
-    add("--hardware", default="cpu", metavar="NAME|FILE", help="cpu, a100x4, h200 or a profile (default: cpu)")
     add("--explain", action="store_true", help="per pass, what it reads, exchanges, writes and keeps")
     add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     add("--json", action="store_true", help="print one JSON object instead of tables")

@@ -44,8 +44,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, default=2, help="default: 2")
     add("--dropout", type=float, default=0.0, help="before every layer; for gat also of the attention (default: 0)")
     add("--heads", type=int, default=1, help="attention heads of gat (default: 1)")
-    add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
+    add(
+        "--device-memory",
+        metavar="SIZE",
+        help="bytes per partition, like 2GiB (default: no limit; `plan`: what --hardware has, less a margin)",
+    )
     add("--strategy", choices=("full", "paper", "none"), default="full", help="default: full")
+    add("--hardware", default="cpu", metavar="NAME|FILE",
+        help="what plans are compared for: cpu, a100x4, h200 or a profile (default: cpu)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -130,6 +136,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
     import torch
 
     from hongtu.artifact import open_artifact
+    from hongtu.plan.hardware import load_hardware
     from hongtu.trainer import Trainer
 
     artifact = open_artifact(options.artifact)
@@ -144,6 +151,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
         device_memory=budget,
         strategy=options.strategy,
         seed=options.seed,
+        hardware=load_hardware(options.hardware),
     )
 
 

@@ -360,3 +360,39 @@ def test_more_chunks_than_destinations():
     for strategy in STRATEGIES:
         for layers in ([hnn.GATConv(3, 2)], [hnn.GCNConv(3, 4), hnn.SAGEConv(4, 2)]):
             check_counters(hongtu.Trainer(artifact, layers, strategy=strategy, device_memory="1MiB"))
+
+
+class SameTwice(hnn.Layer):
+    """s holds z twice."""
+
+    reduce = "sum"
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.lin = nn.Linear(f, c)
+
+    def transform(self, h):
+        z = self.lin(h)
+        return z, (z, z)
+
+    def update(self, a, s):
+        return a + s[0] * s[1]
+
+
+@strategies
+def test_a_tensor_named_twice_moves_once(strategy):
+    model = Model("same-twice", lambda f, c: [SameTwice(f, H), SameTwice(H, c)], lambda f, c: [])
+    for budget in (None, "smallest"):
+        options = {"strategy": strategy, "device_memory": budget}
+        check_counters(training.make_trainer(model, training.awkward(), (2, 3), **options))
+
+
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_full_runs_wherever_paper_does(model):
+    problem = training.awkward()
+    artifact = training.prepare(problem, 2, 3)
+    full, paper = (
+        training.smallest_budget(artifact, lambda: model.build(problem), strategy=strategy, loss=model.loss)
+        for strategy in ("full", "paper")
+    )
+    assert full <= paper

@@ -1,0 +1,94 @@
+"""Epoch time with few labelled vertices, with and without ``prune``.
+
+    python -m experiments.prune GRAPH [--share 0.01] [--features random:128] [--out FILE.jsonl]
+
+The labelled vertices are one of ``1 / share`` parts of a partition, so that their receptive fields overlap. Both runs
+are otherwise the same, without a memory limit, and their losses must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hongtu
+from experiments.ladder import machine
+from hongtu.models import build_layers
+from hongtu.plan.strategy import STRATEGIES
+from hongtu.preprocess import csc, partition
+from hongtu.preprocess.clean import clean_edges
+from hongtu.preprocess.kaminpar import kaminpar_installed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graph", type=Path, help="neutral input directory")
+    parser.add_argument("--share", type=float, default=0.01, help="of the vertices that carry a label")
+    parser.add_argument("--features", default="random:128")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--undirected", action="store_true")
+    parser.add_argument("--out", type=Path, help="append a JSON line here")
+    options = parser.parse_args()
+    row = machine("prune") | compare(options)
+    print(
+        f"{options.graph.name}, {options.share:.1%} labelled: {row['pruned']:.3f} s pruned, {row['whole']:.3f} s not: "
+        f"{row['pruned'] / row['whole']:.2f}x; vertices by layer {row['vertices']}"
+    )
+    if options.out is not None:
+        with open(options.out, "a") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+def compare(options: argparse.Namespace) -> dict:
+    edges = np.load(options.graph / "edges.npy")
+    labels = np.load(options.graph / "labels.npy")
+    num_vertices = len(labels)
+    train = cluster(edges, num_vertices, options.share, options.undirected)
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = hongtu.preprocess_graph(
+            edges, num_vertices, Path(folder) / "artifact", features=options.features, labels=labels,
+            masks={"train": train}, partitions=1, chunks=64, undirected=options.undirected, order="input",
+        )  # fmt: skip
+        runs = {}
+        for name, prune in (("pruned", True), ("whole", False)):
+            torch.manual_seed(0)
+            widths = artifact.feature_width, options.hidden, artifact.num_classes, options.layers
+            strategy = replace(STRATEGIES["full"], prune=prune)
+            runs[name] = hongtu.Trainer(artifact, build_layers("gcn", *widths), strategy=strategy)
+        records: dict[str, list] = {name: [] for name in runs}
+        for _ in range(options.epochs):
+            for name, trainer in runs.items():  # taking turns
+                records[name].append(trainer.train_epoch())
+    for one, other in zip(*records.values(), strict=True):
+        assert abs(one.loss - other.loss) < 1e-4 * abs(other.loss), (one.loss, other.loss)
+    plan = runs["pruned"].plan
+    return {
+        "graph": options.graph.name,
+        "share": options.share,
+        "vertices": [int(plan.view(p).num_dst.sum()) for p in plan.passes.train],
+        **{name: statistics.median(record.seconds for record in found[1:]) for name, found in records.items()},
+    }
+
+
+def cluster(edges: np.ndarray, num_vertices: int, share: float, undirected: bool) -> np.ndarray:
+    """bool [V]: one of ``1 / share`` parts of a partition."""
+    source, destination, _ = clean_edges(edges, None, num_vertices, undirected=undirected, self_loops=False)
+    graph = csc.build_csc(source, destination, None, num_vertices)
+    everyone = np.ones(num_vertices, dtype=bool)
+    name = "kaminpar" if kaminpar_installed() else "metis"
+    arrays = graph.in_edge_start, graph.source
+    part = partition.partition_vertices(name, *arrays, max(2, round(1 / share)), train_mask=everyone, seed=0)
+    return part == 0
+
+
+if __name__ == "__main__":
+    main()

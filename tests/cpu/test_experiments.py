@@ -1,0 +1,63 @@
+"""The experiments run, on graphs of a few hundred vertices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import hongtu
+from experiments import cpu_epoch, ladder, prune
+from hongtu.cli.main import main as hongtu_main
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    path = tmp_path_factory.mktemp("graphs") / "citation"
+    sizes = ["--vertices", "1600", "--edges", "9000", "--features", "12", "--classes", "4", "--seed", "1"]
+    assert hongtu_main(["generate", "citation", str(path), *sizes]) == 0
+    return path
+
+
+def run(monkeypatch, experiment, *arguments):
+    monkeypatch.setattr(sys, "argv", [experiment.__name__, *map(str, arguments)])
+    experiment.main()
+
+
+def test_ladder(graph, tmp_path, monkeypatch, capsys):
+    out, plot = tmp_path / "ladder.jsonl", tmp_path / "ladder.svg"
+    options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out, "--plot", plot]
+    run(monkeypatch, ladder, graph, *options)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["rung"] for row in rows][:4] == ["none", "+ p2p", "+ reuse (paper)", "lookahead"]
+    assert len(rows) == 4 + len(ladder.SAVINGS)
+    host = [row["host_bytes"] for row in rows]
+    assert host[0] >= host[1] >= host[2] > host[-1], "the paper's steps never add bytes, and the savings remove most"
+    assert len({round(row["loss"], 4) for row in rows}) == 1, "every rung computes the same"
+    bars = ElementTree.parse(plot).getroot()
+    assert len([e for e in bars.iter() if e.tag.endswith("rect")]) == 1 + len(rows) * len(ladder.PARTS) + len(
+        ladder.PARTS
+    )
+    assert "x paper" in capsys.readouterr().out
+
+
+def test_prune(graph, monkeypatch, capsys):
+    options = ["--share", 0.05, "--features", "random:8", "--hidden", 8, "--epochs", 2]
+    run(monkeypatch, prune, graph, *options)
+    assert "5.0% labelled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", cpu_epoch.WIDTHS)
+def test_cpu_epoch_trains_the_same_model_every_way(graph, tmp_path_factory, model):
+    path = tmp_path_factory.mktemp("artifacts") / "artifact"
+    artifact = hongtu.preprocess.pipeline.preprocess_directory(
+        graph, path, hongtu.config.PreprocessConfig(partitions=1, chunks=4, undirected=True)
+    )
+    for form in cpu_epoch.FORMS:
+        if cpu_epoch.usable(model, form):
+            found = cpu_epoch.run_one(path, model, form, "none", 3)
+            assert len(found["seconds"]) == 3 and 0 < found["loss"] < 10
+    assert cpu_epoch.run_one(path, model, "dense", "none", 1)["loss"] == 0
+    assert artifact.num_classes == 4
