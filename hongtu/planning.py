@@ -20,8 +20,9 @@ from hongtu.errors import BudgetError, InputError
 from hongtu.losses import MeanLoss, VertexLoss
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
+from hongtu.plan.build import sketch_plan
 from hongtu.plan.cost import sketch_seconds
-from hongtu.plan.execution import Choice, ExecutionPlan, sketch_plan
+from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import NetworkShape

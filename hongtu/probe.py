@@ -20,7 +20,8 @@ from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
-from hongtu.plan.execution import Choice, ExecutionPlan, make_plan
+from hongtu.plan.build import make_plan
+from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.topology import Topology, build_topology
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hongtu.metrics import Traffic
 from hongtu.plan.arena import Buffer, Needs, cache_buffers, cached_rows, pass_buffers, pass_needs
-from hongtu.plan.passes import FEATURES, Pass, PassList, plan_passes
+from hongtu.plan.passes import FEATURES, Pass, PassList
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.plan.transfer import (
@@ -21,9 +21,7 @@ from hongtu.plan.transfer import (
     TransferCounts,
     TransferPlan,
     batch_limits,
-    count_transfers,
     plan_resident,
-    plan_transfers,
 )
 from hongtu.topology import Topology
 
@@ -327,96 +325,3 @@ def _collect(value: Any, found: dict[int, np.ndarray]) -> None:
     elif is_dataclass(value):
         for part in fields(value):
             _collect(getattr(value, part.name), found)
-
-
-def sketch_plan(
-    topology: Topology,
-    schedule: np.ndarray,
-    shape: NetworkShape,
-    strategy: Strategy,
-    choice: Choice,
-    known_views: dict[int | None, Topology] | None = None,
-) -> ExecutionPlan:
-    """A plan at one grain whose transfers are not planned yet: its memory is that of the smallest caches.
-
-    Args:
-        schedule: int32 [m, B], chunk of each partition per batch.
-        known_views: those of a plan with the same topology and receptive fields.
-    """
-    passes = plan_passes(shape, strategy, fuse=choice.fuse, keep=choice.keep, prune=bool(choice.fields))
-    views: dict[int | None, Topology] = {}
-    for hops in dict.fromkeys(p.hops for p in passes.every):
-        if known_views is not None and hops in known_views:
-            views[hops] = known_views[hops]
-            continue
-        everything = hops is None or bool(choice.fields[hops].all())
-        views[hops] = topology if everything else topology.pruned(choice.fields[hops])
-    limits = {hops: batch_limits(view, schedule, strategy.reuse) for hops, view in views.items()}
-    return ExecutionPlan(topology, shape, strategy, choice, passes, schedule, views, limits)
-
-
-def plan_caches(
-    plan: ExecutionPlan, budget: int | None, peer_cost: float = 0.0, *, count: bool = False
-) -> ExecutionPlan:
-    """The same plan with its transfers.
-
-    Args:
-        budget: bytes per device that lookahead caches may fill; None for caches with room for every row.
-        peer_cost: seconds that a row of a peer takes, in those of a row of the host.
-        count: only count the rows of training passes, to compare plans.
-    """
-    plan = replace(plan, transfers={})
-    planned: dict[str, TransferPlan | TransferCounts] = {}
-    known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
-    lookahead = plan.strategy.reuse == "lookahead"
-    for p in (*plan.passes.train, *plan.passes.setup, *plan.passes.evaluate):
-        if (p.exchange is None and p.flush is None) or (count and p.when != "train"):
-            continue
-        if {p.exchange, p.flush} & plan.resident:
-            planned[p.name] = plan.resident_plans[p.hops]
-            continue
-        view = id(plan.view(p))
-        capacity = plan.capacities(p, budget) if lookahead and budget is not None else None
-        if p.when != "train" and capacity is not None:
-            capacity = _reusable(capacity, [slots for at, slots in known if at == view], plan.limits_of(p))
-        if (view, capacity) not in known:
-            arguments = plan.view(p), plan.schedule
-            known[view, capacity] = (
-                count_transfers(*arguments, capacity, peer_cost)
-                if count and lookahead
-                else plan_transfers(*arguments, plan.strategy.reuse, capacity, peer_cost=peer_cost)
-            )
-        planned[p.name] = known[view, capacity]
-    return replace(plan, transfers=planned)
-
-
-def _reusable(
-    capacity: tuple[int, ...], known: list[tuple[int, ...] | None], limits: list[BatchLimits]
-) -> tuple[int, ...]:
-    """The most slots that another pass has been planned with and that fit: planning takes longer than what they save
-    outside of training."""
-    fits = [
-        slots
-        for slots in known
-        if slots is not None and all(b.slots <= s <= c for b, s, c in zip(limits, slots, capacity, strict=True))
-    ]
-    return max(fits, default=capacity)
-
-
-def make_plan(
-    topology: Topology,
-    schedule: np.ndarray,
-    shape: NetworkShape,
-    strategy: Strategy,
-    budget: int | None = None,
-    workspace: dict[str, int] | None = None,
-    peer_cost: float = 0.0,
-    choice: Choice | None = None,
-) -> ExecutionPlan:
-    """Plan a run at one grain; arguments as above.
-
-    Args:
-        workspace: bytes that layers take at most inside each pass, by pass name.
-    """
-    plan = sketch_plan(topology, schedule, shape, strategy, choice or Choice())
-    return plan_caches(replace(plan, workspace=workspace or {}), budget, peer_cost)

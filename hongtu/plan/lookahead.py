@@ -24,6 +24,7 @@ from hongtu.topology import Topology
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # row, first, last of intervals
 UNLIMITED = np.iinfo(np.int64).max // 2
 ALL = np.empty(0, dtype=np.bool_)  # every gap may be kept
+DEAR_PEERS = 0.5  # from this cost on, counting lets owners and mirrors choose together
 
 
 def lookahead_intervals(
@@ -59,25 +60,21 @@ def count_lookahead(
     topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | int | None, peer_cost: float = 0.0
 ) -> list[tuple[int, int]]:
     """Per device, about how many rows are loaded and pulled: what ``lookahead_intervals`` gives, but mirrors are
-    taken to find their owner's row wherever they look. Exact with one device.
+    taken to find their owner's row wherever they look, and only one of the two ways to choose is tried: the one that
+    is likelier at this cost of peers. Exact with one device.
 
     Raises:
         BudgetError: as there.
     """
     uses = uses_of(topology, schedule)
-    rooms = _rooms(uses, capacity, 0)
-    plans = []
-    for choose in (lambda u, room: choose_gaps(u.own[0], u.own_next, room, 0, ALL), _choose_together):
-        counts = []
-        for u, room in zip(uses, rooms, strict=True):
-            keep = choose(u, room)
-            left = room - gap_slots(u.own[0], u.own_next, keep, 0)
-            mirrors = choose_gaps(u.mirror[0], u.mirror_next, left, 0, ALL)
-            counts.append((len(keep) - int(np.count_nonzero(keep)), len(mirrors) - int(np.count_nonzero(mirrors))))
-        plans.append(counts)
-        if topology.partitions == 1 or peer_cost == 0 or capacity is None:
-            break
-    return min(plans, key=lambda counts: sum(loads + peer_cost * pulls for loads, pulls in counts))
+    together = topology.partitions > 1 and peer_cost >= DEAR_PEERS
+    counts = []
+    for u, room in zip(uses, _rooms(uses, capacity, 0), strict=True):
+        keep = _choose_together(u, room) if together else choose_gaps(u.own[0], u.own_next, room, 0, ALL)
+        left = room - gap_slots(u.own[0], u.own_next, keep, 0)
+        mirrors = choose_gaps(u.mirror[0], u.mirror_next, left, 0, ALL)
+        counts.append((len(keep) - int(np.count_nonzero(keep)), len(mirrors) - int(np.count_nonzero(mirrors))))
+    return counts
 
 
 def _rooms(uses: list[Uses], capacity: Sequence[int] | int | None, prefetch: int) -> list[np.ndarray]:

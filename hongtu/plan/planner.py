@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from hongtu.errors import BudgetError
+from hongtu.plan.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.execution import Choice, ExecutionPlan, make_plan, plan_caches, sketch_plan
+from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.prune import pays, receptive_field
 from hongtu.plan.residents import choose_residents, every_tensor

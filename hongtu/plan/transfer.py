@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numba
 import numpy as np
@@ -173,8 +173,15 @@ def plan_transfers(
 def plan_resident(topology: Topology, schedule: np.ndarray) -> TransferPlan:
     """Plan one pass whose rows live on their owner's device: slot k is row k of the partition, mirrors come behind.
 
-    Nothing is loaded or flushed, and every mirror row is pulled once.
+    Nothing is loaded or flushed, and every mirror row is pulled once. Remembered in ``topology.memo``.
     """
+    key = "resident", np.asarray(schedule).tobytes()
+    if key not in topology.memo:
+        topology.memo[key] = _plan_resident(topology, schedule)
+    return cast(TransferPlan, topology.memo[key])
+
+
+def _plan_resident(topology: Topology, schedule: np.ndarray) -> TransferPlan:
     v, starts = topology.num_vertices, topology.partition_start
     devices = []
     for i in range(topology.partitions):

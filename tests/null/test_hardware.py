@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hongtu.errors import InputError
+from hongtu.plan.build import make_plan
 from hongtu.plan.cost import Seconds, predict_seconds
-from hongtu.plan.execution import make_plan
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, input_order, traffic_chart
