@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import hongtu
+from experiments.records import append, machine
 
 WIDTHS = {"gcn": (256, 2), "gat": (128, 2), "sage": (256, 3)}  # hidden columns, layers
 FORMS = ("hongtu", "csr", "edge_index", "edge_index cached", "SparseTensor")
@@ -47,31 +46,15 @@ def main() -> None:
         print(json.dumps(run_one(options.artifact, *options.one, options.epochs)))
         return
     for model in options.models:
-        row = machine() | compare(options, model)
+        row = machine("cpu_epoch") | compare(options, model)
         print(table(row), flush=True)
-        if options.out is not None:
-            with open(options.out, "a") as stream:
-                stream.write(json.dumps(row) + "\n")
-
-
-def machine() -> dict:
-    """What a result was measured on, and by which command."""
-    import torch
-    import torch_geometric
-
-    return {
-        "command": shlex.join(["python", "-m", "experiments.cpu_epoch", *sys.argv[1:]]),
-        "hongtu": hongtu.__version__,
-        "torch": torch.__version__,
-        "torch_geometric": torch_geometric.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
-    }
+        append(options.out, row)
 
 
 def compare(options: argparse.Namespace, model: str) -> dict:
     """Seconds and bytes of every system, median over epochs and rounds, the first epoch of each process left out."""
+    import torch
+
     jobs = [(form, "none") for form in FORMS if usable(model, form)] + [("dense", "none")]
     seconds: dict[str, list[float]] = {}
     peak: dict[str, int] = {}
@@ -90,6 +73,7 @@ def compare(options: argparse.Namespace, model: str) -> dict:
             fastest = min((name for name in seconds if name not in ("hongtu", "dense")), key=lambda n: min(seconds[n]))
             jobs += [("hongtu", str(int(need * options.device_memory_share))) for need in (*needs, peak[fastest])]
     return {
+        "threads": torch.get_num_threads(),
         "model": model,
         "hidden": WIDTHS[model][0],
         "layers": WIDTHS[model][1],

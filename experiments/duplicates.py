@@ -10,13 +10,11 @@ between adjacent batches (V_+p2p - V_+ru), in input order and in Algorithm 4's, 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
 
+from experiments.records import append, machine
 from experiments.rows_loaded import input_schedule, read, topology
 from hongtu.preprocess import csc, order, partition, reorganize, volume
 
@@ -33,18 +31,14 @@ def main() -> None:
     options = parser.parse_args()
     for path in options.graphs:
         graph = read(path, options.undirected)
-        command = shlex.join(["python", "-m", "experiments.duplicates", *sys.argv[1:]])
-        row = {
-            "command": command,
+        row = machine("duplicates") | {
             "graph": path.name,
             "undirected": options.undirected,
             "alpha": replication(graph, options.seed),
         }
         row |= duplicates(graph, options.seed)
         print(table(row), flush=True)
-        if options.out is not None:
-            with open(options.out, "a") as stream:
-                stream.write(json.dumps(row) + "\n")
+        append(options.out, row)
 
 
 def replication(graph: csc.Csc, seed: int) -> dict[int, float]:

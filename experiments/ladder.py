@@ -11,10 +11,6 @@ host link in both directions; structure and plan arrays are apart.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import shlex
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +19,7 @@ from typing import Any
 import torch
 
 import hongtu
+from experiments.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.models import build_layers
 from hongtu.plan.plot import stacked_bars
@@ -59,23 +56,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = climb(options, options.work or Path(folder))
     print(table(options, rows))
-    if options.out is not None:
-        with open(options.out, "a") as stream:
-            for row in rows:
-                stream.write(json.dumps(machine() | {"graph": options.graph.name} | row) + "\n")
+    for row in rows:
+        append(options.out, machine("ladder") | {"graph": options.graph.name} | row)
     if options.plot is not None:
         options.plot.write_text(picture(options, rows))
-
-
-def machine(experiment: str = "ladder") -> dict[str, Any]:
-    """What a result was measured on, and by which command."""
-    return {
-        "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
-        "hongtu": hongtu.__version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
-    }
 
 
 def rungs() -> list[tuple[str, Strategy]]:
@@ -106,6 +90,7 @@ def climb(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
             budget = smallest(options, artifact)
         row = {
             "rung": name,
+            "threads": torch.get_num_threads(),
             "budget": limit,
             "bytes": plan.bytes,
             "rows": plan.rows,

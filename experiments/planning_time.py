@@ -9,13 +9,12 @@ runs on one thread.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 
 import hongtu
-from experiments.ladder import machine
+from experiments.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
 from hongtu.models import build_layers
@@ -48,9 +47,7 @@ def main() -> None:
                 f"{row['seconds_per_10M_requests']:.2f} s per 10M requests, {row['share']:.1%} of preprocessing",
                 flush=True,
             )
-            if options.out is not None:
-                with open(options.out, "a") as stream:
-                    stream.write(json.dumps(row) + "\n")
+            append(options.out, row)
 
 
 def smallest(artifact: hongtu.Artifact, hidden: int) -> int:

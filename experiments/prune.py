@@ -9,7 +9,6 @@ are otherwise the same, without a memory limit, and their losses must agree.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from dataclasses import replace
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 import hongtu
-from experiments.ladder import machine
+from experiments.records import append, machine
 from hongtu.models import build_layers
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition
@@ -43,9 +42,7 @@ def main() -> None:
         f"{options.graph.name}, {options.share:.1%} labelled: {row['pruned']:.3f} s pruned, {row['whole']:.3f} s not: "
         f"{row['pruned'] / row['whole']:.2f}x; vertices by layer {row['vertices']}"
     )
-    if options.out is not None:
-        with open(options.out, "a") as stream:
-            stream.write(json.dumps(row) + "\n")
+    append(options.out, row)
 
 
 def compare(options: argparse.Namespace) -> dict:

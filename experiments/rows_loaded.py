@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shlex
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-import hongtu
+from experiments.records import append, machine
 from hongtu.errors import BudgetError
 from hongtu.plan.hardware import Hardware, load_hardware
 from hongtu.plan.transfer import TransferPlan, plan_transfers
@@ -46,23 +42,9 @@ def main() -> None:
         graph = read(path, options.undirected)
         for m in options.devices:
             case = {"graph": path.name, "undirected": options.undirected, "m": m, "n": PAPER_CHUNKS}
-            row = machine() | case | measure(graph, m, options.seed)
+            row = machine("rows_loaded") | case | measure(graph, m, options.seed)
             print(table(row), flush=True)
-            if options.out is not None:
-                with open(options.out, "a") as stream:
-                    stream.write(json.dumps(row) + "\n")
-
-
-def machine() -> dict:
-    """What a result was measured on, and by which command."""
-    return {
-        "command": shlex.join(["python", "-m", "experiments.rows_loaded", *sys.argv[1:]]),
-        "hongtu": hongtu.__version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-    }
+            append(options.out, row)
 
 
 def read(path: Path, undirected: bool) -> csc.Csc:

@@ -209,9 +209,9 @@ class ExecutionPlan:
 
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""
-        capacity = self.capacity(p, device)
-        caches = cache_buffers(p, self.passes.width, capacity, self.resident) if p.exchange or p.flush else {}
-        return self._buffers_beside_caches(p, device) | caches
+        width, limits = self.passes.width, self.limits_of(p)[device]
+        own = pass_buffers(p, self.shape, width, self.needs(p), self.view(p), limits, device, self.resident)
+        return own | cache_buffers(p, width, self.capacity(p, device), self.resident)
 
     def capacity(self, p: Pass, device: int) -> int:
         """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
@@ -266,12 +266,6 @@ class ExecutionPlan:
                     slots = found.setdefault(str(name), {})
                     slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
         return found
-
-    def _buffers_beside_caches(self, p: Pass, device: int) -> dict[str, Buffer]:
-        limits = self.limits_of(p)[device]
-        return pass_buffers(
-            p, self.shape, self.passes.width, self.needs(p), self.view(p), limits, device, self.resident
-        )
 
     @cached_property
     def _alive(self) -> dict[str, frozenset[str]]:
