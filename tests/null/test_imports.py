@@ -28,7 +28,8 @@ SITS_ON = {
     "host_memory": "errors",
     "config": "errors",
     "losses": "errors",
-    "topology": "errors",
+    "bitmap": "",
+    "topology": "errors bitmap",
     "statistics": "topology",
     "output": "errors",
     "artifact": "output topology",
@@ -57,7 +58,7 @@ SITS_ON = {
     "cli": "hongtu measure",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
-NO_TORCH = ("errors", "kernels", "metrics", "config", "topology", "artifact", "preprocess", "plan")
+NO_TORCH = ("errors", "kernels", "metrics", "config", "bitmap", "topology", "artifact", "preprocess", "plan")
 SHARED = {"kaminpar", "undirected"}  # what several stages of preprocessing use, no stage itself
 COMPOSERS = {"", "pipeline", "generate"}  # the stages of preprocessing are siblings: only these put them together
 OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu
