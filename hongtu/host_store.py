@@ -25,7 +25,7 @@ class HostStore:
         self.dtype = dtype
         self.num_vertices = num_vertices
         self._tensors: dict[str, Tensor] = {}
-        self._pinned = self._pinned_peak = self._pageable = 0
+        self._pinned = self._pinned_peak = self._pageable = self._staging = 0
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -52,6 +52,12 @@ class HostStore:
         """Allocate vertex rows [V, columns]."""
         make = torch.zeros if zero else torch.empty
         self.keep(name, make((self.num_vertices, columns), dtype=self.dtype))
+
+    def staging(self, nbytes: int) -> None:
+        """Count the pinned staging memory of a pass, until the next call."""
+        self._pinned += nbytes - self._staging
+        self._staging = nbytes
+        self._pinned_peak = max(self._pinned_peak, self._pinned)
 
     def free(self, name: str) -> None:
         self.take(name)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import parse_bytes
-from hongtu.device import CpuDevice
+from hongtu.device import CpuDevice, Device
 from hongtu.embedding import NAME, Embedding
 from hongtu.errors import InputError
 from hongtu.executor import Executor
@@ -119,7 +119,7 @@ class Trainer:
         self._traffic = Traffic()
         self._devices = self._make_devices()
         self._host = make_host(self.artifact, self.plan, self.embedding, dtype)
-        self._executor = Executor(self.plan, self._network, self._host, self._devices, self._loss, self._traffic)
+        self._executor = Executor(self.plan, self._network, self._host, self._devices, self._loss)
         self.setup: EpochRecord | None = None
         self._peaks: dict[str, int] = {}
         self._stepped = False
@@ -333,9 +333,9 @@ class Trainer:
         finally:
             self._context.training = True
 
-    def _make_devices(self) -> list[CpuDevice]:
+    def _make_devices(self) -> list[Device]:
         names = [f"device {i}" for i in range(self.plan.topology.partitions)]
-        devices = [CpuDevice(name, self._budget, self._traffic) for name in names]
+        devices: list[Device] = [CpuDevice(name, self._budget, self._traffic) for name in names]
         for device in devices:
             device.reserve("model", self.plan.shape.model_bytes)
         return devices

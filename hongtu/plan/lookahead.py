@@ -57,7 +57,11 @@ def lookahead_intervals(
 
 
 def count_lookahead(
-    topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | int | None, peer_cost: float = 0.0
+    topology: Topology,
+    schedule: np.ndarray,
+    capacity: Sequence[int] | int | None,
+    prefetch: int = 0,
+    peer_cost: float = 0.0,
 ) -> list[tuple[int, int]]:
     """Per device, about how many rows are loaded and pulled: what ``lookahead_intervals`` gives, but mirrors are
     taken to find their owner's row wherever they look, and only one of the two ways to choose is tried: the one that
@@ -69,9 +73,9 @@ def count_lookahead(
     uses = uses_of(topology, schedule)
     together = topology.partitions > 1 and peer_cost >= DEAR_PEERS
     counts = []
-    for u, room in zip(uses, _rooms(uses, capacity, 0), strict=True):
-        kept = _choose_together(u, room, 0) if together else choose_gaps(u.own_gaps, room, 0)
-        mirrors = choose_gaps(u.mirror_gaps, room - gap_slots(u.own_gaps, kept, 0), 0)
+    for u, room in zip(uses, _rooms(uses, capacity, prefetch), strict=True):
+        kept = _choose_together(u, room, prefetch) if together else choose_gaps(u.own_gaps, room, prefetch)
+        mirrors = choose_gaps(u.mirror_gaps, room - gap_slots(u.own_gaps, kept, prefetch), prefetch)
         counts.append((len(u.own[1]) - int(kept.sum()), len(u.mirror[1]) - int(mirrors.sum())))
     return counts
 
