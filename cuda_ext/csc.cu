@@ -19,19 +19,9 @@ __device__ __forceinline__ void csc_aggregate(const int64* __restrict__ indptr, 
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
         for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
             Lane<T, N> sum = {};
-            for (int64 e = range.begin; e < range.end; e += EDGES_AT_ONCE) {
-                Lane<T, N> row[EDGES_AT_ONCE];
-#pragma unroll
-                for (int i = 0; i < EDGES_AT_ONCE; i++)
-                    if (e + i < range.end) row[i] = load<N>(rows + row_of(local_source, slot_of_source, e + i) * width + f);
-#pragma unroll
-                for (int i = 0; i < EDGES_AT_ONCE; i++) {
-                    if (e + i >= range.end) break;
-                    const T w = weight ? weight[e + i] : T(1);
-#pragma unroll
-                    for (int n = 0; n < N; n++) sum.at[n] += w * row[i].at[n];
-                }
-            }
+            over_edges<Lane<T, N>>(
+                range, [&](int64 e) { return load<N>(rows + row_of(local_source, slot_of_source, e) * width + f); },
+                [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, weight ? weight[e] : T(1), row); });
             if (mean && range.degree > 0) {
 #pragma unroll
                 for (int n = 0; n < N; n++) sum.at[n] /= T(range.degree);
@@ -68,18 +58,9 @@ __device__ __forceinline__ void segment_sum(const int64* __restrict__ indptr, co
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
         for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
             Lane<T, N> sum = {};
-            for (int64 e = range.begin; e < range.end; e += EDGES_AT_ONCE) {
-                Lane<T, N> row[EDGES_AT_ONCE];
-#pragma unroll
-                for (int i = 0; i < EDGES_AT_ONCE; i++)
-                    if (e + i < range.end) row[i] = load<N>(x + (e + i) * width + f);
-#pragma unroll
-                for (int i = 0; i < EDGES_AT_ONCE; i++) {
-                    if (e + i >= range.end) break;
-#pragma unroll
-                    for (int n = 0; n < N; n++) sum.at[n] += row[i].at[n];
-                }
-            }
+            over_edges<Lane<T, N>>(
+                range, [&](int64 e) { return load<N>(x + e * width + f); },
+                [&](int64, const Lane<T, N>& row) { add_scaled(sum, T(1), row); });
             put<N>(out + range.dst * width + f, sum, !hubs);
         }
 }

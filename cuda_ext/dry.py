@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hongtu.cuda_ext import disk_cache
 from hongtu.cuda_ext.sources import FOLDER, SHIM, KernelError, digest, file_of
 
@@ -46,13 +48,14 @@ class DryLauncher:
         block: tuple[int, int],
         args: Sequence[int],
         stream: Callable[[Callable[[], None]], object] | None,
+        scratch: Tensor | None = None,
     ) -> None:
         """Run a kernel now (``stream`` None), or give ``stream`` the call that runs it."""
         kernel = self._kernels.get(name) or self._load(name)
         shape = (ctypes.c_uint * 6)(*grid, 1, *block, 1)
         values = (ctypes.c_int64 * len(args))(*args)
 
-        def run() -> None:
+        def run(_held: Tensor | None = scratch) -> None:
             refused = kernel(shape, values, len(args), self.descending)
             if refused:
                 raise KernelError(f"kernel {name} (grid {grid}, block {block}): {_REFUSED[refused]}")

@@ -1,7 +1,8 @@
-"""Launches of the row and CSC kernels; twins of ``hongtu.kernels`` and ``hongtu.row_copies``, of the same arguments.
+"""Launches of the row, CSC and dropout kernels: twins of ``hongtu.kernels``, ``row_copies`` and ``nn.dropout``.
 
-Legend: D destinations, S sources, C rows of a cache, E edges, F features, K rows moved. Every function enqueues on
-``stream`` (see ``Launcher.launch``) and returns; nothing is launched for empty inputs. Tensors are contiguous, float32
+Legend: D destinations, S sources, C rows of a cache, E edges, F features, K rows moved, R rows. After the launcher and
+the stream they have their twins' arguments. Every function enqueues on ``stream`` (see ``Launcher.launch``) and
+returns; nothing is launched for empty inputs. Tensors are contiguous, float32
 or float64, all of one dtype; rows and slots are int32, ``indptr`` int64; None or a length of 0 means "none" (the
 identity for indices, ones for weights). Inputs and outputs must not overlap.
 
@@ -10,6 +11,7 @@ Raises (all): ValueError for a tensor of another dtype, shape, layout or device;
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Literal
 
 import torch
@@ -187,6 +189,32 @@ def expand_rows(launcher: Launcher, stream: Any, indptr: Tensor, x_DF: Tensor, o
     """out[e] = x[destination of e]: the transpose of ``segment_sum``."""
     if out_EF.shape[0]:
         _segments(launcher, stream, "expand_rows", indptr, x_DF, out_EF, x_DF.shape[0], out_EF.shape[0])
+
+
+def dropout(
+    launcher: Launcher, stream: Any, x_RF: Tensor, ids: Tensor, key: int, threshold: int, scale: float, out_RF: Tensor
+) -> None:
+    """out = x * scale where the 32-bit hash of (key, row id, column) reaches ``threshold``, else 0.
+
+    Args:
+        x_RF, out_RF: float [R, F].
+        ids: int64 [R], identity of each row.
+        key: 64 bits, ``hongtu.nn.dropout.dropout_key``.
+        threshold: p * 2^32, rounded.
+        scale: 1 / (1 - p), rounded to the dtype of ``x`` before it multiplies; 0 for p = 1.
+    """
+    dtype, num_rows, width = two_dimensions("dropout", "x", x_RF)
+    if num_rows == 0 or width == 0:
+        return
+    x_at = address(launcher, "dropout", "x", x_RF, dtype, (num_rows, width))
+    out_at = address(launcher, "dropout", "out", out_RF, dtype, (num_rows, width))
+    ids_at = address(launcher, "dropout", "ids", ids, torch.int64, (num_rows,))
+    key_bits = key - (1 << 64) if key >> 63 else key
+    [scale_bits] = struct.unpack("q", struct.pack("d", scale))
+    args = (x_at, ids_at, key_bits, threshold, scale_bits, out_at, num_rows, width)
+    block = block_of((width + 1) // 2)
+    blocks = min(-(-num_rows // block[1]), MAX_BLOCKS)
+    launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream)
 
 
 def _segments(

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from hongtu.cuda_ext.compile import cubin
+from hongtu.cuda_ext.compile import cubin, nvrtc_version
 from hongtu.cuda_ext.sources import KernelError, file_of
 
 MAX_ARGUMENTS = 24
@@ -25,11 +26,19 @@ class Launcher(Protocol):
     on_gpu: bool
 
     def launch(
-        self, name: str, grid: tuple[int, int], block: tuple[int, int], args: Sequence[int], stream: Any
+        self,
+        name: str,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        args: Sequence[int],
+        stream: Any,
+        scratch: Tensor | None = None,
     ) -> None:
         """Run kernel ``name``; every argument is 8 bytes: an address, a signed integer or the bits of a double.
 
-        ``stream`` is what the launcher orders work by: the raw handle of a CUDA stream, or a queue.
+        ``stream`` is what the launcher orders work by: the raw handle of a CUDA stream, or a queue. Every tensor must
+        live until the kernel has run; torch's allocator sees to that for those of its current stream, a queue for
+        ``scratch``.
         """
 
 
@@ -38,11 +47,17 @@ class CudaLauncher:
 
     Args:
         device: index of the GPU; ``launch`` makes it current for the call where another one is.
+
+    Raises:
+        KernelError: there is no such GPU, or cuda.core or NVRTC is missing.
     """
 
     on_gpu = True
 
     def __init__(self, device: int = 0) -> None:
+        nvrtc_version()
+        if device >= torch.cuda.device_count():
+            raise KernelError(f"CUDA device {device}: torch {torch.__version__} finds {torch.cuda.device_count()}")
         from cuda.bindings import driver
 
         self.device = device
@@ -54,7 +69,13 @@ class CudaLauncher:
         self._buffers = _Buffers()
 
     def launch(
-        self, name: str, grid: tuple[int, int], block: tuple[int, int], args: Sequence[int], stream: int
+        self,
+        name: str,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        args: Sequence[int],
+        stream: int,
+        scratch: Tensor | None = None,
     ) -> None:
         """Enqueue a kernel on a CUDA stream of this device, given by its raw handle."""
         if torch.cuda.current_device() != self.device:

@@ -136,3 +136,24 @@ struct Ranges {
         degree = end - begin;
     }
 };
+
+// ``add_row(e, row)`` for the edges of a range in order, where ``row`` is what ``load_row(e)`` found.
+template <class Row, class LoadRow, class AddRow>
+__device__ __forceinline__ void over_edges(const Ranges& range, LoadRow load_row, AddRow add_row) {
+    for (int64 e = range.begin; e < range.end; e += EDGES_AT_ONCE) {
+        Row row[EDGES_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < EDGES_AT_ONCE; i++)
+            if (e + i < range.end) row[i] = load_row(e + i);
+#pragma unroll
+        for (int i = 0; i < EDGES_AT_ONCE; i++)
+            if (e + i < range.end) add_row(e + i, row[i]);
+    }
+}
+
+// sum += weight * row
+template <class T, int N>
+__device__ __forceinline__ void add_scaled(Lane<T, N>& sum, T weight, const Lane<T, N>& row) {
+#pragma unroll
+    for (int n = 0; n < N; n++) sum.at[n] += weight * row.at[n];
+}

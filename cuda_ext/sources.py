@@ -11,6 +11,10 @@ SHIM = FOLDER / "cpu_shim.cuh"
 KERNELS_OF = {
     "rows.cu": ("copy_rows", "add_rows", "add_rows_atomic", "add_rows_system", "zero_rows"),
     "csc.cu": ("csc_aggregate", "csc_aggregate_transpose", "segment_sum", "expand_rows"),
+    "softmax.cu": ("segment_softmax", "segment_softmax_backward"),
+    "attention.cu": ("attend", "attend_transpose", "attend_alpha_gradient"),
+    "gates.cu": ("gated_sum", "gated_sum_transpose", "gated_sum_key_gradient"),
+    "dropout.cu": ("dropout",),
 }
 _FILE_OF = {kernel: file for file, kernels in KERNELS_OF.items() for kernel in kernels}
 

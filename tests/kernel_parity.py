@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from hongtu import reference
-from hongtu.cuda_ext import kernels
+from hongtu.cuda_ext import attention_kernels, kernels
+from hongtu.nn.dropout import dropout_key, keep_mask
 
 WIDTHS = [1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 100, 128, 257, 1024]
 FLOATS = [np.float32, np.float64]
@@ -255,3 +256,82 @@ class CscParity:
         x_EF, x_DF = random(num_edges, width, dtype=dtype), random(num_dst, width, dtype=dtype)
         agrees(machine, "segment_sum", [indptr, x_EF], [nan(num_dst, width, dtype=dtype)], shift)
         agrees(machine, "expand_rows", [indptr, x_DF], [nan(num_edges, width, dtype=dtype)], shift)
+
+
+class AttentionParity:
+    @pytest.mark.parametrize("shift", SHIFTS)
+    @pytest.mark.parametrize("heads", [1, 3, 8, 33])
+    @pytest.mark.parametrize("graph", DEGREES)
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_softmax(self, machine, graph, heads, dtype, shift):
+        indptr, local_source, _ = graph_of(graph)
+        num_dst, num_edges = len(indptr) - 1, len(local_source)
+        for masked, with_extra in ((False, False), (True, False), (False, True), (True, True)):
+            mask = np.random.default_rng(3).random(num_edges if masked else 0) < 0.4
+            mask[indptr[-2] if num_dst else 0 :] = True  # a destination without any edge that is kept
+            logits = 30 * random(num_edges, heads, dtype=dtype)
+            extra = 30 * random(num_dst if with_extra else 0, heads, dtype=dtype, seed=1)
+            out = [np.full_like(logits, np.nan), np.full_like(extra, np.nan)]
+            agrees(machine, "segment_softmax", [indptr, logits, mask, extra], out, shift, attention_kernels)
+            alpha = random(num_edges, heads, dtype=dtype, seed=2)
+            alpha_extra = random(len(extra), heads, dtype=dtype, seed=3)
+            grad, grad_extra = random(num_edges, heads, dtype=dtype, seed=4), random(len(extra), heads, dtype=dtype)
+            inputs = [indptr, alpha, alpha_extra, grad, grad_extra]
+            agrees(machine, "segment_softmax_backward", inputs, out, shift, attention_kernels)
+
+    @pytest.mark.parametrize("logit", [-0.0, -5.0, 7.0, 80.0, -1e4])
+    @pytest.mark.parametrize("degree", [2, 1500])
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_softmax_of_logits_far_from_zero(self, machine, degree, logit, dtype):
+        indptr, logits = np.array([0, degree], np.int64), np.full((degree, 1), logit, dtype)
+        inputs = [indptr, logits, np.empty(0, bool), np.empty((0, 1), dtype)]
+        out = [np.full_like(logits, np.nan), np.empty((0, 1), dtype)]
+        [share, _] = machine.run(attention_kernels.segment_softmax, inputs, out)
+        np.testing.assert_allclose(share, 1 / degree, rtol=1e-5)
+
+    @pytest.mark.parametrize("shift", SHIFTS)
+    @pytest.mark.parametrize("further", [0, 1, 4])
+    @pytest.mark.parametrize(
+        "heads,channels", [(1, 1), (1, 4), (2, 2), (3, 5), (5, 4), (8, 16), (33, 1), (1, 257), (4, 256)]
+    )
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_attend(self, machine, heads, channels, further, dtype, shift):
+        width = heads * channels
+        for graph in DEGREES if width < 33 else ("empty", "isolated", "mixed", "one_hub"):
+            indptr, local_source, num_src = graph_of(graph)
+            num_dst, num_edges = len(indptr) - 1, len(local_source)
+            rows, alpha = random(num_src, width + further, dtype=dtype), random(num_edges, heads, dtype=dtype)
+            grad, before = random(num_dst, width, dtype=dtype), random(num_src, width + further, dtype=dtype, seed=1)
+            edges, module = [indptr, local_source], attention_kernels
+            agrees(machine, "attend", [*edges, alpha, rows], [nan(num_dst, width, dtype=dtype)], shift, module)
+            agrees(machine, "attend_transpose", [*edges, alpha, grad], [before], shift, module)
+            out = nan(num_edges, heads, dtype=dtype)
+            agrees(machine, "attend_alpha_gradient", [*edges, rows, grad], [out], shift, module)
+
+    @pytest.mark.parametrize("shift", SHIFTS)
+    @pytest.mark.parametrize("graph,width", GRAPHS_AND_WIDTHS)
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_gated_sum(self, machine, graph, width, dtype, shift):
+        indptr, local_source, num_src = graph_of(graph)
+        num_dst, module = len(indptr) - 1, attention_kernels
+        key, grad = random(num_dst, width, dtype=dtype), random(num_dst, width, dtype=dtype, seed=1)
+        rows, before = random(num_src, 2 * width, dtype=dtype), random(num_src, 2 * width, dtype=dtype, seed=1)
+        inputs, out = [indptr, local_source, key, rows], nan(num_dst, width, dtype=dtype)
+        agrees(machine, "gated_sum", inputs, [out], shift, module)
+        agrees(machine, "gated_sum_key_gradient", [*inputs, grad], [out], shift, module)
+        agrees(machine, "gated_sum_transpose", [*inputs, grad], [before], shift, module)
+
+
+class DropoutParity:
+    @pytest.mark.parametrize("shift", SHIFTS)
+    @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
+    @pytest.mark.parametrize("width", WIDTHS)
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_dropout(self, machine, width, p, dtype, shift):
+        for count in (0, 1, 37):
+            x, ids = random(count, width, dtype=dtype), np.arange(count) * 2**33 + np.arange(count) % 5
+            key, scale = dropout_key(1, 2, 3, width), 0.0 if p == 1 else 1 / (1 - p)
+            keep = keep_mask(torch.from_numpy(ids), width, key, p).numpy()
+            inputs = [x, ids, key, round(p * 2**32), scale]
+            [found] = machine.run(kernels.dropout, inputs, [np.full_like(x, np.nan)], shift)
+            np.testing.assert_array_equal(found, np.where(keep, x * dtype(scale), dtype(0)))

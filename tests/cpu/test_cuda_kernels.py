@@ -1,10 +1,13 @@
 """The CUDA kernels without a GPU: their sources, compiled by a C++ compiler, against the references."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from hongtu.cuda_ext.dry import DryLauncher, compiler
-from hongtu.cuda_ext.sources import KernelError
-from tests.kernel_parity import CscParity, Machine, RowParity
+from hongtu.cuda_ext.sources import FOLDER, KernelError
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, Machine, RowParity
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +16,7 @@ def launcher():
         compiler()
     except KernelError as error:
         pytest.skip(str(error))
-    return DryLauncher()
+    return DryLauncher(folder=Path(os.environ.get("HONGTU_MUTANT", FOLDER)))  # see tests/kernel_mutations.py
 
 
 @pytest.fixture
@@ -26,4 +29,12 @@ class TestRows(RowParity):
 
 
 class TestCsc(CscParity):
+    pass
+
+
+class TestAttention(AttentionParity):
+    pass
+
+
+class TestDropout(DropoutParity):
     pass
