@@ -90,18 +90,18 @@ def launch_ranges(
     num_dst: int,
     num_edges: int,
     units: int,
+    tensors: tuple[Tensor | None, ...],
     stages_of_hubs: Sequence[int] = (1,),
-    scratch: Tensor | None = None,
 ) -> None:
     """Launch a kernel over the in-edges of every destination (stage 0), then over the slices of hubs if any can exist.
 
-    ``args`` are followed by the stage; ``units`` is the lanes' work per destination.
+    ``args`` point to ``tensors`` and are followed by the stage; ``units`` is the lanes' work per destination.
     """
     block = lanes, per_block = block_of(units)
     column_blocks = -(-units // lanes)
     blocks = min(-(-num_dst // per_block), MAX_BLOCKS)
-    launcher.launch(name, (blocks, column_blocks), block, (*args, 0), stream, scratch)
+    launcher.launch(name, (blocks, column_blocks), block, (*args, 0), stream, tensors)
     if num_edges > HUB:
         blocks = -(-2 * (-(-num_edges // HUB)) // per_block)
         for stage in stages_of_hubs:
-            launcher.launch(name, (blocks, column_blocks), block, (*args, stage), stream, scratch)
+            launcher.launch(name, (blocks, column_blocks), block, (*args, stage), stream, tensors)

@@ -58,8 +58,9 @@ def segment_softmax(
     scratch = logits_EH.new_empty((2, num_dst, heads)) if num_edges > HUB else None
     scratch_at = (0, 0) if scratch is None else (scratch[0].data_ptr(), scratch[1].data_ptr())
     args = (indptr_at, logits_at, mask_at, extra_at, out_at, out_extra_at, *scratch_at, num_dst, num_edges, heads)
+    tensors = (indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH, scratch)
     name = f"{kernel}_{FLOATS[dtype]}x1"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, heads, (1, 2, 3), scratch)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, heads, tensors, stages_of_hubs=(1, 2, 3))
 
 
 def segment_softmax_backward(
@@ -98,8 +99,9 @@ def segment_softmax_backward(
     scratch_at = 0 if scratch is None else scratch.data_ptr()
     extras = (extra_at, grad_at, grad_extra_at, out_at, out_extra_at)
     args = (indptr_at, alpha_at, *extras, scratch_at, num_dst, num_edges, heads)
+    tensors = (indptr, alpha_EH, alpha_extra_DH, grad_EH, grad_extra_DH, grad_logits_EH, grad_logits_extra_DH, scratch)
     name = f"{kernel}_{FLOATS[dtype]}x1"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, heads, (1, 2), scratch)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, heads, tensors, stages_of_hubs=(1, 2))
 
 
 def attend(
@@ -124,7 +126,8 @@ def attend(
     elements = _head_lane(dtype, rows_at, out_at, sizes, width)
     args = (*graph, alpha_at, rows_at, out_at, *sizes)
     name = f"attend_{FLOATS[dtype]}x{elements}"
-    launch_ranges(launcher, stream, name, args, num_dst, sizes[3], width // elements)
+    tensors = (indptr, local_source, alpha_EH, rows_CF, out_DF)
+    launch_ranges(launcher, stream, name, args, num_dst, sizes[3], width // elements, tensors)
 
 
 def attend_transpose(
@@ -145,7 +148,8 @@ def attend_transpose(
     graph, out_at, sizes = _heads(launcher, kernel, indptr, local_source, alpha_EH, out_CF, dtype, num_dst, width)
     alpha_at = address(launcher, kernel, "alpha", alpha_EH, dtype, alpha_EH.shape)
     args = (*graph, alpha_at, grad_at, out_at, *sizes)
-    launch_ranges(launcher, stream, f"{kernel}_{FLOATS[dtype]}x1", args, num_dst, sizes[3], width)
+    tensors = (indptr, local_source, alpha_EH, grad_DF, out_CF)
+    launch_ranges(launcher, stream, f"{kernel}_{FLOATS[dtype]}x1", args, num_dst, sizes[3], width, tensors)
 
 
 def attend_alpha_gradient(
@@ -170,7 +174,8 @@ def attend_alpha_gradient(
     args = (*graph, rows_at, grad_at, out_at, *sizes)
     pairs = -(-num_edges * out_EH.shape[1] // num_dst)  # of an average destination
     name = f"{kernel}_{FLOATS[dtype]}x{elements}"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, min(pairs, 32))
+    tensors = (indptr, local_source, rows_CF, grad_DF, out_EH)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, min(pairs, 32), tensors)
 
 
 def gated_sum(
@@ -283,4 +288,5 @@ def _gated(
         width,
     )
     name = f"{kernel}_{FLOATS[dtype]}x{elements}"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements)
+    tensors = (indptr, local_source, key_DF, rows_C2F, grad_DF, out)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements, tensors)

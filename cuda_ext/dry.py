@@ -48,14 +48,14 @@ class DryLauncher:
         block: tuple[int, int],
         args: Sequence[int],
         stream: Callable[[Callable[[], None]], object] | None,
-        scratch: Tensor | None = None,
+        tensors: tuple[Tensor | None, ...],
     ) -> None:
         """Run a kernel now (``stream`` None), or give ``stream`` the call that runs it."""
         kernel = self._kernels.get(name) or self._load(name)
         shape = (ctypes.c_uint * 6)(*grid, 1, *block, 1)
         values = (ctypes.c_int64 * len(args))(*args)
 
-        def run(_held: Tensor | None = scratch) -> None:
+        def run(_held: tuple[Tensor | None, ...] = tensors) -> None:
             refused = kernel(shape, values, len(args), self.descending)
             if refused:
                 raise KernelError(f"kernel {name} (grid {grid}, block {block}): {_REFUSED[refused]}")

@@ -69,7 +69,16 @@ def copy_rows(
         return
     if width % elements or args[0] % (elements * src.itemsize) or args[2] % (elements * dst.itemsize):
         elements = 1
-    _launch_rows(launcher, stream, f"{name}{elements}", args, count, width // elements, max_blocks)
+    _launch_rows(
+        launcher,
+        stream,
+        f"{name}{elements}",
+        args,
+        count,
+        width // elements,
+        max_blocks,
+        (src, src_index, dst, dst_index),
+    )
 
 
 def add_rows(
@@ -97,7 +106,7 @@ def add_rows(
         return
     elements = lane_elements(dtype, args[0], args[2], width * dtype.itemsize) if how == "plain" else 1
     name = f"{_ADDS[how]}_{FLOATS[dtype]}x{elements}"
-    _launch_rows(launcher, stream, name, args, count, width // elements, max_blocks)
+    _launch_rows(launcher, stream, name, args, count, width // elements, max_blocks, (src, src_index, dst, dst_index))
 
 
 def zero_rows(launcher: Launcher, stream: Any, dst: Tensor, dst_index: Tensor | None) -> None:
@@ -110,7 +119,16 @@ def zero_rows(launcher: Launcher, stream: Any, dst: Tensor, dst_index: Tensor | 
     dst_at = address(launcher, "zero_rows", "dst", dst, dtype, dst.shape)
     args = (dst_at, optional(launcher, "zero_rows", "dst_index", dst_index, torch.int32, count), count, width)
     elements = lane_elements(dtype, dst_at, width * dtype.itemsize)
-    _launch_rows(launcher, stream, f"zero_rows_{FLOATS[dtype]}x{elements}", args, count, width // elements, MAX_BLOCKS)
+    _launch_rows(
+        launcher,
+        stream,
+        f"zero_rows_{FLOATS[dtype]}x{elements}",
+        args,
+        count,
+        width // elements,
+        MAX_BLOCKS,
+        (dst, dst_index),
+    )
 
 
 def gather_rows(launcher: Launcher, stream: Any, src: Tensor, index: Tensor, out: Tensor) -> None:
@@ -153,7 +171,8 @@ def csc_aggregate(
     elements = lane_elements(dtype, rows_at, out_at, width * dtype.itemsize)
     args = (*graph, rows_at, out_at, num_dst, num_edges, width)
     name = f"csc_aggregate_{FLOATS[dtype]}x{elements}"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements)
+    tensors = (indptr, local_source, slot_of_source, weight, rows_CF, out_DF)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements, tensors)
 
 
 def csc_aggregate_transpose(
@@ -177,7 +196,8 @@ def csc_aggregate_transpose(
     out_at = address(launcher, kernel, "out", out_CF, dtype, (out_CF.shape[0], width))
     graph = _graph(launcher, kernel, indptr, local_source, slot_of_source, weight, mean, num_dst, dtype)
     args = (*graph, grad_at, out_at, num_dst, num_edges, width)
-    launch_ranges(launcher, stream, f"{kernel}_{FLOATS[dtype]}x1", args, num_dst, num_edges, width)
+    tensors = (indptr, local_source, slot_of_source, weight, grad_DF, out_CF)
+    launch_ranges(launcher, stream, f"{kernel}_{FLOATS[dtype]}x1", args, num_dst, num_edges, width, tensors)
 
 
 def segment_sum(launcher: Launcher, stream: Any, indptr: Tensor, x_EF: Tensor, out_DF: Tensor) -> None:
@@ -214,7 +234,7 @@ def dropout(
     args = (x_at, ids_at, key_bits, threshold, scale_bits, out_at, num_rows, width)
     block = block_of((width + 1) // 2)
     blocks = min(-(-num_rows // block[1]), MAX_BLOCKS)
-    launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream)
+    launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream, (x_RF, ids, out_RF))
 
 
 def _segments(
@@ -229,7 +249,7 @@ def _segments(
     elements = lane_elements(dtype, x_at, out_at, width * dtype.itemsize)
     args = (indptr_at, x_at, out_at, num_dst, num_edges, width)
     name = f"{kernel}_{FLOATS[dtype]}x{elements}"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements, (indptr, x, out))
 
 
 def _graph(
@@ -274,8 +294,15 @@ def _moved(
 
 
 def _launch_rows(
-    launcher: Launcher, stream: Any, name: str, args: tuple[int, ...], count: int, units: int, max_blocks: int
+    launcher: Launcher,
+    stream: Any,
+    name: str,
+    args: tuple[int, ...],
+    count: int,
+    units: int,
+    max_blocks: int,
+    tensors: tuple[Tensor | None, ...],
 ) -> None:
     block = block_of(units)
     blocks = -(-count // (block[1] * ROWS_AT_ONCE))
-    launcher.launch(name, (min(blocks, max_blocks), 1), block, args, stream)
+    launcher.launch(name, (min(blocks, max_blocks), 1), block, args, stream, tensors)

@@ -32,13 +32,13 @@ class Launcher(Protocol):
         block: tuple[int, int],
         args: Sequence[int],
         stream: Any,
-        scratch: Tensor | None = None,
+        tensors: tuple[Tensor | None, ...],
     ) -> None:
         """Run kernel ``name``; every argument is 8 bytes: an address, a signed integer or the bits of a double.
 
-        ``stream`` is what the launcher orders work by: the raw handle of a CUDA stream, or a queue. Every tensor must
-        live until the kernel has run; torch's allocator sees to that for those of its current stream, a queue for
-        ``scratch``.
+        ``stream`` is what the launcher orders work by: the raw handle of a CUDA stream, or a queue. ``tensors``, what
+        the addresses point to, must live until the kernel has run: torch's allocator sees to that on its current
+        stream, a queue holds them.
         """
 
 
@@ -75,12 +75,12 @@ class CudaLauncher:
         block: tuple[int, int],
         args: Sequence[int],
         stream: int,
-        scratch: Tensor | None = None,
+        tensors: tuple[Tensor | None, ...],
     ) -> None:
         """Enqueue a kernel on a CUDA stream of this device, given by its raw handle."""
         if torch.cuda.current_device() != self.device:
             with torch.cuda.device(self.device):
-                return self.launch(name, grid, block, args, stream)
+                return self.launch(name, grid, block, args, stream, tensors)
         kernel = self._kernels.get(name) or self._load(name)
         buffers = self._buffers
         buffers.values[: len(args)] = args  # type: ignore[call-overload]  # any sequence will do
