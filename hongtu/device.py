@@ -21,6 +21,7 @@ from hongtu import row_copies
 from hongtu.dispatch import NUMBA, Kernels
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.metrics import Traffic
+from hongtu.pool import Pool
 from hongtu.streams import Inline, Stream, Streams
 from hongtu.workspace import WorkspaceTracker
 
@@ -48,6 +49,7 @@ class Device(ABC):
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._workspace = WorkspaceTracker(self._account)
+        self._pool = Pool(self._empty)
 
     # ---------------------------------------------------------------- memory
 
@@ -78,7 +80,9 @@ class Device(ABC):
 
     def release_all(self) -> None:
         """Free every planned buffer of a pass."""
-        self.arena -= sum(buffer.nbytes for buffer in self._buffers.values())
+        for buffer in self._buffers.values():
+            self.arena -= buffer.nbytes
+            self._pool.give(buffer)
         self._buffers.clear()
 
     def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -92,7 +96,9 @@ class Device(ABC):
         return self._placed[name]
 
     def remove(self, name: str) -> None:
-        self.arena -= self._placed.pop(name).nbytes
+        tensor = self._placed.pop(name)
+        self.arena -= tensor.nbytes
+        self._pool.give(tensor)
 
     def placed(self) -> set[str]:
         """The names of the tensors that stay."""
@@ -119,7 +125,7 @@ class Device(ABC):
         self.arena += nbytes
         try:
             self._account(self._workspace.live)
-            return self._empty(shape, dtype)
+            return self._pool.take(shape, dtype)
         except DeviceOutOfMemory:
             self.arena -= nbytes
             raise
