@@ -1,5 +1,9 @@
 """The errors a user can meet; each message says what was found, what was expected and the remedy."""
 
+from __future__ import annotations
+
+import errno
+
 
 class InputError(ValueError):
     """Bad arguments, a bad graph or a bad artifact. Commands exit with status 2 and write nothing."""
@@ -15,6 +19,21 @@ class BudgetError(InputError):
     def __init__(self, message: str, smallest: int = 0) -> None:
         super().__init__(message)
         self.smallest = smallest
+
+
+class OutputError(RuntimeError):
+    """What a run was to write could not be written: a full disk, a directory that may not be written to."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__(f"{path}: cannot be written ({error.strerror}); {_REMEDY.get(error.errno or 0, _OTHERWISE)}")
+
+
+_REMEDY = {
+    errno.ENOSPC: "free some space there, or choose another directory",
+    errno.EDQUOT: "free some of your quota there, or choose another directory",
+    errno.EFBIG: "allow larger files (ulimit -f), or choose another directory",
+}
+_OTHERWISE = "choose a directory that may be written to"
 
 
 class DeviceOutOfMemory(RuntimeError):

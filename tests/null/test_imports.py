@@ -50,8 +50,12 @@ SITS_ON = {
     "host_rows": "host_store plan statistics embedding",
     "probe": "executor",
     "snapshot": "errors",
+    "random_state": "",
+    "run_directory": "snapshot metrics",
+    "engine": "executor host_rows host_memory",
+    "fit": "artifact run_directory",
     "planning": "probe config embedding",
-    "trainer": "planning snapshot host_rows host_memory",
+    "trainer": "planning engine fit random_state",
     "measure": "trainer models preprocess",
     "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
     "cli": "hongtu measure",
