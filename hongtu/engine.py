@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +83,15 @@ class Engine:
     def take_input_gradient(self) -> Tensor:
         """[V, F] in new order: the gradient of learned features, by the last ``train``."""
         return self._host.take(gradient(FEATURES))
+
+    @property
+    def loss(self) -> MeanLoss:
+        return self._executor.loss
+
+    def replace_loss(self, loss: Any) -> MeanLoss:
+        """Train with another loss; returns the one before."""
+        before, self._executor.loss = self._executor.loss, loss
+        return before
 
     def infer(self) -> Tensor:
         """[V, C] in new order: the output without dropout."""

@@ -38,3 +38,15 @@ _OTHERWISE = "choose a directory that may be written to"
 
 class DeviceOutOfMemory(RuntimeError):
     """A device allocation went over the device budget while running."""
+
+
+class AnomalyError(RuntimeError):
+    """The loss or a gradient is NaN or infinite; the message says where the first such value appears.
+
+    Attributes:
+        vertex: the original id of the vertex whose value it is, or None where it is not one vertex's.
+    """
+
+    def __init__(self, message: str, vertex: int | None = None) -> None:
+        super().__init__(message)
+        self.vertex = vertex

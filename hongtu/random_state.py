@@ -1,8 +1,10 @@
-"""The state of the process's random generators: torch's (of every device), numpy's and Python's."""
+"""Runs that give the same bits again: the state of the process's random generators, and torch's deterministic mode."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """As tensors and plain values."""
+    """The state of torch's generators (of every device), numpy's and Python's, as tensors and plain values."""
     name, key, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -29,3 +31,20 @@ def set_random_state(state: dict[str, Any]) -> None:
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
+
+
+@contextmanager
+def deterministic_torch(on: bool) -> Iterator[None]:
+    """Inside, torch refuses operations whose result may differ from run to run."""
+    if not on:
+        yield
+        return
+    options: Any = torch.utils.deterministic
+    before = torch.get_deterministic_debug_mode(), options.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("error")
+    options.fill_uninitialized_memory = False  # buffers are written before they are read
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        options.fill_uninitialized_memory = before[1]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hongtu.anomaly import check_epoch
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import parse_bytes
 from hongtu.embedding import NAME, Embedding
@@ -24,7 +25,7 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
-from hongtu.random_state import random_state, set_random_state
+from hongtu.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 
@@ -49,6 +50,10 @@ class Trainer:
         embedding_optimizer: as ``optimizer``, for the embeddings of an artifact made with ``features="embedding:D"``;
             it runs on the host. Default: ``optimizer``.
         hardware: the profile by which the planner compares plans (``hongtu plan --hardware``).
+        detect_anomaly: stop before the step when the loss or a gradient is NaN or infinite; the epoch is then run once
+            more, to say in which layer, batch and vertex. Costs nothing else.
+        deterministic: refuse operations of torch whose result may differ from run to run; the engine itself gives the
+            same bits in every run on the CPU, with the same number of threads.
 
     Attributes:
         model: ModuleList of the layers.
@@ -78,6 +83,8 @@ class Trainer:
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
         hardware: Hardware = CPU,
+        detect_anomaly: bool = True,
+        deterministic: bool = False,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if device != "cpu":
@@ -93,7 +100,7 @@ class Trainer:
         self._loss = make_loss(self.artifact, loss)
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
-        self.clip_grad_norm = clip_grad_norm
+        self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
         self.plan = plan_network(
             self.artifact,
             self._network,
@@ -120,7 +127,10 @@ class Trainer:
         """One exact gradient step over the whole graph."""
         self._engine.set_up()
         start = perf_counter()
-        loss, parameters = self._differentiate()
+        with deterministic_torch(self.deterministic):
+            loss, parameters = self._differentiate()
+            if self.detect_anomaly:
+                check_epoch(self._engine, self.epoch, loss, parameters)
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
         self.optimizer.step()
@@ -158,17 +168,21 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout: ``{"train", "val", "test"}``; accuracy, or micro-F1 for multi-label."""
-        out = self._engine.infer()
+        out = self._infer()
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
         return {split: score(out, labels, mask) for split, mask in masks.items()}
 
     def predict(self) -> Tensor:
         """[N, C]: the model's output for every vertex, in the original order, without dropout."""
-        out = self._engine.infer()
+        out = self._infer()
         ordered = torch.empty_like(out)
         ordered[self._engine.ids] = out
         return ordered
+
+    def _infer(self) -> Tensor:
+        with deterministic_torch(self.deterministic):
+            return self._engine.infer()
 
     def fit(
         self,

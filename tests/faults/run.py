@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def prepare(path: Path, vertices: int = 60, edges: int = 300) -> Artifact:
 def make_trainer(artifact: Artifact, **options: Any) -> hongtu.Trainer:
     """Dropout, embeddings, Adam with a scheduler, two optimizers: always from the same start."""
     torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
     layers = [
         hnn.GATConv(artifact.feature_width, 5, heads=2, dropout=0.3, activation="elu", input_dropout=0.2),
         hnn.SAGEConv(10, artifact.num_classes, input_dropout=0.5),
