@@ -28,7 +28,7 @@ class Run(Protocol):
     """What a chunk needs of the run that it belongs to: the Executor."""
 
     plan: ExecutionPlan
-    network: Network
+    networks: list[Network]
     host: HostStore
     devices: list[Device]
     loss: MeanLoss
@@ -55,12 +55,12 @@ class Kept:
 
 
 class ChunkRun:
-    """One pass over the D destinations of one chunk: made (which brings its inputs), then ``compute``, then ``send``."""
+    """One pass over the D destinations of one chunk: made (it brings its inputs), then ``compute``, then ``send``."""
 
     def __init__(self, executor: Run, p: Pass, needs: Needs, i: int, batch: int, chunk: int, turn: Turn) -> None:
         self.executor, self.p, self.i, self.turn = executor, p, i, turn
         self.device = executor.devices[i]
-        self.host, self.network, self.plan = executor.host, executor.network, executor.plan
+        self.host, self.network, self.plan = executor.host, executor.networks[i], executor.plan
         self.shape = None if p.layer is None else self.plan.shape.layers[p.layer]
         own = {name: executor.own_rows(name, i) for name in _touched(p) if name in self.plan.resident}
         self.inputs = ChunkInputs(self.plan, p, needs, self.device, self.host, own, i, batch, chunk, turn.set)

@@ -226,6 +226,10 @@ class Device(ABC):
     def drain(self) -> None:
         """Wait for all work."""
 
+    @abstractmethod
+    def abandon(self) -> None:
+        """After an error: forget work that has not begun, wait for what has."""
+
 
 class CpuDevice(Device):
     """The CPU as a device: plain memory behind a device's interface."""
@@ -289,3 +293,6 @@ class CpuDevice(Device):
 
     def drain(self) -> None:
         """Everything is done already."""
+
+    def abandon(self) -> None:
+        """There is none."""

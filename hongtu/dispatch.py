@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, cuda
 
-from hongtu import attention_kernels, cuda_ext, kernels, row_copies
+from hongtu import attention_kernels, kernels, row_copies
 
 
 class Kernels(Protocol):
@@ -49,7 +49,9 @@ class CudaKernels:
         self.launcher = launcher
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        found = cuda_ext.find(name)
+        from hongtu.cuda_ext import attention_kernels, kernels
+
+        found = getattr(kernels, name, None) or getattr(attention_kernels, name)
 
         def call(*args: Any, **options: Any) -> None:
             stream = cuda.current_stream().cuda_stream if self.launcher.on_gpu else None

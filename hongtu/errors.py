@@ -1,5 +1,9 @@
 """The errors a user can meet; each message says what was found, what was expected and the remedy."""
 
+from __future__ import annotations
+
+import errno
+
 
 class InputError(ValueError):
     """Bad arguments, a bad graph or a bad artifact. Commands exit with status 2 and write nothing."""
@@ -17,5 +21,32 @@ class BudgetError(InputError):
         self.smallest = smallest
 
 
+class OutputError(RuntimeError):
+    """What a run was to write could not be written: a full disk, a directory that may not be written to."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__(f"{path}: cannot be written ({error.strerror}); {_REMEDY.get(error.errno or 0, _OTHERWISE)}")
+
+
+_REMEDY = {
+    errno.ENOSPC: "free some space there, or choose another directory",
+    errno.EDQUOT: "free some of your quota there, or choose another directory",
+    errno.EFBIG: "allow larger files (ulimit -f), or choose another directory",
+}
+_OTHERWISE = "choose a directory that may be written to"
+
+
 class DeviceOutOfMemory(RuntimeError):
     """A device allocation went over the device budget while running."""
+
+
+class AnomalyError(RuntimeError):
+    """The loss or a gradient is NaN or infinite; the message says where the first such value appears.
+
+    Attributes:
+        vertex: the original id of the vertex whose value it is, or None where it is not one vertex's.
+    """
+
+    def __init__(self, message: str, vertex: int | None = None) -> None:
+        super().__init__(message)
+        self.vertex = vertex

@@ -27,7 +27,7 @@ class Executor:
 
     Args:
         plan: what to run.
-        network: the model.
+        networks: the model of each partition.
         host: vertex tensors; must hold "statistics" and "edge_id_start" where the plan's layers need them.
         devices: one per partition.
         loss: evaluated on the last forward pass of training.
@@ -36,12 +36,12 @@ class Executor:
     def __init__(
         self,
         plan: ExecutionPlan,
-        network: Network,
+        networks: list[Network],
         host: HostStore,
         devices: list[Device],
         loss: MeanLoss,
     ) -> None:
-        self.plan, self.network, self.host, self.devices = plan, network, host, devices
+        self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss
         self.loss_values = [device.number() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
@@ -109,9 +109,13 @@ class Executor:
         try:
             self._allocate(p)
             self._run_batches(p)
-        finally:
             for device in self.devices:
                 device.drain()
+        except BaseException:
+            for device in self.devices:
+                device.abandon()
+            raise
+        finally:
             for device in self.devices:
                 device.release_all()
             self.host.staging(0)

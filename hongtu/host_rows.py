@@ -10,9 +10,9 @@ import torch
 from hongtu.artifact import Artifact
 from hongtu.embedding import Embedding
 from hongtu.host_store import HostStore
-from hongtu.pool import Make
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
+from hongtu.pool import Make
 from hongtu.statistics import degree_statistics, edge_id_starts
 
 
@@ -23,7 +23,7 @@ def make_host(
     host = HostStore(artifact.num_vertices, dtype, pinned)
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
     if embedding is not None:
-        host.keep(FEATURES, embedding.weight.data)
+        embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
     else:
         assert artifact.features is not None
         with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them

@@ -37,13 +37,14 @@ class HostStore:
     def peak_bytes(self) -> dict[str, int]:
         return {"pinned host": self._pinned_peak, "pageable host": self._pageable}
 
-    def keep(self, name: str, tensor: Tensor) -> None:
-        """Hold vertex rows, or a copy of them in pinned memory."""
+    def keep(self, name: str, tensor: Tensor) -> Tensor:
+        """Hold vertex rows, or a copy of them in pinned memory; returns what is held."""
         if self._copies:
             self._hold(name, self._pool.take(tuple(tensor.shape), self.dtype).copy_(tensor))
         else:
             self._hold(name, tensor.to(self.dtype))
             self._borrowed.add(name)
+        return self._tensors[name]
 
     def _hold(self, name: str, tensor: Tensor) -> None:
         assert name not in self._tensors, name
@@ -73,21 +74,12 @@ class HostStore:
         self._pinned_peak = max(self._pinned_peak, self._pinned)
 
     def free(self, name: str) -> None:
-        tensor = self._drop(name)
+        tensor = self._tensors.pop(name)
+        self._pinned -= tensor.nbytes
         if name in self._borrowed:
             self._borrowed.remove(name)
         else:
             self._pool.give(tensor)
-
-    def take(self, name: str) -> Tensor:
-        """Give away a tensor that was created here."""
-        tensor = self._drop(name)
-        self._pool.forget(tensor)
-        return tensor
-
-    def _drop(self, name: str) -> Tensor:
-        self._pinned -= self._tensors[name].nbytes
-        return self._tensors.pop(name)
 
     def free_except(self, names: set[str]) -> None:
         """Free whatever an interrupted pass left."""

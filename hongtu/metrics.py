@@ -7,11 +7,9 @@ moves chunk structure and plan arrays (host->device).
 
 from __future__ import annotations
 
-import json
-import os
+import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 LINKS = ("load", "pull", "push", "flush", "read", "write", "topology")
@@ -73,19 +71,14 @@ class EpochRecord:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; a score that does not exist (NaN) is None."""
-        return asdict(self) | {"metrics": {k: None if v != v else v for k, v in self.metrics.items()}}
+        """As plain values for JSON; a number that does not exist is None."""
+        return asdict(self) | self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        """The part that a run's history keeps of every epoch."""
+        metrics = {name: _json_number(score) for name, score in self.metrics.items()}
+        return {"epoch": self.epoch, "loss": _json_number(self.loss), "seconds": self.seconds, "metrics": metrics}
 
 
-class EpochLog:
-    """Appends one JSON line per epoch to ``epochs.jsonl`` in a directory; does nothing without one."""
-
-    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
-        self._path = None if directory is None else Path(directory) / "epochs.jsonl"
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(self, record: EpochRecord) -> None:
-        if self._path is not None:
-            with open(self._path, "a") as stream:
-                stream.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
+def _json_number(x: float) -> float | None:
+    return x if math.isfinite(x) else None

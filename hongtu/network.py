@@ -19,6 +19,9 @@ from hongtu.plan.shapes import LayerShape
 
 # What a method of a layer is called for; separates its random streams.
 _TRANSFORM, _AGGREGATE, _UPDATE, _ROWS = range(4)
+_METHOD = (".transform", ".aggregate", ".update", "")
+
+Watch = Callable[[str, Rows, Any], None]
 
 
 def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
@@ -70,6 +73,7 @@ class Network:
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = {id(module): is_random(module) for module in modules}
+        self.watch: Watch | None = None  # sees what every module returns, where it is set
 
     def set_transform_first(self, wanted: Sequence[bool]) -> None:
         """Choose, per layer, the side of the exchange on which it applies its first linear map, where it can."""
@@ -108,7 +112,9 @@ class Network:
         if _is_users(layer):
             z, s = _writable(z), tuple(_writable(part) for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, block.rows):
-            return layer.aggregate(block, z, self._pack(index, s))
+            return self._seen(
+                self.layer_index[index], _AGGREGATE, block.rows, layer.aggregate(block, z, self._pack(index, s))
+            )
 
     def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
@@ -116,7 +122,7 @@ class Network:
         if _is_users(layer):
             a, s = _writable(a), tuple(_writable(part) for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, rows):
-            return layer.combine(a, self._pack(index, s))
+            return self._seen(self.layer_index[index], _AGGREGATE, rows, layer.combine(a, self._pack(index, s)))
 
     def input_is_trained(self, features: int, dtype: torch.dtype) -> bool:
         """Whether stage 0 depends on a parameter, frozen or not."""
@@ -240,9 +246,14 @@ class Network:
         checked = self._tracing and kind == _ROWS and not self.modules.training
         first_row = args[0][:1].clone() if checked else None
         with self._call(number, kind, rows):
-            out = call(*args)
+            out = self._seen(number, kind, rows, call(*args))
         if first_row is not None:
             self._check_rows(number, first_row, out)
+        return out
+
+    def _seen(self, number: int, kind: int, rows: Rows, out: Any) -> Any:
+        if self.watch is not None:
+            self.watch(self._title(number) + _METHOD[kind], rows, out)
         return out
 
     def _check_rows(self, number: int, first_row: Tensor, out: Tensor) -> None:
@@ -272,7 +283,7 @@ class Network:
         self._current = number
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         if self.modules.training and self._random[id(self.modules[number])]:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
                 torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
                 yield
         else:

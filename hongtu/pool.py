@@ -47,10 +47,6 @@ class Pool:
             self._idle += tensor.nbytes
             self._spare.setdefault(tensor.nbytes, []).append(tensor.view(-1).view(torch.uint8))
 
-    def forget(self, tensor: Tensor) -> None:
-        """A tensor leaves for good."""
-        self._out -= tensor.nbytes
-
     def _shrink(self, most: int) -> None:
         """Drop spare memory until no more than that is idle, the largest first."""
         for nbytes in sorted(self._spare, reverse=True):

@@ -1,4 +1,4 @@
-"""Snapshots of a training run: parameters, optimizer, scheduler, epoch. Loading never executes code.
+"""Snapshot files: the whole state of a training run, written atomically. Loading never executes code.
 
 A snapshot file is what ``torch.save`` writes, followed by a line ``hongtu-snapshot VERSION HASH`` with its BLAKE2b
 hash; ``torch.load`` reads it too.
@@ -7,38 +7,56 @@ hash; ``torch.load`` reads it too.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
+import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, OutputError
 
-FORMAT = b"hongtu-snapshot"
-VERSION = b"1"
+FORMAT = "hongtu-snapshot"
+VERSION = 2
+PARTIAL = ".partial-"  # in the name of a file that is not complete
+SECTIONS = {"identity", "model", "optimizer", "scheduler", "embedding", "epoch", "history", "stopping", "seed", "rng"}
+BLOCK = 1 << 20
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
+
+Identity = dict[str, "str | list[str]"]
 
 
 def write_snapshot(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write ``state`` (tensors and plain values) atomically: the file is complete or as it was before."""
+    """Write ``state`` (tensors and plain values) atomically: the file is complete or as it was before.
+
+    Raises:
+        InputError: for a value that could not be loaded again without executing code.
+        OutputError: when the file cannot be written.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    torch.save(state, content)
-    body = content.getvalue()
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    for name, section in state.items():
+        _check_plain(name, section)
+    temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(body)
-            stream.write(_last_line(body))
+            body = _Hashed(stream)
+            torch.save(state, cast(IO[bytes], body))
+            if body.error is not None:
+                raise body.error
+            stream.write(_last_line(body.digest.hexdigest()))
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+        _sync_directory(path.parent)
+    except BaseException as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise OutputError(path, error) from error
         raise
 
 
@@ -51,26 +69,106 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such snapshot; trainer.save(path) writes one")
-    content = path.read_bytes()
-    body = content[: -len(_last_line(b""))]
-    if content[len(body) :] != _last_line(body):
-        raise InputError(
-            f"{path}: not a snapshot of version {VERSION.decode()}, or damaged: its hash differs; use another snapshot"
-        )
-    return torch.load(io.BytesIO(body), weights_only=True)
+    try:
+        _check_hash(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
+    except Exception as error:  # of the file system, of zip, of a pickle with more than tensors and plain values
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path}: not a readable snapshot ({reason}); use another snapshot") from None
+    if not isinstance(state, dict) or not state.keys() >= SECTIONS:
+        raise InputError(f"{path}: not the state of a run; expected {', '.join(sorted(SECTIONS))}")
+    return state
 
 
-def check_identity(path: str | os.PathLike[str], saved: dict[str, str], current: dict[str, str]) -> None:
+def check_identity(path: str | os.PathLike[str], saved: Identity, current: Identity) -> None:
     """Refuse a snapshot of another artifact or model.
 
     Raises:
         InputError: naming what differs.
     """
-    for key, value in current.items():
-        if saved[key] != value:
-            raise InputError(f"{path}: the snapshot's {key} is {saved[key]!r}, this run's is {value!r}")
+    for key, here in current.items():
+        there = saved.get(key)
+        if there == here:
+            continue
+        if isinstance(there, list) and isinstance(here, list):
+            if len(there) != len(here):
+                raise InputError(f"{path}: the snapshot has {len(there)} {key}, this run has {len(here)}")
+            index = next(k for k, pair in enumerate(zip(there, here, strict=True)) if pair[0] != pair[1])
+            key, there, here = f"{key}[{index}]", there[index], here[index]
+        raise InputError(f"{path}: the snapshot's {key} is {there}, this run's is {here}")
 
 
-def _last_line(body: bytes) -> bytes:
-    digest = hashlib.blake2b(body, digest_size=32).hexdigest().encode()
-    return b"\n" + b" ".join((FORMAT, VERSION, digest)) + b"\n"
+def describe_layer(layer: torch.nn.Module) -> str:
+    """A layer's type, options and parameter shapes, in one line.
+
+    >>> describe_layer(torch.nn.Linear(3, 2))
+    'Linear(in_features=3, out_features=2, bias=True) [weight 2x3, bias 2]'
+    """
+    shapes = [f"{name} {'x'.join(map(str, p.shape)) or 'scalar'}" for name, p in layer.named_parameters()]
+    return f"{' '.join(_ADDRESS.sub('', repr(layer)).split())} [{', '.join(shapes)}]"
+
+
+class _Hashed:
+    """What ``torch.save`` writes to: a file and its hash. Torch does not pass errors on, so the first is kept."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.digest = stream, hashlib.blake2b(digest_size=32)
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        if self.error is None:
+            try:
+                self.stream.write(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """Of the stream, at its end."""
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """Refuse what only code could make again."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_plain(f"{name}[{key!r}]", entry)
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            _check_plain(f"{name}[{index}]", entry)
+    elif not isinstance(value, torch.Tensor | str | bytes | int | float | complex | bool | None):
+        raise InputError(
+            f"snapshot: {name} is of {type(value)}, expected tensors and plain values; give the object a state_dict "
+            "of these"
+        )
+
+
+def _check_hash(path: Path) -> None:
+    length = len(_last_line("0" * 64))
+    with open(path, "rb") as stream:
+        left = max(0, os.fstat(stream.fileno()).st_size - length)
+        digest = hashlib.blake2b(digest_size=32)
+        while block := stream.read(min(BLOCK, left)):
+            digest.update(block)
+            left -= len(block)
+        found = stream.read()
+    words = found.split()
+    if len(words) == 3 and words[0] == FORMAT.encode() and words[1] != str(VERSION).encode():
+        raise InputError(f"{path}: snapshot version {words[1].decode('latin1')}, this hongtu reads version {VERSION}")
+    if found != _last_line(digest.hexdigest()):
+        raise InputError(f"{path}: not a snapshot, or damaged: its hash differs; use another snapshot")
+
+
+def _last_line(digest: str) -> bytes:
+    return f"\n{FORMAT} {VERSION} {digest}\n".encode()
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename last through a loss of power."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

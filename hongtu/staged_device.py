@@ -74,7 +74,7 @@ class StagedDevice(Device):
         rows = self.staging("row_in_chunk", number)[: len(index)]
 
         def gather() -> None:
-            self.kernels.copy_rows(host, rows, part, rows.new_empty(0))
+            self.kernels.copy_rows(host, rows, part, None)
             self.traffic.add(link, part.nbytes)
 
         if len(index):
@@ -94,7 +94,7 @@ class StagedDevice(Device):
             rows = self.staging("row_in_chunk", number)[:count]
 
             def scatter() -> None:
-                self.kernels.copy_rows(part, rows.new_empty(0), host, rows)
+                self.kernels.copy_rows(part, None, host, rows)
                 self.traffic.add("write", part.nbytes)
 
             self.streams.flush.run(scatter)
@@ -103,7 +103,7 @@ class StagedDevice(Device):
 
     def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
         part = self.staging("flush_rows", number)[: len(rows)]
-        self.streams.flush.run(lambda: self.kernels.copy_rows(cache, slots, part, slots.new_empty(0)))
+        self.streams.flush.run(lambda: self.kernels.copy_rows(cache, slots, part, None))
         self._add_on_host("flush", part, self._host["flush_rows"][number][: len(rows)], host, rows)
 
     def _add_on_host(self, link: str, part: Tensor, staging: Tensor, host: Tensor, index: np.ndarray | None) -> None:

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from hongtu.anomaly import check_epoch
 from hongtu.artifact import Artifact, open_artifact
+from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
-from hongtu.device import CpuDevice, Device
 from hongtu.embedding import NAME, Embedding
+from hongtu.engine import Engine
 from hongtu.errors import InputError
-from hongtu.executor import Executor
-from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
-from hongtu.host_rows import make_host
+from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.losses import VertexLoss, score
-from hongtu.metrics import EpochLog, EpochRecord, Traffic
+from hongtu.metrics import EpochRecord
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
-from hongtu.plan.hardware import CPU, Hardware
-from hongtu.plan.passes import FEATURES, gradient
+from hongtu.plan.hardware import Hardware
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
-from hongtu.snapshot import check_identity, read_snapshot, write_snapshot
+from hongtu.random_state import deterministic_torch, random_state, set_random_state
+from hongtu.run_directory import RunDirectory
+from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 
 
 class Trainer:
@@ -40,7 +39,7 @@ class Trainer:
         layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
         loss: "cross_entropy", "bce_with_logits", or a callable (out [T, C], target) -> per-vertex losses [T].
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
-        device: "cpu".
+        device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
         strategy: "full", "paper", "none" or a :class:`~hongtu.plan.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
@@ -52,13 +51,17 @@ class Trainer:
         embedding_optimizer: as ``optimizer``, for the embeddings of an artifact made with ``features="embedding:D"``;
             it runs on the host. Default: ``optimizer``.
         hardware: the profile by which the planner compares plans (``hongtu plan --hardware``).
+        detect_anomaly: stop before the step when the loss or a gradient is NaN or infinite; the epoch is then run once
+            more, to say in which layer, batch and vertex. Costs nothing else.
+        deterministic: refuse operations of torch whose result may differ from run to run; the engine itself gives the
+            same bits in every run on the CPU, with the same number of threads.
 
     Attributes:
         model: ModuleList of the layers.
         plan: the :class:`~hongtu.plan.execution.ExecutionPlan`: predicted rows, bytes per link, peak bytes.
         embedding: the learned rows (:class:`~hongtu.embedding.Embedding`), or None.
-        setup: record of what ran once before the first epoch, or None before it.
         epoch: epochs trained so far.
+        history: epoch, loss, seconds and metrics of every epoch of ``fit``, those before a snapshot included.
 
     Raises:
         InputError: for anything that cannot work, before any work.
@@ -72,7 +75,7 @@ class Trainer:
         *,
         loss: str | VertexLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
-        device: str = "cpu",
+        device: str | Backend = "cpu",
         device_memory: int | str | None = None,
         strategy: str | Strategy = "full",
         seed: int = 0,
@@ -80,14 +83,16 @@ class Trainer:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
-        hardware: Hardware = CPU,
+        hardware: Hardware | None = None,
+        detect_anomaly: bool = True,
+        deterministic: bool = False,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        if device != "cpu":
-            raise InputError(f"device {device!r}: this version runs on 'cpu' only")
+        backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
         self.strategy = get_strategy(strategy)
+        self._dtype = dtype
         self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
         self.model = as_modules(layers).to(dtype=dtype)
@@ -95,7 +100,7 @@ class Trainer:
         self._loss = make_loss(self.artifact, loss)
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
-        self.clip_grad_norm = clip_grad_norm
+        self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
         self.plan = plan_network(
             self.artifact,
             self._network,
@@ -104,89 +109,62 @@ class Trainer:
             self.strategy,
             self._budget,
             dtype,
-            hardware,
+            hardware or backend.hardware,
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
-        check_host(sum(self.plan.host_bytes.values()))
         self.embedding: Embedding | None = None
         if self.artifact.features is None:
             width = self.artifact.feature_width
             make = embedding_optimizer or optimizer
             self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
+        self._engine = Engine(
+            self.artifact, self._network, self._loss, self.plan, self.embedding, self._budget, dtype, backend
+        )
         self.epoch = 0
-        self._best_score, self._waited = float("-inf"), 0
+        self.history: list[dict[str, Any]] = []
+        self.waiting = Waiting()
         self._gradients: dict[str, Tensor] = {}
-        self._traffic = Traffic()
-        self._devices = self._make_devices()
-        self._host = make_host(self.artifact, self.plan, self.embedding, dtype)
-        self._executor = Executor(self.plan, self._network, self._host, self._devices, self._loss)
-        self.setup: EpochRecord | None = None
-        self._peaks: dict[str, int] = {}
-        self._stepped = False
 
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
-        self._set_up()
+        self._engine.set_up()
         start = perf_counter()
-        self._network.activate()
-        self._context.epoch = self.epoch
-        self.model.train()
-        self._zero_gradients()
-        self._reset_counters()
-        loss = self._executor.run(self.plan.passes.train)
-        self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
-        learned = self._embedding_gradient()
+        with deterministic_torch(self.deterministic):
+            loss, parameters = self._differentiate()
+            if self.detect_anomaly:
+                check_epoch(self._engine, self.epoch, loss, parameters)
         if self.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *learned], self.clip_grad_norm)
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
         self.optimizer.step()
         if self.embedding is not None:
             self.embedding.step()
-            if not self._stepped:
-                self._host.count_pageable(self.embedding.state_bytes)
-            self._stepped = True
-        record = self._record(loss, perf_counter() - start)
+            self.embedding.weight.grad = None
+            self._engine.drop_input_gradient()
+            self._engine.count_once(self.embedding.state_bytes)
+        record = self._engine.record(self.epoch, loss, perf_counter() - start)
         self.epoch += 1
         return record
 
-    def _set_up(self) -> None:
-        """Run what is needed once before everything else."""
-        if self.setup is not None:
-            return
-        start = perf_counter()
-        reuse_freed_memory()
-        self._reset_counters()
-        with self._evaluating():
-            self._executor.set_up()
-        if self.artifact.features is not None and FEATURES not in self._host.names():
-            drop_pages(self.artifact.features)
-        self.setup = self._record(0.0, perf_counter() - start)
-
-    def _record(self, loss: float, seconds: float) -> EpochRecord:
-        peaks = {d.name: d.peak for d in self._devices} | self._host.peak_bytes
-        self._peaks = {name: max(peak, self._peaks.get(name, 0)) for name, peak in peaks.items()}
-        return EpochRecord(
-            epoch=self.epoch,
-            loss=loss,
-            seconds=seconds,
-            bytes=dict(self._traffic.bytes),
-            rows=dict(self._traffic.rows),
-            peak_bytes=peaks,
-            arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
-            phases=dict(self._traffic.seconds),
-        )
-
-    def _embedding_gradient(self) -> list[nn.Parameter]:
-        """The embeddings with their gradient, if there are any."""
+    def _differentiate(self) -> tuple[float, list[nn.Parameter]]:
+        """The loss, and all that is learned, with its gradients."""
+        self._zero_gradients()
+        loss = self._engine.train(self.epoch)
+        self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         if self.embedding is None:
-            return []
-        self.embedding.weight.grad = self._host.take(gradient(FEATURES))
+            return loss, list(self.model.parameters())
+        self.embedding.weight.grad = self._engine.input_gradient
         self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
-        return [self.embedding.weight]
+        return loss, [*self.model.parameters(), self.embedding.weight]
+
+    @property
+    def setup(self) -> EpochRecord | None:
+        """Record of what ran once before the first epoch, or None before it."""
+        return self._engine.setup
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """Highest bytes per memory so far, of what ran once and of every epoch."""
-        return dict(self._peaks)
+        return dict(self._engine.peaks)
 
     def gradients(self) -> dict[str, Tensor]:
         """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay."""
@@ -194,16 +172,16 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout: ``{"train", "val", "test"}``; accuracy, or micro-F1 for multi-label."""
-        out = self._infer()
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        return {split: score(out, labels, mask) for split, mask in masks.items()}
+        with deterministic_torch(self.deterministic), self._engine.inferred() as out:
+            return {split: score(out, labels, mask) for split, mask in masks.items()}
 
     def predict(self) -> Tensor:
         """[N, C]: the model's output for every vertex, in the original order, without dropout."""
-        out = self._infer()
-        ordered = torch.empty_like(out)
-        ordered[self._host["ids"]] = out
+        with deterministic_torch(self.deterministic), self._engine.inferred() as out:
+            ordered = torch.empty_like(out)
+            ordered[self._engine.ids] = out
         return ordered
 
     def fit(
@@ -213,6 +191,8 @@ class Trainer:
         eval_every: int = 0,
         patience: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
+        save_every: int = 0,
+        keep: int = 3,
         progress: bool | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
     ) -> list[EpochRecord]:
@@ -221,50 +201,29 @@ class Trainer:
         Args:
             eval_every: evaluate after every epoch whose number is a multiple of this, and after the last; 0 for never.
             patience: stop after this many of the regular evaluations without a better validation score.
-            run_dir: directory that gets one JSON line per epoch in ``epochs.jsonl``.
+            run_dir: directory that gets one JSON line per epoch in ``epochs.jsonl``, and the snapshots.
+            save_every: write a snapshot after every epoch whose number is a multiple of this, and after the last; 0
+                for never. ``resume(run_dir)`` goes on from the newest.
+            keep: snapshots to keep in ``run_dir``; older ones are removed.
             progress: show a progress bar; None: only on a terminal.
-            on_epoch: called with each epoch's record.
+            on_epoch: called with each epoch's record, after everything else.
 
         Returns:
             one record per epoch trained.
         """
-        self._check_fit(epochs, eval_every, patience)
-        records: list[EpochRecord] = []
-        log = EpochLog(run_dir)
-        with tqdm(total=epochs, unit="epoch", disable=None if progress is None else not progress) as bar:
-            for k in range(epochs):
-                record = self.train_epoch()
-                regular = bool(eval_every) and self.epoch % eval_every == 0
-                if regular or (eval_every and k + 1 == epochs):
-                    record.metrics = self.evaluate()
-                if regular and patience is not None:
-                    better = record.metrics["val"] > self._best_score
-                    self._best_score = max(self._best_score, record.metrics["val"])
-                    self._waited = 0 if better else self._waited + 1
-                self._step_scheduler(record, regular=regular, scored=bool(eval_every))
-                records.append(record)
-                log.write(record)
-                if on_epoch is not None:
-                    on_epoch(record)
-                bar.update()
-                bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
-                if regular and patience is not None and self._waited >= patience:
-                    break
-        return records
+        options = FitOptions(
+            epochs=epochs, eval_every=eval_every, patience=patience, run_dir=run_dir, save_every=save_every, keep=keep,
+            progress=progress, on_epoch=on_epoch,
+        )  # fmt: skip
+        return fit(self, options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a snapshot: parameters, optimizer, scheduler, epoch. Atomic."""
-        state = {
-            "identity": self._identity(),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "embedding": None if self.embedding is None else self.embedding.state(),
-            "epoch": self.epoch,
-            "stopping": [self._best_score, self._waited],
-            "seed": self._context.seed,
-        }
-        write_snapshot(path, state)
+        """Write a snapshot: all of ``state()``. Atomic.
+
+        Raises:
+            OutputError: when it cannot be written; a file that was there before stays.
+        """
+        write_snapshot(path, self.state())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's.
@@ -272,73 +231,64 @@ class Trainer:
         Raises:
             InputError: when it is damaged, or was taken from another artifact or layer list.
         """
-        state = read_snapshot(path)
+        self._restore(path, read_snapshot(path))
+
+    def resume(self, run_dir: str | os.PathLike[str]) -> bool:
+        """Continue the run of ``fit(run_dir=..., save_every=...)`` from its newest snapshot that is not damaged.
+
+        Lines of ``epochs.jsonl`` for epochs after the snapshot are removed: they will be trained again.
+
+        Returns:
+            whether there was a snapshot; else the run begins again.
+
+        Raises:
+            InputError: when no snapshot can be read, or they are of another artifact or layer list.
+        """
+        directory = RunDirectory(run_dir)
+        newest = directory.newest()
+        if newest is not None:
+            self._restore(*newest)
+        directory.rewind(self.epoch)
+        return newest is not None
+
+    def state(self) -> dict[str, Any]:
+        """All that later epochs depend on, as tensors and plain values, and the metrics of the epochs so far."""
+        return {
+            "identity": self._identity(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "embedding": None if self.embedding is None else self.embedding.state(),
+            "epoch": self.epoch,
+            "history": self.history,
+            "stopping": [self.waiting.best, self.waiting.since],
+            "seed": self._context.seed,
+            "rng": random_state(),
+        }
+
+    def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
-        if (state["scheduler"] is None) != (self.scheduler is None):
-            raise InputError(f"{path}: one of the snapshot and this run has a scheduler, the other has none")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.embedding is not None:
             self.embedding.load(state["embedding"])
-        self.epoch = state["epoch"]
-        self._best_score, self._waited = state["stopping"]
+        self.epoch, self.history = state["epoch"], list(state["history"])
+        self.waiting = Waiting(*state["stopping"])
         self._context.seed = state["seed"]
+        set_random_state(state["rng"])
 
-    def _identity(self) -> dict[str, str]:
-        layers = ", ".join(f"{type(layer).__name__}" for layer in self.model)
-        shapes = ", ".join(f"{name}{list(p.shape)}" for name, p in self.model.named_parameters())
+    def _identity(self) -> Identity:
+        """What a snapshot has in common with every run that may go on from it."""
         return {
             "artifact": self.artifact.manifest["hash"],
-            "layers": f"{layers}: {shapes}",
+            "layers": [describe_layer(layer) for layer in self.model],
             "optimizer": type(self.optimizer).__name__,
-            "dtype": str(self._host.dtype),
+            "scheduler": type(self.scheduler).__name__,
+            "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
+            "dtype": str(self._dtype),
         }
-
-    def _check_fit(self, epochs: int, eval_every: int, patience: int | None) -> None:
-        if epochs < 1 or eval_every < 0 or (patience is not None and patience < 1):
-            raise InputError(
-                f"fit: epochs {epochs}, eval_every {eval_every}, patience {patience}; expected at least 1, 0 and 1"
-            )
-        if patience is not None and not eval_every:
-            raise InputError("patience needs eval_every: early stopping looks at the validation score")
-        if patience is not None and not self.artifact.masks["val"].any():
-            raise InputError("patience needs a validation score, and the artifact's val mask is empty")
-
-    def _step_scheduler(self, record: EpochRecord, *, regular: bool, scored: bool) -> None:
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            if not scored:
-                self.scheduler.step(record.loss)
-            elif regular:
-                self.scheduler.step(record.metrics["val"])
-        elif self.scheduler is not None:
-            self.scheduler.step()
-
-    def _infer(self) -> Tensor:
-        """[V, C] in new order."""
-        self._set_up()
-        with self._evaluating():
-            self._executor.run(self.plan.passes.evaluate)
-        return self._host.take("output")
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """The model inside drops nothing."""
-        self._network.activate()
-        self.model.eval()
-        self._context.training = False
-        try:
-            yield
-        finally:
-            self._context.training = True
-
-    def _make_devices(self) -> list[Device]:
-        names = [f"device {i}" for i in range(self.plan.topology.partitions)]
-        devices: list[Device] = [CpuDevice(name, self._budget, self._traffic) for name in names]
-        for device in devices:
-            device.reserve("model", self.plan.shape.model_bytes)
-        return devices
 
     def _zero_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -348,9 +298,3 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 parameter.grad.zero_()
-
-    def _reset_counters(self) -> None:
-        self._traffic.clear()
-        self._host.reset_peak()
-        for device in self._devices:
-            device.reset_peaks()

@@ -1,4 +1,4 @@
-"""Entry point of ``hongtu``. Exit codes: 0 done; 2 bad arguments or bad input; 1 anything else; 130 interrupted."""
+"""Entry point of ``hongtu``; ``hongtu.cli.stopping`` has the exit codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from hongtu import __version__
+from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.errors import InputError
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
@@ -34,19 +35,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        arguments = build_parser().parse_args(argv)
-        arguments.run(arguments)
+        with terminable():
+            arguments = build_parser().parse_args(argv)
+            arguments.run(arguments)
         return 0
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
-    except InputError as error:
-        return _fail(str(error), 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except Exception as error:
-        return _fail(f"{type(error).__name__}: {error}", 1)
-
-
-def _fail(message: str, code: int) -> int:
-    print("hongtu: " + " ".join(message.split()), file=sys.stderr)
-    return code
+    except (Exception, KeyboardInterrupt) as error:
+        print(f"hongtu: {describe(error)}", file=sys.stderr)
+        return exit_code(error)

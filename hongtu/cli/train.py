@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hongtu.cli.stopping import Stopped
 from hongtu.config import parse_bytes
-from hongtu.errors import InputError
+from hongtu.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from hongtu.artifact import Artifact
     from hongtu.nn import Layer
 
-SNAPSHOT = "snapshot.pt"
+OPTIONS = "options.json"
+PARTIAL = f".{OPTIONS}"  # until it is complete
+DECIDING = ("model", "hidden", "layers", "dropout", "heads", "lr", "weight_decay", "seed")  # which numbers come out
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,9 +33,13 @@ def add_parser(subparsers: Any) -> None:
     add("--weight-decay", type=float, default=0.0, help="default: 0")
     add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--deterministic", action="store_true", help="refuse operations whose result may differ from run to run")
     add("--eval-every", type=int, default=10, metavar="K", help="evaluate every K epochs and at the end (default: 10)")
-    add("--run", dest="run_dir", metavar="DIR", help="write epochs.jsonl, and snapshot.pt after each evaluation, here")
-    add("--resume", action="store_true", help="continue from the snapshot in --run DIR")
+    add("--run", dest="run_dir", metavar="DIR", help="write epochs.jsonl and snapshot-EPOCH.pt here")
+    add("--save-every", type=int, default=10, metavar="K", help="write a snapshot every K epochs and at the end; "
+        "0: never (default: 10)")  # fmt: skip
+    add("--keep", type=int, default=3, metavar="K", help="snapshots to keep (default: 3)")
+    add("--resume", action="store_true", help="continue the run in --run DIR from its newest snapshot")
     add("--json", action="store_true", help="print one JSON object instead of lines")
     parser.set_defaults(run=run)
 
@@ -57,24 +65,30 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Train, print as it goes, and print the summary."""
     check_options(options)
-    run_dir = None if options.run_dir is None else _open_run(Path(options.run_dir), options.resume)
+    run_dir = None if options.run_dir is None else Path(options.run_dir)
+    if run_dir is not None:
+        _check_run(run_dir, options)
     budget = None if options.device_memory is None else parse_bytes(options.device_memory)
     trainer = make_trainer(options, budget)
-    if run_dir is not None and options.resume:
-        trainer.load(run_dir / SNAPSHOT)
+    if run_dir is not None:
+        if options.resume:
+            trainer.resume(run_dir)
+        else:
+            _begin_run(run_dir, options)
     remaining = options.epochs - trainer.epoch
     if remaining < 1:
         raise InputError(f"--epochs {options.epochs}: the snapshot has {trainer.epoch} already")
-
-    def keep(record: Any) -> None:
-        if run_dir is not None and record.metrics:
-            trainer.save(run_dir / SNAPSHOT)
-        if not options.json:
-            _print_epoch(record)
-
-    records = trainer.fit(remaining, eval_every=options.eval_every, run_dir=run_dir, on_epoch=keep)
-    if run_dir is not None:
-        trainer.save(run_dir / SNAPSHOT)
+    try:
+        records = trainer.fit(
+            remaining,
+            eval_every=options.eval_every,
+            run_dir=run_dir,
+            save_every=0 if run_dir is None else options.save_every,
+            keep=options.keep,
+            on_epoch=None if options.json else _print_epoch,
+        )
+    except (Exception, KeyboardInterrupt) as error:
+        raise Stopped(error, _kept(trainer.epoch, run_dir)) from error
     last = records[-1]
     scores = last.metrics or trainer.evaluate()
     result = {
@@ -95,7 +109,7 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         InputError: naming the option.
     """
-    least = {"epochs": 1, "eval_every": 0, "seed": 0, "lr": 0, "weight_decay": 0}
+    least = {"epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0}
     most = {"seed": 2**63 - 1}
     for name, bound in least.items():
         value = getattr(options, name)
@@ -107,18 +121,60 @@ def check_options(options: argparse.Namespace) -> None:
         raise InputError("--resume needs --run DIR, the directory of the run to continue")
 
 
-def _open_run(directory: Path, resume: bool) -> Path:
-    """The run directory, which exists from here on."""
-    if resume and not (directory / SNAPSHOT).is_file():
-        raise InputError(f"{directory}: no {SNAPSHOT} to resume from; start the run without --resume")
-    if not resume and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+def _check_run(directory: Path, options: argparse.Namespace) -> None:
+    """Refuse a run directory that cannot be used; nothing is written yet.
+
+    Raises:
+        InputError: with the remedy.
+    """
+    if options.resume:
+        _check_deciding(directory / OPTIONS, options)
+    elif directory.exists() and (not directory.is_dir() or {file.name for file in directory.iterdir()} - {PARTIAL}):
         raise InputError(f"{directory}: already exists; choose another --run directory, or continue it with --resume")
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
+
+
+def _check_deciding(file: Path, options: argparse.Namespace) -> None:
+    """Refuse to continue a run with options that give other numbers."""
+    try:
+        begun = json.loads(file.read_text())
+        begun = {name: begun[name] for name in DECIDING}
+    except FileNotFoundError:
+        raise InputError(f"{file.parent}: holds no run to resume; start it without --resume") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{file}: not the options of a run ({error}); restore it, or start another run") from None
+    for name, value in begun.items():
+        if getattr(options, name) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"--resume: {option} is {getattr(options, name)}, the run in {file.parent} was begun with {value}; "
+                f"pass {option} {value}, or start another run"
+            )
+
+
+def _begin_run(directory: Path, options: argparse.Namespace) -> None:
+    """Make the run directory; from here on it can be resumed."""
+    deciding = {name: getattr(options, name) for name in DECIDING}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "epochs.jsonl").touch()
+        (directory / PARTIAL).write_text(json.dumps(deciding) + "\n")
+        os.replace(directory / PARTIAL, directory / OPTIONS)
     except OSError as error:
-        raise InputError(f"{directory}: cannot be written ({error.strerror}); choose another --run directory") from None
-    return directory
+        raise OutputError(directory, error) from error
+
+
+def _kept(epoch: int, run_dir: Path | None) -> str:
+    """What is left of a run that was stopped, for its last line."""
+    from hongtu.run_directory import RunDirectory
+
+    if run_dir is None:
+        return f"{epoch} epochs were trained and are lost: --run DIR keeps snapshots"
+    snapshots = RunDirectory(run_dir).snapshots()
+    if not snapshots:
+        return f"{epoch} epochs were trained, no snapshot was written; --resume begins again"
+    return f"{epoch} epochs were trained; --resume continues from {snapshots[-1]}"
 
 
 def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[Layer]:
@@ -152,6 +208,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
         strategy=options.strategy,
         seed=options.seed,
         hardware=load_hardware(options.hardware),
+        deterministic=options.deterministic,
     )
 
 

@@ -114,6 +114,15 @@ class Convolution(Layer):
         self.activation = _activation(activation)
         self.input_dropout = Dropout(input_dropout)
 
+    def extra_repr(self) -> str:
+        """The options that were given; ``transform_first`` is the planner's."""
+        options = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
+        hidden = ("training", "transform_first")
+        shown = [f"{name}={value}" for name, value in options.items() if name not in hidden and name[0] != "_"]
+        if self.activation is not None:
+            shown.append(f"activation={getattr(self.activation, '__name__', type(self.activation).__name__)}")
+        return ", ".join(shown)
+
     def activate(self, h: Tensor, fresh: bool = False) -> Tensor:
         """The activation of h; ``fresh``: h is nobody else's, and may be overwritten where its gradient allows."""
         if self.activation is None:

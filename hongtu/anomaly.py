@@ -1,0 +1,148 @@
+"""Where a NaN or an infinity comes from: the epoch that gave one is run again, looking at every value.
+
+Runs are exact and random numbers counter-based, so the same value comes again; without one, nothing is looked at
+but the loss and the gradients of an epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hongtu.block import Rows
+from hongtu.engine import Engine
+from hongtu.errors import AnomalyError
+from hongtu.losses import MeanLoss
+
+REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
+
+
+def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn.Parameter]) -> None:
+    """Look at the loss and the gradients of an epoch.
+
+    Raises:
+        AnomalyError: when one is not finite; says where the first such value of the epoch appears.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if math.isfinite(loss) and all(_finite(gradient) for gradient in gradients):
+        return
+    for name, parameter in engine.network.modules.named_parameters():
+        if not _finite(parameter):
+            raise AnomalyError(f"epoch {epoch}: parameter {name} is {_first(parameter)} before it; {REMEDY}")
+    with _watching(engine, _Watch(engine, epoch)):
+        for parameter in parameters:
+            parameter.grad = None
+        engine.train(epoch)
+    raise AnomalyError(f"epoch {epoch}: the loss or a gradient is not finite, but no chunk's part of it is; {REMEDY}")
+
+
+class _Watch:
+    """Sees what every module returns, and every gradient that comes back to it."""
+
+    def __init__(self, engine: Engine, epoch: int) -> None:
+        self.engine, self.network, self.epoch = engine, engine.network, epoch
+
+    def module(self, title: str, rows: Rows, out: Any) -> None:
+        """Called by the network with what a module returned."""
+        for x in _tensors(out):
+            self._see(f"what {title} returned", x, ids=rows.ids)
+            if x.requires_grad:
+                ids = rows.ids.clone()  # of a buffer that the next chunk overwrites
+                x.register_hook(partial(self._see, f"the gradient of what {title} returned", ids=ids))
+
+    def parameter(self, name: str, gradient: Tensor) -> None:
+        self._see(f"the gradient of parameter {name}", gradient)
+
+    def loss(self, row: int) -> None:
+        """The loss of one row of the current chunk, or its gradient, is not finite."""
+        rows = self.network.context.rows
+        assert rows is not None
+        self._raise("the loss or its gradient", "not finite", int(rows.ids[row]))
+
+    def _see(self, what: str, x: Tensor, ids: Tensor | None = None) -> None:
+        if not _finite(x):
+            bad = np.flatnonzero(~np.isfinite(_numpy(x)).reshape(len(x), -1).all(axis=1)) if x.ndim else [0]
+            self._raise(what, _first(x), None if ids is None or len(ids) != len(x) else int(ids[int(bad[0])]))
+
+    def _raise(self, what: str, value: object, vertex: int | None) -> None:
+        plan, chunk = self.engine.plan, self.network.chunk
+        i, j = divmod(chunk, plan.topology.chunks)
+        batch = int(np.flatnonzero(np.asarray(plan.schedule)[i] == j)[0])
+        of = "" if vertex is None else f" for vertex {vertex}"
+        raise AnomalyError(
+            f"epoch {self.epoch}: {what} is {value}{of}, in batch {batch} (chunk ({i}, {j})); {REMEDY}", vertex
+        )
+
+
+class _WatchedLoss:
+    """A loss that reports the first row that is not finite."""
+
+    def __init__(self, loss: MeanLoss, watch: _Watch) -> None:
+        self._loss, self._watch = loss, watch
+
+    def gradient(self, out: Tensor, label_bytes: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._loss.gradient(out, label_bytes, mask)
+        first, end = 0, len(out)
+        if not self._good(*found):
+            while end - first > 1:  # the first half that is not finite
+                middle = (first + end) // 2
+                rows = slice(first, middle)
+                good = self._good(*self._loss.gradient(out[rows], label_bytes[rows], mask[rows]))
+                first, end = (middle, end) if good else (first, middle)
+            self._watch.loss(first)
+        return found
+
+    @staticmethod
+    def _good(gradient: Tensor, part: Tensor) -> bool:
+        return _finite(part) and _finite(gradient)
+
+
+@contextmanager
+def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
+    """Everything that runs inside is seen."""
+    hooks = [
+        parameter.register_hook(lambda gradient, name=name: watch.parameter(name, gradient))
+        for name, parameter in engine.network.modules.named_parameters()
+        if parameter.requires_grad
+    ]
+    loss = engine.replace_loss(_WatchedLoss(engine.loss, watch))
+    engine.network.watch = watch.module
+    try:
+        yield
+    finally:
+        engine.network.watch = None
+        engine.replace_loss(loss)
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(out: Any) -> Iterator[Tensor]:
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, tuple | list):
+        for part in out:
+            yield from _tensors(part)
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().numpy()  # in numpy: what torch would allocate counts as a layer's
+
+
+def _finite(x: Tensor) -> bool:
+    if not x.is_floating_point():
+        return True
+    if x.device.type == "cpu":
+        return bool(np.isfinite(_numpy(x)).all())
+    return bool(torch.isfinite(x).all())
+
+
+def _first(x: Tensor) -> float:
+    values = _numpy(x).ravel()
+    return float(values[~np.isfinite(values)][0])

@@ -1,0 +1,156 @@
+"""A plan set to work: its vertex tensors, its devices and the executor that replays it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hongtu.artifact import Artifact
+from hongtu.backends import Backend
+from hongtu.embedding import Embedding
+from hongtu.executor import Executor
+from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
+from hongtu.host_rows import make_host
+from hongtu.losses import MeanLoss
+from hongtu.metrics import EpochRecord, Traffic
+from hongtu.network import Network
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes import FEATURES, OUTPUT, gradient
+from hongtu.replicas import Replicas
+
+
+class Engine:
+    """Runs the passes of one plan and counts what they move and take.
+
+    Args:
+        budget: bytes per device, or None.
+
+    Attributes:
+        setup: record of what ran once before the first epoch, or None before it.
+        peaks: highest bytes per memory so far.
+
+    Raises:
+        InputError: when the host has less memory than the plan needs.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        network: Network,
+        loss: MeanLoss,
+        plan: ExecutionPlan,
+        embedding: Embedding | None,
+        budget: int | None,
+        dtype: torch.dtype,
+        backend: Backend,
+    ) -> None:
+        check_host(sum(plan.host_bytes.values()))
+        self.artifact, self.network, self.plan = artifact, network, plan
+        self.setup: EpochRecord | None = None
+        self.peaks: dict[str, int] = {}
+        self._traffic = Traffic()
+        self._replicas = Replicas(network, backend, plan.topology.partitions)
+        self._devices = backend.devices(plan.topology.partitions, budget, self._traffic)
+        for device in self._devices:
+            device.reserve("model", plan.shape.model_bytes)
+        self._host = make_host(artifact, plan, embedding, dtype, backend.pinned)
+        self._executor = Executor(plan, self._replicas.of, self._host, self._devices, loss)
+        self._counted = False
+
+    def set_up(self) -> None:
+        """Run what is needed once before everything else."""
+        if self.setup is not None:
+            return
+        start = perf_counter()
+        reuse_freed_memory()
+        self.reset_counters()
+        with self._evaluating():
+            self._executor.set_up()
+        if self.artifact.features is not None and FEATURES not in self._host.names():
+            drop_pages(self.artifact.features)
+        self.setup = self.record(0, 0.0, perf_counter() - start)
+
+    def train(self, epoch: int) -> float:
+        """Add this epoch's gradients to those of the parameters; returns the loss."""
+        self.drop_input_gradient()
+        self._replicas.spread(training=True, epoch=epoch)
+        self.reset_counters()
+        loss = self._executor.run(self.plan.passes.train)
+        self._replicas.reduce()
+        return loss
+
+    @property
+    def input_gradient(self) -> Tensor:
+        """[V, F] in new order: the gradient of learned features, by the last ``train``."""
+        return self._host[gradient(FEATURES)]
+
+    def drop_input_gradient(self) -> None:
+        """It has been used, if there was one."""
+        if gradient(FEATURES) in self._host.names():
+            self._host.free(gradient(FEATURES))
+
+    @property
+    def loss(self) -> MeanLoss:
+        return self._executor.loss
+
+    def replace_loss(self, loss: Any) -> MeanLoss:
+        """Train with another loss; returns the one before."""
+        before, self._executor.loss = self._executor.loss, loss
+        return before
+
+    @contextmanager
+    def inferred(self) -> Iterator[Tensor]:
+        """[V, C] in new order: the output without dropout; gone afterwards."""
+        self.set_up()
+        with self._evaluating():
+            self._executor.run(self.plan.passes.evaluate)
+        try:
+            yield self._host[OUTPUT]
+        finally:
+            self._host.free(OUTPUT)
+
+    @property
+    def ids(self) -> Tensor:
+        """int64 [V], original id of every vertex."""
+        return self._host["ids"]
+
+    def count_once(self, nbytes: int) -> None:
+        """Count host memory that is there from now on; only the first call counts."""
+        if not self._counted:
+            self._host.count_pageable(nbytes)
+        self._counted = True
+
+    def record(self, epoch: int, loss: float, seconds: float) -> EpochRecord:
+        """What was counted since ``reset_counters``."""
+        peaks = {d.name: d.peak for d in self._devices} | self._host.peak_bytes
+        self.peaks = {name: max(peak, self.peaks.get(name, 0)) for name, peak in peaks.items()}
+        return EpochRecord(
+            epoch=epoch,
+            loss=loss,
+            seconds=seconds,
+            bytes=dict(self._traffic.bytes),
+            rows=dict(self._traffic.rows),
+            peak_bytes=peaks,
+            arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
+            phases=dict(self._traffic.seconds),
+        )
+
+    def reset_counters(self) -> None:
+        self._traffic.clear()
+        self._host.reset_peak()
+        for device in self._devices:
+            device.reset_peaks()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The model inside drops nothing."""
+        self._replicas.spread(training=False)
+        try:
+            yield
+        finally:
+            self._replicas.spread(training=True)

@@ -1,0 +1,113 @@
+"""The directory of one run: ``epochs.jsonl``, a line per epoch, and the last few ``snapshot-EPOCH.pt``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from hongtu.errors import InputError, OutputError
+from hongtu.metrics import EpochRecord
+from hongtu.snapshot import PARTIAL, read_snapshot, write_snapshot
+
+LOG = "epochs.jsonl"
+_SNAPSHOT = re.compile(r"snapshot-(\d+)\.pt")
+
+
+class RunDirectory:
+    """The files of a run; the directory is made when it is first used.
+
+    Args:
+        path: the directory.
+        keep: snapshots to keep; older ones are removed.
+
+    Raises:
+        OutputError: from every method that writes, when it cannot.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int = 3) -> None:
+        self.path, self._keep = Path(path), keep
+
+    def log(self, record: EpochRecord) -> None:
+        """Append the line of one epoch."""
+        file = self.path / LOG
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with open(file, "a") as stream:
+                stream.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
+        except OSError as error:
+            raise OutputError(file, error) from error
+
+    def save(self, epoch: int, state: dict[str, Any]) -> None:
+        """Write the snapshot of an epoch, then remove the oldest of too many."""
+        write_snapshot(self.path / f"snapshot-{epoch}.pt", state)
+        for old in self.snapshots()[: -self._keep]:
+            old.unlink()
+
+    def snapshots(self) -> list[Path]:
+        """By epoch, the newest last."""
+        return sorted(self._epochs(), key=self._epochs().__getitem__)
+
+    def check_newest(self, epoch: int) -> None:
+        """Refuse to write among the snapshots of epochs to come: they are of another run.
+
+        Raises:
+            InputError: naming the newest.
+        """
+        if any(other > epoch for other in self._epochs().values()):
+            raise InputError(
+                f"{self.snapshots()[-1]}: is of a later epoch than this run's {epoch}; continue that run with "
+                "trainer.resume(run_dir), or choose another directory"
+            )
+
+    def newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest snapshot that can be read, and its state; a damaged one is set aside with a warning.
+
+        Raises:
+            InputError: when there are snapshots and none of them can be read.
+        """
+        reason = None
+        for file in reversed(self.snapshots()):
+            try:
+                return file, read_snapshot(file)
+            except InputError as error:
+                reason = reason or error
+                warnings.warn(f"{error}; trying the one before", stacklevel=2)
+                file.rename(file.with_name(f"{file.name}.damaged"))
+        if reason is not None:
+            raise reason
+        return None
+
+    def rewind(self, epoch: int) -> None:
+        """Forget what a run that was stopped left behind: lines of epochs from ``epoch`` on, which will be trained
+        again, a line that is not whole, and files that are not."""
+        try:
+            for partial in self.path.glob(f".*{PARTIAL}*"):
+                partial.unlink()
+            file = self.path / LOG
+            if not file.is_file():
+                return
+            lines = file.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _is_before(line, epoch)]
+            if kept != lines:
+                partial = self.path / f".{LOG}{PARTIAL}rewind"
+                partial.write_bytes(b"".join(kept))
+                os.replace(partial, file)
+        except OSError as error:
+            raise OutputError(self.path, error) from error
+
+    def _epochs(self) -> dict[Path, int]:
+        found = {file: _SNAPSHOT.fullmatch(file.name) for file in self.path.glob("snapshot-*.pt")}
+        return {file: int(match[1]) for file, match in found.items() if match}
+
+
+def _is_before(line: bytes, epoch: int) -> bool:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    number = entry.get("epoch") if isinstance(entry, dict) else None
+    return line.endswith(b"\n") and isinstance(number, int) and number < epoch

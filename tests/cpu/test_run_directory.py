@@ -1,0 +1,214 @@
+"""Runs that are stopped and go on: snapshots in a run directory, their history, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.cli.main import main
+from hongtu.errors import InputError
+from hongtu.snapshot import read_snapshot, write_snapshot
+from tests import training
+from tests.faults.run import make_trainer, prepare, same_result
+
+
+@functools.cache
+def artifact():
+    return prepare(training.new_path())
+
+
+def names(directory):
+    return sorted(file.name for file in directory.iterdir())
+
+
+def lines(directory):
+    return [json.loads(line) for line in (directory / "epochs.jsonl").read_text().splitlines()]
+
+
+def test_the_last_snapshots_are_kept(tmp_path):
+    make_trainer(artifact()).fit(7, run_dir=tmp_path, save_every=2, keep=2)
+    assert names(tmp_path) == ["epochs.jsonl", "snapshot-6.pt", "snapshot-7.pt"]
+    assert [line["epoch"] for line in lines(tmp_path)] == list(range(7))
+
+
+def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path):
+    """Parameters, optimizers, embeddings, scheduler, metrics and generators: all that a snapshot holds."""
+    whole, begun, again = (make_trainer(artifact()) for _ in range(3))
+    torch.manual_seed(1)
+    np.random.seed(2)
+    random.seed(3)
+    whole.fit(8, eval_every=3, run_dir=tmp_path / "whole", save_every=4)
+    drawn = torch.rand(1), np.random.rand(), random.random()
+    torch.manual_seed(1)
+    np.random.seed(2)
+    random.seed(3)
+    begun.fit(5, eval_every=3, run_dir=tmp_path / "run", save_every=4, keep=9)
+    (tmp_path / "run" / "snapshot-5.pt").unlink()  # a kill after epoch 5 would have left no snapshot of it
+    torch.rand(5), np.random.rand(5), random.random()
+    assert again.resume(tmp_path / "run") and again.epoch == 4
+    assert len(lines(tmp_path / "run")) == 4
+    again.fit(4, eval_every=3, run_dir=tmp_path / "run", save_every=4)
+    assert same_result(tmp_path / "whole", tmp_path / "run")
+    assert [entry["epoch"] for entry in again.history] == list(range(8))
+    assert again.history[2]["metrics"] == whole.history[2]["metrics"] != {}
+    assert drawn == (torch.rand(1), np.random.rand(), random.random())
+    assert [line["loss"] for line in lines(tmp_path / "run")] == [line["loss"] for line in lines(tmp_path / "whole")]
+
+
+def test_a_damaged_snapshot_is_set_aside(tmp_path):
+    make_trainer(artifact()).fit(4, run_dir=tmp_path, save_every=2)
+    (tmp_path / "snapshot-4.pt").write_bytes(b"damaged")
+    (tmp_path / ".snapshot-5.pt.partial-x").write_bytes(b"left behind")
+    trainer = make_trainer(artifact())
+    with pytest.warns(UserWarning, match=r"snapshot-4.pt: not a snapshot, or damaged.*trying the one before"):
+        assert trainer.resume(tmp_path)
+    assert trainer.epoch == 2
+    assert names(tmp_path) == ["epochs.jsonl", "snapshot-2.pt", "snapshot-4.pt.damaged"]
+    trainer.fit(2, run_dir=tmp_path, save_every=2)
+    (tmp_path / "snapshot-2.pt").write_bytes(b"damaged")
+    (tmp_path / "snapshot-4.pt").write_bytes(b"damaged")
+    with pytest.warns(UserWarning), pytest.raises(InputError, match=r"snapshot-4\.pt"):
+        trainer.resume(tmp_path)
+
+
+def test_a_line_that_is_not_whole_is_dropped(tmp_path):
+    make_trainer(artifact()).fit(3, run_dir=tmp_path, save_every=3)
+    with open(tmp_path / "epochs.jsonl", "a") as stream:
+        stream.write('{"epoch": 3, "loss": 0.')
+    make_trainer(artifact()).resume(tmp_path)
+    assert [line["epoch"] for line in lines(tmp_path)] == [0, 1, 2]
+    assert not make_trainer(artifact()).resume(tmp_path / "absent") and not (tmp_path / "absent").exists()
+
+
+def test_snapshots_of_another_run_are_not_mixed_in(tmp_path):
+    make_trainer(artifact()).fit(3, run_dir=tmp_path, save_every=3)
+    with pytest.raises(InputError, match=r"snapshot-3.pt: is of a later epoch than this run's 0; .*resume"):
+        make_trainer(artifact()).fit(1, run_dir=tmp_path, save_every=1)
+    with pytest.raises(InputError, match="save_every needs run_dir"):
+        make_trainer(artifact()).fit(1, save_every=1)
+    with pytest.raises(InputError, match=r"save_every -1, keep 0"):
+        make_trainer(artifact()).fit(1, run_dir=tmp_path, save_every=-1, keep=0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (lambda: [hnn.GCNConv(6, 5, activation="relu")], "has 2 layers, this run has 1"),
+        (lambda: [hnn.GCNConv(6, 5, activation="elu"), hnn.GCNConv(5, 3)], r"layers\[0\] .*relu.*elu"),
+        (lambda: [hnn.GCNConv(6, 5, activation="relu"), hnn.SAGEConv(5, 3)], r"layers\[1\] .*GCNConv.*SAGEConv"),
+        (
+            lambda: [hnn.GCNConv(6, 5, activation="relu", input_dropout=0.5), hnn.GCNConv(5, 3)],
+            r"layers\[0\] .*p=0.0.*p=0.5",
+        ),
+    ],
+)
+def test_a_refusal_names_the_layer_that_differs(layers, message, tmp_path):
+    graph = training.prepare(training.awkward(), 2, 3)
+    trainer = hongtu.Trainer(graph, [hnn.GCNConv(6, 5, activation="relu"), hnn.GCNConv(5, 3)])
+    trainer.save(tmp_path / "snapshot")
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(graph, layers()).load(tmp_path / "snapshot")
+
+
+def test_a_function_of_the_users_has_the_same_name_in_every_process(tmp_path):
+    class Applies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.function = lambda x: x
+
+        def forward(self, x):
+            return self.function(x)
+
+        def extra_repr(self):
+            return f"function={self.function}"
+
+    graph = training.prepare(training.awkward(), 2, 3)
+    hongtu.Trainer(graph, [hnn.GCNConv(6, 3), Applies()]).save(tmp_path / "snapshot")
+    hongtu.Trainer(graph, [hnn.GCNConv(6, 3), Applies()]).load(tmp_path / "snapshot")
+
+
+def test_only_tensors_and_plain_values_are_written(tmp_path):
+    with pytest.raises(InputError, match=r"scheduler\['f'\]\[1\] is of .*function"):
+        write_snapshot(tmp_path / "snapshot", {"scheduler": {"f": [1, len]}})
+    assert names(tmp_path) == []
+
+
+def test_loading_never_executes_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "executed"), "w"))
+
+    torch.save({"model": Evil()}, tmp_path / "evil")
+    content = (tmp_path / "evil").read_bytes()
+    write_snapshot(tmp_path / "good", {})
+    from hongtu import snapshot
+
+    digest = snapshot.hashlib.blake2b(content, digest_size=32).hexdigest()
+    (tmp_path / "evil").write_bytes(content + snapshot._last_line(digest))  # whoever attacks knows the hash too
+    with pytest.raises(InputError, match="not a readable snapshot"):
+        read_snapshot(tmp_path / "evil")
+    assert not (tmp_path / "executed").exists()
+    with pytest.raises(InputError, match="not the state of a run"):
+        read_snapshot(tmp_path / "good")
+    good = (tmp_path / "good").read_bytes()
+    (tmp_path / "old").write_bytes(good.replace(b"hongtu-snapshot 2", b"hongtu-snapshot 1"))
+    with pytest.raises(InputError, match="snapshot version 1, this hongtu reads version 2"):
+        read_snapshot(tmp_path / "old")
+
+
+# -------------------------------------------------------------------------------------------------- the command line
+
+
+def train(directory, *arguments, epochs=4):
+    graph = training.prepare(training.awkward(), 2, 3)
+    return main(["train", str(graph.path), "--hidden", "5", "--dropout", "0.5", "--epochs", str(epochs),
+                 "--run", str(directory), "--save-every", "2", "--eval-every", "2", *arguments])  # fmt: skip
+
+
+def test_the_command_resumes(tmp_path, capsys):
+    assert train(tmp_path / "whole", epochs=6) == 0
+    assert train(tmp_path / "run", "--keep", "1") == 0
+    assert names(tmp_path / "run") == ["epochs.jsonl", "options.json", "snapshot-4.pt"]
+    assert train(tmp_path / "run", "--resume", epochs=6) == 0
+    assert same_result(tmp_path / "whole", tmp_path / "run")
+    capsys.readouterr()
+    for arguments, message in (
+        (["--resume"], "--epochs 4: the snapshot has 6 already"),
+        (["--resume", "--lr", "0.5"], "--resume: --lr is 0.5, the run in * was begun with 0.01; pass --lr 0.01"),
+        ([], "already exists; choose another --run directory, or continue it with --resume"),
+    ):
+        assert train(tmp_path / "run", *arguments) == 2
+        err = capsys.readouterr().err
+        assert all(part in err for part in message.split("*")) and err.count("\n") == 1
+
+
+def test_a_run_without_a_snapshot_begins_again(tmp_path, capsys):
+    assert train(tmp_path / "run") == 0
+    for file in (tmp_path / "run").glob("snapshot-*"):
+        file.unlink()
+    assert train(tmp_path / "run", "--resume") == 0
+    assert len(lines(tmp_path / "run")) == 4
+    assert train(tmp_path / "other", "--resume") == 2
+    assert "holds no run to resume; start it without --resume" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"model": 1}', "[" * 100_000])
+def test_options_that_cannot_be_read(text, tmp_path, capsys):
+    assert train(tmp_path / "run") == 0
+    (tmp_path / "run" / "options.json").write_text(text)
+    assert train(tmp_path / "run", "--resume") == 2
+    assert "options.json: not the options of a run" in capsys.readouterr().err
+
+
+def test_a_refused_run_leaves_no_directory(tmp_path, capsys):
+    assert train(tmp_path / "run", "--device-memory", "1KB") == 2
+    assert not (tmp_path / "run").exists()
