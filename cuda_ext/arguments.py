@@ -102,6 +102,7 @@ def launch_ranges(
     blocks = min(-(-num_dst // per_block), MAX_BLOCKS)
     launcher.launch(name, (blocks, column_blocks), block, (*args, 0), stream, tensors)
     if num_edges > HUB:
-        blocks = -(-2 * (-(-num_edges // HUB)) // per_block)
+        slices = 2 * -(-num_edges // HUB)  # at most two hubs share one
+        blocks = min(-(-slices // per_block), MAX_BLOCKS)
         for stage in stages_of_hubs:
             launcher.launch(name, (blocks, column_blocks), block, (*args, stage), stream, tensors)

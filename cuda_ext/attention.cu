@@ -10,15 +10,16 @@ __device__ __forceinline__ void attend(const int64* __restrict__ indptr, const i
                                        const T* __restrict__ alpha, const T* __restrict__ rows, T* __restrict__ out,
                                        int64 stride, int64 heads, int64 num_dst, int64 num_edges, int64 width,
                                        int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
-            const int64 h = (int)f / (int)(width / heads);
-            Lane<T, N> sum = {};
-            over_edges<Lane<T, N>>(
-                range, [&](int64 e) { return load<N>(rows + local_source[e] * stride + f); },
-                [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, alpha[e * heads + h], row); });
-            put<N>(out + range.dst * width + f, sum, !hubs);
-        }
+    const int64 f = column<N>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        const int64 h = (int)f / (int)(width / heads);
+        Lane<T, N> sum = {};
+        over_edges<Lane<T, N>>(
+            range, [&](int64 e) { return load<N>(rows + local_source[e] * stride + f); },
+            [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, alpha[e * heads + h], row); });
+        put<N>(out + range.dst * width + f, sum, !hubs);
+    }
 }
 
 // out[source of e, h] += alpha[e, h] * grad[d, h]. Like csc_aggregate_transpose: atomics on adjacent elements.
@@ -28,13 +29,14 @@ __device__ __forceinline__ void attend_transpose(const int64* __restrict__ indpt
                                                  const T* __restrict__ grad, T* __restrict__ out, int64 stride,
                                                  int64 heads, int64 num_dst, int64 num_edges, int64 width,
                                                  int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<1>(); f < width; f += column_step<1>()) {
-            const int64 h = (int)f / (int)(width / heads);
-            const T share = grad[range.dst * width + f];
-            for (int64 e = range.begin; e < range.end; e++)
-                add<ATOMIC>(out + local_source[e] * stride + f, alpha[e * heads + h] * share);
-        }
+    const int64 f = column<1>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        const int64 h = (int)f / (int)(width / heads);
+        const T share = grad[range.dst * width + f];
+        for (int64 e = range.begin; e < range.end; e++)
+            add<ATOMIC>(out + local_source[e] * stride + f, alpha[e * heads + h] * share);
+    }
 }
 
 // out[e, h] = <rows[source of e, h], grad[d, h]>. A group per destination, lanes over its (edge, head) pairs: a lane
@@ -47,7 +49,7 @@ __device__ __forceinline__ void attend_alpha_gradient(const int64* __restrict__ 
                                                       int64 num_edges, int64 width, int64 hubs) {
     const int64 channels = width / heads;
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 p = range.begin * heads + first_column<1>(); p < range.end * heads; p += column_step<1>()) {
+        for (int64 p = range.begin * heads + threadIdx.x; p < range.end * heads; p += blockDim.x) {
             const int64 first = p % heads * channels;
             const T* row = rows + local_source[p / heads] * stride + first;
             const T* change = grad + range.dst * width + first;

@@ -16,18 +16,19 @@ __device__ __forceinline__ void csc_aggregate(const int64* __restrict__ indptr, 
                                               const int* __restrict__ slot_of_source, const T* __restrict__ weight,
                                               int64 mean, const T* __restrict__ rows, T* __restrict__ out,
                                               int64 num_dst, int64 num_edges, int64 width, int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
-            Lane<T, N> sum = {};
-            over_edges<Lane<T, N>>(
-                range, [&](int64 e) { return load<N>(rows + row_of(local_source, slot_of_source, e) * width + f); },
-                [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, weight ? weight[e] : T(1), row); });
-            if (mean && range.degree > 0) {
+    const int64 f = column<N>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        Lane<T, N> sum = {};
+        over_edges<Lane<T, N>>(
+            range, [&](int64 e) { return load<N>(rows + row_of(local_source, slot_of_source, e) * width + f); },
+            [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, weight ? weight[e] : T(1), row); });
+        if (mean && range.degree > 0) {
 #pragma unroll
-                for (int n = 0; n < N; n++) sum.at[n] /= T(range.degree);
-            }
-            put<N>(out + range.dst * width + f, sum, !hubs);
+            for (int n = 0; n < N; n++) sum.at[n] /= T(range.degree);
         }
+        put<N>(out + range.dst * width + f, sum, !hubs);
+    }
 }
 
 // out[slot of the source of e] += coefficient of e * grad[destination of e]. One element per lane: the atomics of a
@@ -39,15 +40,16 @@ __device__ __forceinline__ void csc_aggregate_transpose(const int64* __restrict_
                                                         const T* __restrict__ weight, int64 mean,
                                                         const T* __restrict__ grad, T* __restrict__ out, int64 num_dst,
                                                         int64 num_edges, int64 width, int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<1>(); f < width; f += column_step<1>()) {
-            T share = grad[range.dst * width + f];
-            if (mean && range.degree > 0) share /= T(range.degree);
-            for (int64 e = range.begin; e < range.end; e++) {
-                const int64 row = row_of(local_source, slot_of_source, e);
-                add<ATOMIC>(out + row * width + f, weight ? weight[e] * share : share);
-            }
+    const int64 f = column<1>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        T share = grad[range.dst * width + f];
+        if (mean && range.degree > 0) share /= T(range.degree);
+        for (int64 e = range.begin; e < range.end; e++) {
+            const int64 row = row_of(local_source, slot_of_source, e);
+            add<ATOMIC>(out + row * width + f, weight ? weight[e] * share : share);
         }
+    }
 }
 
 // out[d] = sum of x[e] over the in-edges e of d
@@ -55,14 +57,15 @@ template <class T, int N>
 __device__ __forceinline__ void segment_sum(const int64* __restrict__ indptr, const T* __restrict__ x,
                                             T* __restrict__ out, int64 num_dst, int64 num_edges, int64 width,
                                             int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
-            Lane<T, N> sum = {};
-            over_edges<Lane<T, N>>(
-                range, [&](int64 e) { return load<N>(x + e * width + f); },
-                [&](int64, const Lane<T, N>& row) { add_scaled(sum, T(1), row); });
-            put<N>(out + range.dst * width + f, sum, !hubs);
-        }
+    const int64 f = column<N>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        Lane<T, N> sum = {};
+        over_edges<Lane<T, N>>(
+            range, [&](int64 e) { return load<N>(x + e * width + f); },
+            [&](int64, const Lane<T, N>& row) { add_scaled(sum, T(1), row); });
+        put<N>(out + range.dst * width + f, sum, !hubs);
+    }
 }
 
 // out[e] = x[destination of e]
@@ -70,11 +73,12 @@ template <class T, int N>
 __device__ __forceinline__ void expand_rows(const int64* __restrict__ indptr, const T* __restrict__ x,
                                             T* __restrict__ out, int64 num_dst, int64 num_edges, int64 width,
                                             int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
-            const Lane<T, N> value = load<N>(x + range.dst * width + f);
-            for (int64 e = range.begin; e < range.end; e++) store<N>(out + e * width + f, value);
-        }
+    const int64 f = column<N>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        const Lane<T, N> value = load<N>(x + range.dst * width + f);
+        for (int64 e = range.begin; e < range.end; e++) store<N>(out + e * width + f, value);
+    }
 }
 
 #define CSC(type, T, N)                                                                                              \

@@ -14,7 +14,7 @@ __device__ __forceinline__ void dropout(const T* __restrict__ x, const int64* __
                                         uint64 threshold, T scale, T* __restrict__ out, int64 num_rows, int64 width) {
     for (int64 r = first_group(); r < num_rows; r += group_step()) {
         const uint64 row = mix(mix((uint64)ids[r]) ^ key);
-        for (int64 f = first_column<2>(); f < width; f += column_step<2>()) {
+        for (int64 f = threadIdx.x * 2; f < width; f += blockDim.x * 2) {
             const uint64 bits = mix(row + (uint64)(f / 2) * 0x9E3779B97F4A7C15ull);
             const int64 at = r * width + f;
             out[at] = (bits & 0xFFFFFFFFull) >= threshold ? x[at] * scale : T(0);

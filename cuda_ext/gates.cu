@@ -21,30 +21,31 @@ __device__ __forceinline__ void gated_sum(const int64* __restrict__ indptr, cons
                                           const T* __restrict__ key, const T* __restrict__ rows,
                                           const T* __restrict__ grad, T* __restrict__ out, int64 num_dst,
                                           int64 num_edges, int64 width, int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<N>(); f < width; f += column_step<N>()) {
-            const Lane<T, N> own = load<N>(key + range.dst * width + f);
-            Lane<T, N> sum = {};
-            over_edges<QueryValue<T, N>>(
-                range,
-                [&](int64 e) {
-                    const T* row = rows + (int64)local_source[e] * 2 * width + f;
-                    return QueryValue<T, N>{load<N>(row), load<N>(row + width)};
-                },
-                [&](int64, const QueryValue<T, N>& row) {
+    const int64 f = column<N>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        const Lane<T, N> own = load<N>(key + range.dst * width + f);
+        Lane<T, N> sum = {};
+        over_edges<QueryValue<T, N>>(
+            range,
+            [&](int64 e) {
+                const T* row = rows + (int64)local_source[e] * 2 * width + f;
+                return QueryValue<T, N>{load<N>(row), load<N>(row + width)};
+            },
+            [&](int64, const QueryValue<T, N>& row) {
 #pragma unroll
-                    for (int n = 0; n < N; n++) {
-                        const T gate = sigmoid(own.at[n] + row.query.at[n]);
-                        sum.at[n] += (GRADIENT ? gate * (T(1) - gate) : gate) * row.value.at[n];
-                    }
-                });
-            if (GRADIENT) {
-                const Lane<T, N> change = load<N>(grad + range.dst * width + f);
+                for (int n = 0; n < N; n++) {
+                    const T gate = sigmoid(own.at[n] + row.query.at[n]);
+                    sum.at[n] += (GRADIENT ? gate * (T(1) - gate) : gate) * row.value.at[n];
+                }
+            });
+        if (GRADIENT) {
+            const Lane<T, N> change = load<N>(grad + range.dst * width + f);
 #pragma unroll
-                for (int n = 0; n < N; n++) sum.at[n] *= change.at[n];
-            }
-            put<N>(out + range.dst * width + f, sum, !hubs);
+            for (int n = 0; n < N; n++) sum.at[n] *= change.at[n];
         }
+        put<N>(out + range.dst * width + f, sum, !hubs);
+    }
 }
 
 // Adds the gradient of the source rows, both halves, by atomics on adjacent elements.
@@ -54,16 +55,17 @@ __device__ __forceinline__ void gated_sum_transpose(const int64* __restrict__ in
                                                     const T* __restrict__ rows, const T* __restrict__ grad,
                                                     T* __restrict__ out, int64 num_dst, int64 num_edges, int64 width,
                                                     int64 hubs) {
-    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 f = first_column<1>(); f < width; f += column_step<1>()) {
-            const T own = key[range.dst * width + f], change = grad[range.dst * width + f];
-            for (int64 e = range.begin; e < range.end; e++) {
-                const int64 query = (int64)local_source[e] * 2 * width + f, value = query + width;
-                const T gate = sigmoid(own + rows[query]);
-                add<ATOMIC>(out + query, change * gate * (T(1) - gate) * rows[value]);
-                add<ATOMIC>(out + value, change * gate);
-            }
+    const int64 f = column<1>();
+    if (f >= width) return;
+    for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
+        const T own = key[range.dst * width + f], change = grad[range.dst * width + f];
+        for (int64 e = range.begin; e < range.end; e++) {
+            const int64 query = (int64)local_source[e] * 2 * width + f, value = query + width;
+            const T gate = sigmoid(own + rows[query]);
+            add<ATOMIC>(out + query, change * gate * (T(1) - gate) * rows[value]);
+            add<ATOMIC>(out + value, change * gate);
         }
+    }
 }
 
 #define GATED(type, T, N)                                                                                            \

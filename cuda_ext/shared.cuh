@@ -67,13 +67,11 @@ __device__ __forceinline__ void put(T* to, const Lane<T, N>& value, bool whole) 
 
 __device__ __forceinline__ int64 first_group() { return (int64)blockIdx.x * blockDim.y + threadIdx.y; }
 __device__ __forceinline__ int64 group_step() { return (int64)gridDim.x * blockDim.y; }
+
+// The column of this lane, where columns beyond the lanes of a block are in further blocks (gridDim.y).
 template <int N>
-__device__ __forceinline__ int64 first_column() {
+__device__ __forceinline__ int64 column() {
     return ((int64)blockIdx.y * blockDim.x + threadIdx.x) * N;
-}
-template <int N>
-__device__ __forceinline__ int64 column_step() {
-    return (int64)gridDim.y * blockDim.x * N;
 }
 
 // A destination with more in-edges than this is a hub. A launch gives every other destination to one group; a second

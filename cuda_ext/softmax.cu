@@ -61,25 +61,26 @@ __device__ __forceinline__ void segment_softmax(const int64* __restrict__ indptr
                                                 int64 num_dst, int64 num_edges, int64 heads, int64 stage) {
     const Softmax<T> softmax = {logits, mask, out, heads};
     const T lowest = -T(1) / T(0);
-    for (Ranges range(indptr, num_dst, num_edges, stage); range.next();)
-        for (int64 h = first_column<1>(); h < heads; h += column_step<1>()) {
-            const int64 dh = range.dst * heads + h;
-            if (stage == 1) {
-                atomic_max(scratch_high + dh, softmax.highest(range, h, lowest));
-            } else if (stage == 2) {
-                add<ATOMIC>(scratch_total + dh, softmax.exponentials(range, h, scratch_high[dh]));
-            } else if (stage == 0 && range.is_hub()) {
-                scratch_high[dh] = extra ? extra[dh] : lowest;
-                scratch_total[dh] = 0;
-            } else {
-                const bool hub = stage == 3;
-                const T high = hub ? scratch_high[dh] : softmax.highest(range, h, extra ? extra[dh] : lowest);
-                const T own = extra ? exp(extra[dh] - high) : T(0);
-                const T total = own + (hub ? scratch_total[dh] : softmax.exponentials(range, h, high));
-                softmax.divide(range, h, total);
-                if (extra && range.begin == indptr[range.dst]) out_extra[dh] = own / total;
-            }
+    const int64 h = column<1>();
+    if (h >= heads) return;
+    for (Ranges range(indptr, num_dst, num_edges, stage); range.next();) {
+        const int64 dh = range.dst * heads + h;
+        if (stage == 1) {
+            atomic_max(scratch_high + dh, softmax.highest(range, h, lowest));
+        } else if (stage == 2) {
+            add<ATOMIC>(scratch_total + dh, softmax.exponentials(range, h, scratch_high[dh]));
+        } else if (stage == 0 && range.is_hub()) {
+            scratch_high[dh] = extra ? extra[dh] : lowest;
+            scratch_total[dh] = 0;
+        } else {
+            const bool hub = stage == 3;
+            const T high = hub ? scratch_high[dh] : softmax.highest(range, h, extra ? extra[dh] : lowest);
+            const T own = extra ? exp(extra[dh] - high) : T(0);
+            const T total = own + (hub ? scratch_total[dh] : softmax.exponentials(range, h, high));
+            softmax.divide(range, h, total);
+            if (extra && range.begin == indptr[range.dst]) out_extra[dh] = own / total;
         }
+    }
 }
 
 // grad_logits[e] = alpha[e] * (grad[e] - inner), inner = sum over the destination, extra included, of alpha * grad
@@ -89,24 +90,25 @@ __device__ __forceinline__ void segment_softmax_backward(
     const T* __restrict__ grad, const T* __restrict__ grad_extra, T* __restrict__ grad_logits,
     T* __restrict__ grad_logits_extra, T* __restrict__ scratch_inner, int64 num_dst, int64 num_edges, int64 heads,
     int64 stage) {
-    for (Ranges range(indptr, num_dst, num_edges, stage); range.next();)
-        for (int64 h = first_column<1>(); h < heads; h += column_step<1>()) {
-            const int64 dh = range.dst * heads + h;
-            T inner = alpha_extra && stage == 0 ? alpha_extra[dh] * grad_extra[dh] : T(0);
-            if (stage < 2)
-                for (int64 e = range.begin; e < range.end; e++) inner += alpha[e * heads + h] * grad[e * heads + h];
-            if (stage == 1) {
-                add<ATOMIC>(scratch_inner + dh, inner);
-            } else if (stage == 0 && range.is_hub()) {
-                scratch_inner[dh] = inner;
-            } else {
-                if (stage == 2) inner = scratch_inner[dh];
-                for (int64 e = range.begin; e < range.end; e++)
-                    grad_logits[e * heads + h] = alpha[e * heads + h] * (grad[e * heads + h] - inner);
-                if (alpha_extra && range.begin == indptr[range.dst])
-                    grad_logits_extra[dh] = alpha_extra[dh] * (grad_extra[dh] - inner);
-            }
+    const int64 h = column<1>();
+    if (h >= heads) return;
+    for (Ranges range(indptr, num_dst, num_edges, stage); range.next();) {
+        const int64 dh = range.dst * heads + h;
+        T inner = alpha_extra && stage == 0 ? alpha_extra[dh] * grad_extra[dh] : T(0);
+        if (stage < 2)
+            for (int64 e = range.begin; e < range.end; e++) inner += alpha[e * heads + h] * grad[e * heads + h];
+        if (stage == 1) {
+            add<ATOMIC>(scratch_inner + dh, inner);
+        } else if (stage == 0 && range.is_hub()) {
+            scratch_inner[dh] = inner;
+        } else {
+            if (stage == 2) inner = scratch_inner[dh];
+            for (int64 e = range.begin; e < range.end; e++)
+                grad_logits[e * heads + h] = alpha[e * heads + h] * (grad[e * heads + h] - inner);
+            if (alpha_extra && range.begin == indptr[range.dst])
+                grad_logits_extra[dh] = alpha_extra[dh] * (grad_extra[dh] - inner);
         }
+    }
 }
 
 #define SOFTMAX(type, T)                                                                                             \

@@ -1,6 +1,6 @@
 """Breaks the CUDA kernels one small edit at a time and says which edits the parity tests miss.
 
-    python -m tests.kernel_mutations [FILE ...]    # an hour for all files; prints one line per edit
+    python -m tests.kernel_mutations [FILE ...]    # prints one line per edit; about 20 minutes for all files
 
 Every mutant is compiled for the CPU and must fail the tests of its file. Those that pass are survivors: either the
 tests have a hole or the edit changes nothing that can be seen (it only changes speed, or an order).
@@ -9,16 +9,21 @@ tests have a hole or the edit changes nothing that can be seen (it only changes 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from hongtu.cuda_ext.sources import FOLDER
+import pytest
+
+import tests.kernel_parity  # noqa: F401  # imported once, before the forks
+from hongtu.cuda_ext import dry
+from hongtu.cuda_ext.sources import FOLDER, KernelError
 
 EDITS = [
     (r" < ", " <= "),
@@ -39,10 +44,10 @@ EDITS = [
     (r"\brange\.dst\b", "(range.dst + 1)"),
     (r" % 2\b", " % 3"),
     (r" / 2\b", " / 3"),
-    (r"column_step<", "2 * column_step<"),
     (r"group_step\(\)", "2 * group_step()"),
     (r"first_group\(\)", "1 + first_group()"),
-    (r"first_column<(\w)>\(\)", r"\1 + first_column<\1>()"),
+    (r"column<(\w)>\(\)", r"\1 + column<\1>()"),
+    (r"threadIdx\.x", "(threadIdx.x + 1)"),
     (r"add<ATOMIC>\(", "add<PLAIN>(1 + "),
     (r"!hubs\b", "true"),
     (r"&& ", "|| "),
@@ -62,6 +67,8 @@ TESTS = {
     "shared.cuh": "Test",
 }
 
+REFUSED = 77  # exit status
+
 
 def mutants(text: str) -> Iterator[tuple[int, str, str]]:
     """(line number, edited line, whole edited text), for every place of every edit in code."""
@@ -77,28 +84,40 @@ def mutants(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def outcome(file: str, text: str) -> str:
-    """What becomes of a mutant: "killed", "does not compile", "hangs" or "SURVIVES"."""
+    """What becomes of a mutant: "killed", "hangs", "does not compile" or "SURVIVES". Runs in a fork: it may crash."""
     with tempfile.TemporaryDirectory() as folder:
         for source in (*FOLDER.glob("*.cu"), *FOLDER.glob("*.cuh")):
             shutil.copy(source, folder)
         Path(folder, file).write_text(text)
-        environment = {**os.environ, "HONGTU_MUTANT": folder, "XDG_CACHE_HOME": folder}
-        tests = [sys.executable, "-m", "pytest", "-x", "-q", "tests/cpu/test_cuda_kernels.py", "-k", TESTS[file]]
-        try:
-            done = subprocess.run([*tests, "-p", "no:cacheprovider"], capture_output=True, env=environment, timeout=120)
-        except subprocess.TimeoutExpired:
+        child = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, file))
+        child.start()
+        child.join(timeout=120)
+        if child.is_alive():
+            child.kill()
+            child.join()
             return "hangs"
-    if b"does not compile" in done.stdout:
-        return "does not compile"
-    return "SURVIVES" if done.returncode == 0 else "killed"
+    return {0: "SURVIVES", REFUSED: "does not compile"}.get(child.exitcode, "killed")
+
+
+def run_tests(folder: str, file: str) -> None:
+    os.environ.update(HONGTU_MUTANT=folder, XDG_CACHE_HOME=folder)
+    try:
+        dry.library(Path(folder, "csc.cu" if file == "shared.cuh" else file))
+    except KernelError:
+        os._exit(REFUSED)
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no"]
+        sys.exit(pytest.main([*options, "tests/cpu/test_cuda_kernels.py", "-k", TESTS[file]]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", default=list(TESTS))
-    for file in parser.parse_args().files:
-        for number, line, text in mutants((FOLDER / file).read_text()):
-            print(f"{outcome(file, text)}\t{file}:{number}\t{line}", flush=True)
+    parser.add_argument("files", nargs="*")
+    for file in parser.parse_args().files or TESTS:
+        text = (FOLDER / file).read_text()
+        assert outcome(file, text) == "SURVIVES", f"{file} fails its tests as it is"
+        for number, line, edited in mutants(text):
+            print(f"{outcome(file, edited)}\t{file}:{number}\t{line}", flush=True)
 
 
 if __name__ == "__main__":

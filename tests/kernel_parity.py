@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hongtu import reference
-from hongtu.cuda_ext import attention_kernels, kernels
+from hongtu.cuda_ext import arguments, attention_kernels, kernels
 from hongtu.nn.dropout import dropout_key, keep_mask
 
 WIDTHS = [1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 100, 128, 257, 1024]
@@ -158,6 +158,21 @@ class RowParity:
         machine.check()
         np.testing.assert_array_equal(out.cpu().numpy(), src)
 
+    @pytest.mark.parametrize("width", [4, 33])
+    def test_add_and_zero_rows_in_few_blocks(self, machine, width, monkeypatch):
+        monkeypatch.setattr(kernels, "MAX_BLOCKS", 1)
+        src, dst = random(2000, width, dtype=np.float32), random(2000, width, dtype=np.float32, seed=1)
+        for how in ("plain", "atomic", "system"):
+            out = machine.tensor(dst, output=True)
+            given = machine.tensor(src), None, out, None
+            kernels.add_rows(machine.launcher, machine.stream, *given, how=how, max_blocks=2)
+            machine.check()
+            np.testing.assert_array_equal(out.cpu().numpy(), src + dst)
+        out = machine.tensor(dst, output=True)
+        kernels.zero_rows(machine.launcher, machine.stream, out, None)
+        machine.check()
+        assert not out.any()
+
     @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("width", WIDTHS)
     def test_copy_rows_stored_as_bfloat16(self, machine, width, shift):
@@ -257,6 +272,12 @@ class CscParity:
         agrees(machine, "segment_sum", [indptr, x_EF], [nan(num_dst, width, dtype=dtype)], shift)
         agrees(machine, "expand_rows", [indptr, x_DF], [nan(num_edges, width, dtype=dtype)], shift)
 
+    @pytest.mark.parametrize("graph", ["many", "hubs"])
+    def test_csc_aggregate_in_few_blocks(self, machine, graph, monkeypatch):
+        monkeypatch.setattr(arguments, "MAX_BLOCKS", 1)
+        self.test_csc_aggregate(machine, graph, 33, np.float32, 0)
+        self.test_segments(machine, graph, 64, np.float64, 0)
+
 
 class AttentionParity:
     @pytest.mark.parametrize("shift", SHIFTS)
@@ -279,6 +300,12 @@ class AttentionParity:
             inputs = [indptr, alpha, alpha_extra, grad, grad_extra]
             agrees(machine, "segment_softmax_backward", inputs, out, shift, attention_kernels)
 
+    @pytest.mark.parametrize("graph", ["many", "hubs"])
+    def test_attention_in_few_blocks(self, machine, graph, monkeypatch):
+        monkeypatch.setattr(arguments, "MAX_BLOCKS", 1)
+        self.test_softmax(machine, graph, 8, np.float32, 0)
+        self.test_gated_sum(machine, graph, 33, np.float64, 0)
+
     @pytest.mark.parametrize("logit", [-0.0, -5.0, 7.0, 80.0, -1e4])
     @pytest.mark.parametrize("degree", [2, 1500])
     @pytest.mark.parametrize("dtype", FLOATS)
@@ -288,6 +315,9 @@ class AttentionParity:
         out = [np.full_like(logits, np.nan), np.empty((0, 1), dtype)]
         [share, _] = machine.run(attention_kernels.segment_softmax, inputs, out)
         np.testing.assert_allclose(share, 1 / degree, rtol=1e-5)
+        logits[0] = logit + 1000  # far above the others, which other slices hold
+        [share, _] = machine.run(attention_kernels.segment_softmax, inputs, out)
+        np.testing.assert_array_equal(share[:, 0], [1] + [0] * (degree - 1))
 
     @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("further", [0, 1, 4])
@@ -323,6 +353,10 @@ class AttentionParity:
 
 
 class DropoutParity:
+    def test_dropout_in_few_blocks(self, machine, monkeypatch):
+        monkeypatch.setattr(kernels, "MAX_BLOCKS", 1)
+        self.test_dropout(machine, 257, 0.5, np.float32, 0)
+
     @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
     @pytest.mark.parametrize("width", WIDTHS)
