@@ -15,8 +15,8 @@ __device__ __forceinline__ void attend(const int64* __restrict__ indptr, const i
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const int64 h = (int)f / (int)(width / heads);
         Lane<T, N> sum = {};
-        over_edges<Lane<T, N>>(
-            range, [&](int64 e) { return load<N>(rows + local_source[e] * stride + f); },
+        over_edges<Lane<T, N>, EDGES_AT_ONCE>(
+            range, local_source, nullptr, [&](int64 source) { return load<N>(rows + source * stride + f); },
             [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, alpha[e * heads + h], row); });
         put<N>(out + range.dst * width + f, sum, !hubs);
     }

@@ -26,10 +26,10 @@ __device__ __forceinline__ void gated_sum(const int64* __restrict__ indptr, cons
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const Lane<T, N> own = load<N>(key + range.dst * width + f);
         Lane<T, N> sum = {};
-        over_edges<QueryValue<T, N>>(
-            range,
-            [&](int64 e) {
-                const T* row = rows + (int64)local_source[e] * 2 * width + f;
+        over_edges<QueryValue<T, N>, EDGES_AT_ONCE / 2>(
+            range, local_source, nullptr,
+            [&](int64 source) {
+                const T* row = rows + source * 2 * width + f;
                 return QueryValue<T, N>{load<N>(row), load<N>(row + width)};
             },
             [&](int64, const QueryValue<T, N>& row) {

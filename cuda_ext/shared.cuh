@@ -135,16 +135,30 @@ struct Ranges {
     }
 };
 
-// ``add_row(e, row)`` for the edges of a range in order, where ``row`` is what ``load_row(e)`` found.
-template <class Row, class LoadRow, class AddRow>
-__device__ __forceinline__ void over_edges(const Ranges& range, LoadRow load_row, AddRow add_row) {
-    for (int64 e = range.begin; e < range.end; e += EDGES_AT_ONCE) {
-        Row row[EDGES_AT_ONCE];
+// ``add_row(e, row)`` for the edges of a range in order, where ``row`` is what ``load_row`` finds at the slot of the
+// edge's source (slot_of_source null: at the source itself; local_source null: at the edge itself). In stages, because
+// a multiprocessor issues in order: a load that waits for its index would hold back the indices of the next edges.
+template <class Row, int AT_ONCE, class LoadRow, class AddRow>
+__device__ __forceinline__ void over_edges(const Ranges& range, const int* local_source, const int* slot_of_source,
+                                           LoadRow load_row, AddRow add_row) {
+    for (int64 e = range.begin; e < range.end; e += AT_ONCE) {
+        int64 at[AT_ONCE];
+        Row row[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < EDGES_AT_ONCE; i++)
-            if (e + i < range.end) row[i] = load_row(e + i);
+        for (int i = 0; i < AT_ONCE; i++) at[i] = e + i < range.end ? e + i : range.end - 1;
+        if (local_source) {
 #pragma unroll
-        for (int i = 0; i < EDGES_AT_ONCE; i++)
+            for (int i = 0; i < AT_ONCE; i++) at[i] = local_source[at[i]];
+        }
+        if (slot_of_source) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) at[i] = slot_of_source[at[i]];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (e + i < range.end) row[i] = load_row(at[i]);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
             if (e + i < range.end) add_row(e + i, row[i]);
     }
 }

@@ -15,11 +15,11 @@ F4 = np.float32
 
 # kernel -> file, what to replace there, by what, and the case that must then fail
 EDITS = {
-    "copy_rows": ("rows.cu", "lane < width + longest;", "lane < width + longest - 1;", (ROWS.test_copy_rows, 5, F4, 0)),
+    "copy_rows": ("rows.cu", "f < longest + width;", "f < longest + width - 1;", (ROWS.test_copy_rows, 5, F4, 0)),
     "add_rows": (
         "rows.cu",
-        "dst_index, row, width) + f;",
-        "dst_index, row, width) + f + 1;",
+        "store<N>(dst + to[i] + f, sum[i])",
+        "store<N>(dst + to[i] + f + 1, sum[i])",
         (ROWS.test_add_rows, 5, F4, 0, "plain"),
     ),
     "zero_rows": (
@@ -30,8 +30,8 @@ EDITS = {
     ),
     "csc_aggregate": (
         "csc.cu",
-        "slot_of_source, e) * width",
-        "slot_of_source, e) * (width - 1)",
+        "rows + slot * width",
+        "rows + slot * (width - 1)",
         (CSC.test_csc_aggregate, "mixed", 5, F4, 0),
     ),
     "csc_aggregate_transpose": (
@@ -56,8 +56,8 @@ EDITS = {
     ),
     "attend": (
         "attention.cu",
-        "load<N>(rows + local_source[e] * stride",
-        "load<N>(rows + local_source[e] * (stride - 1)",
+        "rows + source * stride",
+        "rows + source * (stride - 1)",
         (ATTENTION.test_attend, 3, 5, 1, F4, 0),
     ),
     "attend_transpose": (
