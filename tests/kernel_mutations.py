@@ -58,13 +58,13 @@ EDITS = [
     (r"total = own \+", "total ="),
 ]
 TESTS = {
-    "rows.cu": "TestRows",
-    "csc.cu": "TestCsc",
-    "softmax.cu": "TestAttention and softmax",
-    "attention.cu": "TestAttention and attend",
-    "gates.cu": "TestAttention and gated",
-    "dropout.cu": "TestDropout",
-    "shared.cuh": "Test",
+    "rows.cu": "TestRows or past",
+    "csc.cu": "TestCsc or past",
+    "softmax.cu": "TestAttention and softmax or past",
+    "attention.cu": "TestAttention and attend or past",
+    "gates.cu": "TestAttention and gated or past",
+    "dropout.cu": "TestDropout or past",
+    "shared.cuh": "Test or past",
 }
 
 REFUSED = 77  # exit status

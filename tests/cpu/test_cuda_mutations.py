@@ -36,8 +36,8 @@ EDITS = {
     ),
     "csc_aggregate_transpose": (
         "csc.cu",
-        "out + row * width + f,",
-        "out + row * width + f - 1,",
+        "out + slot * width + f,",
+        "out + slot * width + f - 1,",
         (CSC.test_csc_aggregate, "mixed", 5, F4, 0),
     ),
     "segment_sum": ("csc.cu", "x + e * width", "x + e * (width - 1)", (CSC.test_segments, "mixed", 5, F4, 0)),
@@ -62,8 +62,8 @@ EDITS = {
     ),
     "attend_transpose": (
         "attention.cu",
-        "local_source[e] * stride + f,",
-        "local_source[e] * stride + f - 1,",
+        "out + source * stride + f,",
+        "out + source * stride + f - 1,",
         (ATTENTION.test_attend, 3, 5, 1, F4, 0),
     ),
     "attend_alpha_gradient": (
@@ -86,8 +86,8 @@ EDITS = {
     ),
     "gated_sum_transpose": (
         "gates.cu",
-        "value = query + width;",
-        "value = query + width - 1;",
+        "row.at + width,",
+        "row.at + width - 1,",
         (ATTENTION.test_gated_sum, "mixed", 5, F4, 0),
     ),
     "dropout": ("dropout.cu", "f + 1 < width", "f + 2 < width", (DROPOUT.test_dropout, 4, 0.3, F4, 0)),
