@@ -8,7 +8,8 @@ import pytest
 
 from hongtu.cuda_ext.dry import DryLauncher, compiler
 from hongtu.cuda_ext.sources import FOLDER, KernelError
-from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, Machine, RowParity
+from tests.kernel_machine import Machine
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 
 
 @pytest.fixture(scope="module")

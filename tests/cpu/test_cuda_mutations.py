@@ -8,7 +8,8 @@ import pytest
 
 from hongtu.cuda_ext import dry
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
-from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, Machine, RowParity
+from tests.kernel_machine import Machine
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 
 ROWS, CSC, ATTENTION, DROPOUT = RowParity(), CscParity(), AttentionParity(), DropoutParity()
 F4 = np.float32
