@@ -39,7 +39,7 @@ __device__ __forceinline__ void gated_sum(const int64* __restrict__ indptr, cons
                     sum.at[n] += (GRADIENT ? gate * (T(1) - gate) : gate) * row.value.at[n];
                 }
             });
-        if (GRADIENT) {
+        if constexpr (GRADIENT) {
             const Lane<T, N> change = load<N>(grad + range.dst * width + f);
 #pragma unroll
             for (int n = 0; n < N; n++) sum.at[n] *= change.at[n];

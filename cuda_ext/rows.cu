@@ -100,17 +100,19 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
                 if (!live(k, i, count)) continue;
                 value[i] = load<N>(src + from[i] + f);
-                if (HOW == PLAIN) sum[i] = load<N>(dst + to[i] + f);
+                if constexpr (HOW == PLAIN) sum[i] = load<N>(dst + to[i] + f);
             }
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
                 if (!live(k, i, count)) continue;
+                if constexpr (HOW == PLAIN) {
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    if (HOW == PLAIN) sum[i].at[n] += value[i].at[n];
-                    else add<HOW>(dst + to[i] + f + n, value[i].at[n]);
+                    for (int n = 0; n < N; n++) sum[i].at[n] += value[i].at[n];
+                    store<N>(dst + to[i] + f, sum[i]);
+                } else {
+#pragma unroll
+                    for (int n = 0; n < N; n++) add<HOW>(dst + to[i] + f + n, value[i].at[n]);
                 }
-                if (HOW == PLAIN) store<N>(dst + to[i] + f, sum[i]);
             }
         }
     }

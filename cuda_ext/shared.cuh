@@ -43,15 +43,15 @@ __device__ __forceinline__ void store(T* to, const Lane<T, N>& value) {
     *reinterpret_cast<Lane<T, N>*>(to) = value;
 }
 
-// How a row is added to another: PLAIN where nobody else writes it meanwhile, ATOMIC where threads of this device do,
-// SYSTEM where other devices do.
+// How a row is added to another: PLAIN, as loads and stores, where nobody else writes it meanwhile; ATOMIC where threads
+// of this device do; SYSTEM where other devices do.
 enum Add { PLAIN, ATOMIC, SYSTEM };
 
 template <Add HOW, class T>
 __device__ __forceinline__ void add(T* to, T value) {
-    if (HOW == PLAIN) *to += value;
-    if (HOW == ATOMIC) atomicAdd(to, value);
+    static_assert(HOW != PLAIN, "not an atomic form");
     if (HOW == SYSTEM) atomicAdd_system(to, value);
+    else atomicAdd(to, value);
 }
 
 // Overwrites (``whole``: this thread alone makes the sum) or adds a part of it.
