@@ -219,7 +219,7 @@ class CscParity:
     def test_csc_aggregate_in_few_blocks(self, machine, graph, monkeypatch):
         monkeypatch.setattr(arguments, "MAX_BLOCKS", 1)
         self.test_csc_aggregate(machine, graph, 33, np.float32, 0)
-        self.test_segments(machine, graph, 64, np.float64, 0)
+        self.test_segments(machine, graph, 64, np.float32, 0)
 
 
 class AttentionParity:
@@ -247,7 +247,7 @@ class AttentionParity:
     def test_attention_in_few_blocks(self, machine, graph, monkeypatch):
         monkeypatch.setattr(arguments, "MAX_BLOCKS", 1)
         self.test_softmax(machine, graph, 8, np.float32, 0)
-        self.test_gated_sum(machine, graph, 33, np.float64, 0)
+        self.test_gated_sum(machine, graph, 33, np.float32, 0)
 
     @pytest.mark.parametrize("logit", [-0.0, -5.0, 7.0, 80.0, -1e4])
     @pytest.mark.parametrize("degree", [2, 1500])
