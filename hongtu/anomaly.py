@@ -37,8 +37,6 @@ def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn
         if not _finite(parameter):
             raise AnomalyError(f"epoch {epoch}: parameter {name} is {_first(parameter)} before it; {REMEDY}")
     with _watching(engine, _Watch(engine, epoch)):
-        for parameter in parameters:
-            parameter.grad = None
         engine.train(epoch)
     raise AnomalyError(f"epoch {epoch}: the loss or a gradient is not finite, but no chunk's part of it is; {REMEDY}")
 

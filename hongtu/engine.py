@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.device import CpuDevice
@@ -20,7 +20,7 @@ from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, gradient
+from hongtu.plan.passes import FEATURES, Pass, gradient
 
 
 class Engine:
@@ -47,7 +47,7 @@ class Engine:
         budget: int | None,
         dtype: torch.dtype,
     ) -> None:
-        check_host(sum(plan.host_bytes.values()))
+        check_host(sum(plan.peak_bytes.values()))  # the devices are the host's own memory
         self.artifact, self.network, self.plan = artifact, network, plan
         self.setup: EpochRecord | None = None
         self.peaks: dict[str, int] = {}
@@ -67,16 +67,21 @@ class Engine:
         reuse_freed_memory()
         self.reset_counters()
         with self._evaluating():
-            self._executor.set_up()
+            try:
+                self._executor.set_up()
+            except BaseException:
+                self._forget(set(self._host.names()), [set() for _ in self._devices])
+                raise
         if self.artifact.features is not None and FEATURES not in self._host.names():
             drop_pages(self.artifact.features)
         self.setup = self.record(0, 0.0, perf_counter() - start)
 
     def train(self, epoch: int) -> float:
-        """Add this epoch's gradients to those of the parameters; returns the loss."""
+        """Make this epoch's gradients those of the parameters; returns the loss."""
         self.network.activate()
         self.network.context.epoch = epoch
         self.network.modules.train()
+        _zero_gradients(self.network.modules)
         self.reset_counters()
         return self._executor.run(self.plan.passes.train)
 
@@ -99,6 +104,43 @@ class Engine:
         with self._evaluating():
             self._executor.run(self.plan.passes.evaluate)
         return self._host.take("output")
+
+    def measure(self, passes: tuple[Pass, ...], limit: int) -> dict[str, int]:
+        """Run passes under another budget; per pass, the most bytes that layers took on a device.
+
+        Raises:
+            DeviceOutOfMemory: when that budget does not do either.
+        """
+        before = self._host.names(), [device.placed() for device in self._devices]
+        budgets = [device.budget for device in self._devices]
+        taken = {}
+        try:
+            for device in self._devices:
+                device.budget = limit
+            for p in passes:
+                self.reset_counters()
+                self._executor.run((p,))
+                taken[p.name] = max(device.workspace_peak for device in self._devices)
+        finally:
+            self._forget(*before)
+            for device, budget in zip(self._devices, budgets, strict=True):
+                device.budget = budget
+        return taken
+
+    def _forget(self, host: set[str], placed: list[set[str]]) -> None:
+        """Free what a run that did not end left behind."""
+        self._host.free_except(host)
+        self._executor.kept.clear()
+        for device, names in zip(self._devices, placed, strict=True):
+            for name in device.placed() - names:
+                device.remove(name)
+
+    @property
+    def place(self) -> tuple[str, str, tuple[int, int]]:
+        """What ran last: the pass, the module, the chunk."""
+        current = self._executor.current
+        assert current is not None
+        return current.name, self.network.current, divmod(self.network.chunk, self.plan.topology.chunks)
 
     @property
     def ids(self) -> Tensor:
@@ -142,3 +184,13 @@ class Engine:
             yield
         finally:
             self.network.context.training = True
+
+
+def _zero_gradients(modules: nn.Module) -> None:
+    for parameter in modules.parameters():
+        if not parameter.requires_grad:
+            parameter.grad = None  # frozen since the last epoch
+        elif parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()

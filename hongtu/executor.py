@@ -36,6 +36,9 @@ class Executor:
         devices: one per partition.
         loss: evaluated on the last forward pass of training.
         traffic: the counter that the devices share.
+
+    Attributes:
+        current: the pass that runs, or ran last.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Executor:
         self.plan, self.network, self.host, self.devices = plan, network, host, devices
         self.loss, self.traffic = loss, traffic
         self.loss_value = 0.0
+        self.current: Pass | None = None
         self.kept: dict[tuple[int | None, int], Kept] = {}
         self._starts = plan.topology.partition_start
 
@@ -108,6 +112,7 @@ class Executor:
             self.host.free(name)
 
     def _run_pass(self, p: Pass) -> None:
+        self.current = p
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
             self._create(name, zero=name == p.flush or (some_rows and name in p.direct))

@@ -54,9 +54,10 @@ SITS_ON = {
     "run_directory": "snapshot metrics",
     "engine": "executor host_rows host_memory",
     "anomaly": "engine",
+    "pressure": "engine",
     "fit": "artifact run_directory",
     "planning": "probe config embedding",
-    "trainer": "planning anomaly fit random_state",
+    "trainer": "planning anomaly pressure fit random_state",
     "measure": "trainer models preprocess",
     "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
     "cli": "hongtu measure",
