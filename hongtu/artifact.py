@@ -60,6 +60,7 @@ class Artifact:
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         self.path = path
         self.manifest = manifest
+        self._opened = {file: _file_identity(file) for file in (path / f"{name}.npy" for name in arrays)}
         self.original_id = arrays["original_id"]
         self.features = arrays.get("features")
         self.labels = arrays["labels"]
@@ -96,6 +97,23 @@ class Artifact:
     def multi_label(self) -> bool:
         return self.labels.ndim == 2
 
+    def check_files(self) -> None:
+        """Refuse files that were cut short since they were opened: reading what is gone of a mapped file kills the
+        process. A file that was removed, or replaced by another, is still there for who has it open.
+
+        Raises:
+            InputError: naming the first.
+        """
+        for file, (device, inode, size) in self._opened.items():
+            try:
+                now = file.stat()
+            except OSError:
+                continue
+            if (now.st_dev, now.st_ino) == (device, inode) and now.st_size < size:
+                raise InputError(
+                    f"{file}: cut from {size} to {now.st_size} bytes while it was in use; run `hongtu preprocess` again"
+                )
+
     def verify(self) -> None:
         """Read the manifest and every array, and compare their hashes with those in the manifest.
 
@@ -125,6 +143,12 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
     if verify:
         artifact.verify()
     return artifact
+
+
+def _file_identity(file: Path) -> tuple[int, int, int]:
+    """Device, inode and bytes."""
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size
 
 
 def _check_hash(file: Path, found: str, expected: Any) -> None:

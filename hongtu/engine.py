@@ -78,6 +78,7 @@ class Engine:
 
     def train(self, epoch: int) -> float:
         """Make this epoch's gradients those of the parameters; returns the loss."""
+        self.artifact.check_files()
         self.network.activate()
         self.network.context.epoch = epoch
         self.network.modules.train()
@@ -101,6 +102,7 @@ class Engine:
     def infer(self) -> Tensor:
         """[V, C] in new order: the output without dropout."""
         self.set_up()
+        self.artifact.check_files()
         with self._evaluating():
             self._executor.run(self.plan.passes.evaluate)
         return self._host.take("output")
