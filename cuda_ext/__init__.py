@@ -1,1 +1,1 @@
-"""CUDA kernels, compiled at first use."""
+"""CUDA kernels: compiled by NVRTC at first use, or by a C++ compiler and executed on the CPU where there is no GPU."""

@@ -125,7 +125,7 @@ class Block:
 
     def gather_destination(self, x: Tensor) -> Tensor:
         """[D, F] -> [E, F]: the row of each edge's destination."""
-        return ops.destination_gather(_rows(x), self.indptr).view(self.num_edges, *x.shape[1:])
+        return ops.destination_gather(_rows(x), self.indptr, self.num_edges).view(self.num_edges, *x.shape[1:])
 
     def segment_sum(self, x_EF: Tensor) -> Tensor:
         """[E, F] -> [D, F]: sum of the edge rows of each destination."""

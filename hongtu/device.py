@@ -1,11 +1,14 @@
-"""The CPU device: plain memory behind a device's interface, with an enforced budget.
+"""A device of a run: memory with an enforced budget, and copies in and out of it that are counted.
 
 Planned buffers are allocated by name and counted exactly; tensors that layers create inside a stage are counted by
 a :class:`~hongtu.workspace.WorkspaceTracker`. Their sum never exceeds the budget: like a GPU, the device raises.
+
+``Device`` is what the engine knows; ``CpuDevice`` shares its memory with the host and does everything at once.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -15,33 +18,40 @@ import torch
 from torch import Tensor
 
 from hongtu import row_copies
+from hongtu.dispatch import NUMBA, Kernels
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.metrics import Traffic
+from hongtu.pool import Pool
+from hongtu.streams import Inline, Stream, Streams
 from hongtu.workspace import WorkspaceTracker
 
 
-class CpuDevice:
+class Device(ABC):
     """One device of a run.
 
     Args:
         name: for messages and records, "device 0".
         budget: bytes, or None for no limit.
         traffic: counter that every copy of this device adds to.
+        streams: where its work is queued.
+        kernels: what runs on its tensors.
 
     Attributes:
         arena: bytes of live planned buffers; ``arena_peak`` is the highest so far.
         peak: highest sum of planned buffers and workspace.
     """
 
-    def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
-        self.name = name
-        self.budget = budget
-        self.traffic = traffic
+    def __init__(self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels) -> None:
+        self.name, self.budget, self.traffic = name, budget, traffic
+        self.streams, self.kernels = streams, kernels
         self.arena = self.arena_peak = self.peak = 0
         self._buffers: dict[str, Tensor] = {}
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._workspace = WorkspaceTracker(self._account)
+        self._pool = Pool(self._empty)
+
+    # ---------------------------------------------------------------- memory
 
     @property
     def workspace_peak(self) -> int:
@@ -59,19 +69,20 @@ class CpuDevice:
         self._reserved[name] = nbytes
         self._account(self._workspace.live)
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A planned buffer with undefined content.
+    def allocate(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """A planned buffer of a pass, so many times, with undefined content.
 
         Raises:
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._buffers, name
-        self._buffers[name] = self._make(shape, dtype)
-        return self._buffers[name]
+        self._buffers[name] = self._make((sets, *shape), dtype)
 
     def release_all(self) -> None:
         """Free every planned buffer of a pass."""
-        self.arena -= sum(buffer.nbytes for buffer in self._buffers.values())
+        for buffer in self._buffers.values():
+            self.arena -= buffer.nbytes
+            self._pool.give(buffer)
         self._buffers.clear()
 
     def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -85,106 +96,39 @@ class CpuDevice:
         return self._placed[name]
 
     def remove(self, name: str) -> None:
-        self.arena -= self._placed.pop(name).nbytes
+        tensor = self._placed.pop(name)
+        self.arena -= tensor.nbytes
+        self._pool.give(tensor)
 
     def placed(self) -> set[str]:
         """The names of the tensors that stay."""
         return set(self._placed)
 
     def buffer(self, name: str) -> Tensor:
-        """A tensor that stays, or a buffer of the pass."""
-        return self._placed[name] if name in self._placed else self._buffers[name]
+        """A tensor that stays, or a buffer that a pass has once."""
+        return self._placed[name] if name in self._placed else self._buffers[name][0]
 
-    def staging(self, name: str) -> Tensor:
-        """The pass's buffer for rows of a tensor, which may itself be on the device."""
-        return self._buffers[name]
+    def staging(self, name: str, number: int) -> Tensor:
+        """A pass's buffer of one set."""
+        return self._buffers[name][number]
 
-    def fill(self, tensor: Tensor, host: Tensor) -> None:
-        """Copy contiguous host rows to a tensor that stays."""
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Layers run inside: their time counts, and what they allocate counts against the budget."""
         start = perf_counter()
-        tensor.copy_(host)
-        self.traffic.add("read", tensor.nbytes, seconds=perf_counter() - start)
+        with self._workspace:
+            yield
+        self.traffic.seconds["compute"] += perf_counter() - start
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.arena += nbytes
         try:
             self._account(self._workspace.live)
+            return self._pool.take(shape, dtype)
         except DeviceOutOfMemory:
             self.arena -= nbytes
             raise
-        return torch.empty(shape, dtype=dtype)
-
-    @contextmanager
-    def workspace(self) -> Iterator[None]:
-        """Layers run inside: what they allocate counts against the budget."""
-        with self._workspace:
-            yield
-
-    def bring(self, name: str, array: Tensor | np.ndarray, link: str) -> Tensor:
-        """Copy a host array into the front of buffer ``name`` and return that part of the buffer."""
-        start = perf_counter()
-        part = self._buffers[name][: len(array)]
-        if isinstance(array, Tensor):
-            part.copy_(array)
-        else:
-            part.numpy()[...] = array
-        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
-        return part
-
-    def bring_rows(self, name: str, host: Tensor, index: Tensor, link: str) -> Tensor:
-        """Copy rows ``index`` of a host tensor into the front of buffer ``name``; returns that part."""
-        start = perf_counter()
-        part = self._buffers[name][: len(index)]
-        torch.index_select(host, 0, index, out=part)
-        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
-        return part
-
-    def send(self, array: Tensor, host: Tensor, *, add: bool = False, index: Tensor | None = None) -> None:
-        """Copy (or add) a device tensor to contiguous host rows, or to rows ``index`` of them."""
-        assert array.shape == (host.shape if index is None else (len(index), host.shape[1])), array.shape
-        start = perf_counter()
-        if index is not None and add:
-            host.index_add_(0, index, array)
-        elif index is not None:
-            host.index_copy_(0, index.long(), array)
-        elif add:
-            host.add_(array)
-        else:
-            host.copy_(array)
-        self.traffic.add("write", array.nbytes, seconds=perf_counter() - start)
-
-    def load_rows(self, host: Tensor, rows: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """``cache[slots] = host[rows]`` over the host link."""
-        start = perf_counter()
-        row_copies.copy_rows(host.numpy(), rows.numpy(), cache.numpy(), slots.numpy())
-        self._count("load", cache, slots, start)
-
-    def pull_rows(self, peer_cache: Tensor, peer_slots: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """``cache[slots] = peer_cache[peer_slots]`` over the peer link."""
-        start = perf_counter()
-        row_copies.copy_rows(peer_cache.numpy(), peer_slots.numpy(), cache.numpy(), slots.numpy())
-        self._count("pull", cache, slots, start)
-
-    def push_rows(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        """``peer_cache[peer_slots] += cache[slots]`` over the peer link."""
-        start = perf_counter()
-        row_copies.add_rows(cache.numpy(), slots.numpy(), peer_cache.numpy(), peer_slots.numpy())
-        self._count("push", cache, slots, start)
-
-    def flush_rows(self, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
-        """``host[rows] += cache[slots]`` over the host link; the host accumulates."""
-        start = perf_counter()
-        row_copies.add_rows(cache.numpy(), slots.numpy(), host.numpy(), rows)
-        self._count("flush", cache, slots, start)
-
-    def zero_rows(self, cache: Tensor, slots: Tensor) -> None:
-        """``cache[slots] = 0``."""
-        row_copies.zero_rows(cache.numpy(), slots.numpy())
-
-    def _count(self, link: str, cache: Tensor, slots: Tensor, start: float) -> None:
-        nbytes = len(slots) * cache.shape[1] * cache.itemsize
-        self.traffic.add(link, nbytes, len(slots), perf_counter() - start)
 
     def _account(self, workspace: int) -> None:
         total = self.arena + workspace
@@ -196,3 +140,160 @@ class CpuDevice:
             )
         self.arena_peak = max(self.arena_peak, self.arena)
         self.peak = max(self.peak, total)
+
+    # ---------------------------------------------------------------- rows, in the stream that is named
+
+    def load_rows(self, host: Tensor, rows: Tensor, cache: Tensor, slots: Tensor) -> None:
+        """On ``load``: ``cache[slots] = host[rows]`` over the host link."""
+        self._move("load", self.streams.load, host, rows, cache, slots)
+
+    def pull_rows(self, peer_cache: Tensor, peer_slots: Tensor, cache: Tensor, slots: Tensor) -> None:
+        """On ``load``: ``cache[slots] = peer_cache[peer_slots]`` over the peer link."""
+        self._move("pull", self.streams.load, peer_cache, peer_slots, cache, slots)
+
+    def push_rows(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+        """On ``compute``: ``peer_cache[peer_slots] += cache[slots]`` over the peer link."""
+
+        def push() -> None:
+            start = perf_counter()
+            self._add_to_peer(cache, slots, peer_cache, peer_slots)
+            self._count("push", cache, slots, start)
+
+        self.streams.compute.run(push)
+
+    def zero_rows(self, cache: Tensor, slots: Tensor) -> None:
+        """On ``compute``: ``cache[slots] = 0``."""
+        if len(slots):
+            self.streams.compute.run(lambda: self.kernels.zero_rows(cache, slots))
+
+    def _move(self, link: str, stream: Stream, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
+        def move() -> None:
+            start = perf_counter()
+            self.kernels.copy_rows(src, src_index, dst, dst_index)
+            self._count(link, dst, dst_index, start)
+
+        if len(dst_index):
+            stream.run(move)
+
+    def _count(self, link: str, rows: Tensor, index: Tensor, start: float) -> None:
+        nbytes = len(index) * rows.shape[1] * rows.itemsize
+        self.traffic.add(link, nbytes, len(index), perf_counter() - start)
+
+    def number(self) -> Tensor:
+        """A float64 zero on the device."""
+        return self._empty((), torch.float64).zero_()
+
+    # ---------------------------------------------------------------- what differs
+
+    @abstractmethod
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of the device."""
+
+    @abstractmethod
+    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+        """``peer_cache[peer_slots] += cache[slots]`` while others may do the same."""
+
+    @abstractmethod
+    def fill(self, tensor: Tensor, host: Tensor) -> None:
+        """Copy contiguous host rows to a tensor that stays, and wait for it."""
+
+    @abstractmethod
+    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
+        """On ``load``: copy a host array into the front of staging buffer ``name``; returns that part of it."""
+
+    @abstractmethod
+    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
+        """The same for rows ``index`` (int32) of a host tensor."""
+
+    @abstractmethod
+    def emit(
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+    ) -> None:  # fmt: skip
+        """Inside ``compute``: ``rows`` are to be stored in or added to ``host``, or rows ``index`` of it."""
+
+    @abstractmethod
+    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+        """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
+
+    @abstractmethod
+    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
+        """On ``flush`` and ``host``: ``host[rows] += cache[slots]`` over the host link; the host accumulates."""
+
+    @abstractmethod
+    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """The host's side of a pass's staging memory."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Wait for all work."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """After an error: forget work that has not begun, wait for what has."""
+
+
+class CpuDevice(Device):
+    """The CPU as a device: plain memory behind a device's interface."""
+
+    def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
+        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+        self.kernels.add_rows(cache, slots, peer_cache, peer_slots)
+
+    def fill(self, tensor: Tensor, host: Tensor) -> None:
+        start = perf_counter()
+        tensor.copy_(host)
+        self.traffic.add("read", tensor.nbytes, seconds=perf_counter() - start)
+
+    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
+        start = perf_counter()
+        part = self.staging(name, number)[: len(array)]
+        if isinstance(array, Tensor):
+            part.copy_(array)
+        else:
+            part.numpy()[...] = array
+        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
+        return part
+
+    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
+        start = perf_counter()
+        part = self.staging(name, number)[: len(index)]
+        torch.index_select(host, 0, torch.from_numpy(index), out=part)
+        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
+        return part
+
+    def emit(
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+    ) -> None:  # fmt: skip
+        assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
+        start = perf_counter()
+        if index is not None and add:
+            host.index_add_(0, index, rows)
+        elif index is not None:
+            host.index_copy_(0, index.long(), rows)
+        elif add:
+            host.add_(rows)
+        else:
+            host.copy_(rows)
+        self.traffic.add("write", rows.nbytes, seconds=perf_counter() - start)
+
+    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+        """Nothing is left to do."""
+
+    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
+        start = perf_counter()
+        row_copies.add_rows(cache.numpy(), slots.numpy(), host.numpy(), rows)
+        self._count("flush", cache, slots, start)
+
+    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """There is none: the host's memory is the device's."""
+
+    def drain(self) -> None:
+        """Everything is done already."""
+
+    def abandon(self) -> None:
+        """There is none."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
-from hongtu.device import CpuDevice
+from hongtu.backends import Backend
 from hongtu.embedding import Embedding
 from hongtu.executor import Executor
 from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
@@ -20,7 +20,8 @@ from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, Pass, gradient
+from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
+from hongtu.replicas import Replicas
 
 
 class Engine:
@@ -46,17 +47,20 @@ class Engine:
         embedding: Embedding | None,
         budget: int | None,
         dtype: torch.dtype,
+        backend: Backend,
     ) -> None:
-        check_host(sum(plan.peak_bytes.values()))  # the devices are the host's own memory
+        on_host = backend.where(0).type == "cpu"  # the devices' memory is the host's own
+        check_host(sum((plan.peak_bytes if on_host else plan.host_bytes).values()))
         self.artifact, self.network, self.plan = artifact, network, plan
         self.setup: EpochRecord | None = None
         self.peaks: dict[str, int] = {}
         self._traffic = Traffic()
-        self._devices = [CpuDevice(f"device {i}", budget, self._traffic) for i in range(plan.topology.partitions)]
+        self._replicas = Replicas(network, backend, plan.topology.partitions)
+        self._devices = backend.devices(plan.topology.partitions, budget, self._traffic)
         for device in self._devices:
             device.reserve("model", plan.shape.model_bytes)
-        self._host = make_host(artifact, plan, embedding, dtype)
-        self._executor = Executor(plan, network, self._host, self._devices, loss, self._traffic)
+        self._host = make_host(artifact, plan, embedding, dtype, backend.pinned)
+        self._executor = Executor(plan, self._replicas.of, self._host, self._devices, loss)
         self._counted = False
 
     def set_up(self) -> None:
@@ -79,16 +83,28 @@ class Engine:
     def train(self, epoch: int) -> float:
         """Make this epoch's gradients those of the parameters; returns the loss."""
         self.artifact.check_files()
-        self.network.activate()
-        self.network.context.epoch = epoch
-        self.network.modules.train()
+        self.drop_input_gradient()
         _zero_gradients(self.network.modules)
+        self._replicas.spread(training=True, epoch=epoch)
         self.reset_counters()
-        return self._executor.run(self.plan.passes.train)
+        loss = self._executor.run(self.plan.passes.train)
+        self._replicas.reduce()
+        return loss
 
-    def take_input_gradient(self) -> Tensor:
+    @property
+    def input_gradient(self) -> Tensor:
         """[V, F] in new order: the gradient of learned features, by the last ``train``."""
-        return self._host.take(gradient(FEATURES))
+        return self._host[gradient(FEATURES)]
+
+    def drop_input_gradient(self) -> None:
+        """It has been used, if there was one."""
+        if gradient(FEATURES) in self._host.names():
+            self._host.free(gradient(FEATURES))
+
+    @property
+    def networks(self) -> list[Network]:
+        """The model on every GPU, the user's first."""
+        return self._replicas.every
 
     @property
     def loss(self) -> MeanLoss:
@@ -99,13 +115,17 @@ class Engine:
         before, self._executor.loss = self._executor.loss, loss
         return before
 
-    def infer(self) -> Tensor:
-        """[V, C] in new order: the output without dropout."""
+    @contextmanager
+    def inferred(self) -> Iterator[Tensor]:
+        """[V, C] in new order: the output without dropout; gone afterwards."""
         self.set_up()
         self.artifact.check_files()
         with self._evaluating():
             self._executor.run(self.plan.passes.evaluate)
-        return self._host.take("output")
+        try:
+            yield self._host[OUTPUT]
+        finally:
+            self._host.free(OUTPUT)
 
     def measure(self, passes: tuple[Pass, ...], limit: int) -> dict[str, int]:
         """Run passes under another budget; per pass, the most bytes that layers took on a device.
@@ -114,20 +134,28 @@ class Engine:
             DeviceOutOfMemory: when that budget does not do either.
         """
         before = self._host.names(), [device.placed() for device in self._devices]
-        budgets = [device.budget for device in self._devices]
         taken = {}
+        with self.budget_of(limit):
+            try:
+                for p in passes:
+                    self.reset_counters()
+                    self._executor.run((p,))
+                    taken[p.name] = max(device.workspace_peak for device in self._devices)
+            finally:
+                self._forget(*before)
+        return taken
+
+    @contextmanager
+    def budget_of(self, limit: int | None) -> Iterator[None]:
+        """Inside, every device has another budget."""
+        budgets = [device.budget for device in self._devices]
+        for device in self._devices:
+            device.budget = limit
         try:
-            for device in self._devices:
-                device.budget = limit
-            for p in passes:
-                self.reset_counters()
-                self._executor.run((p,))
-                taken[p.name] = max(device.workspace_peak for device in self._devices)
+            yield
         finally:
-            self._forget(*before)
             for device, budget in zip(self._devices, budgets, strict=True):
                 device.budget = budget
-        return taken
 
     def _forget(self, host: set[str], placed: list[set[str]]) -> None:
         """Free what a run that did not end left behind."""
@@ -179,13 +207,11 @@ class Engine:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """The model inside drops nothing."""
-        self.network.activate()
-        self.network.modules.eval()
-        self.network.context.training = False
+        self._replicas.spread(training=False)
         try:
             yield
         finally:
-            self.network.context.training = True
+            self._replicas.spread(training=True)
 
 
 def _zero_gradients(modules: nn.Module) -> None:

@@ -6,23 +6,19 @@ gradients accumulated on the host. Tensors that the plan leaves on the devices a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from time import perf_counter
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.chunk_run import ChunkRun, Kept
-from hongtu.device import CpuDevice
+from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.losses import MeanLoss
-from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, Pass
+from hongtu.streams import Turn
 from hongtu.transfer import Exchange
 
 
@@ -31,11 +27,10 @@ class Executor:
 
     Args:
         plan: what to run.
-        network: the model.
+        networks: the model of each partition.
         host: vertex tensors; must hold "statistics" and "edge_id_start" where the plan's layers need them.
         devices: one per partition.
         loss: evaluated on the last forward pass of training.
-        traffic: the counter that the devices share.
 
     Attributes:
         current: the pass that runs, or ran last.
@@ -44,16 +39,15 @@ class Executor:
     def __init__(
         self,
         plan: ExecutionPlan,
-        network: Network,
+        networks: list[Network],
         host: HostStore,
-        devices: list[CpuDevice],
+        devices: list[Device],
         loss: MeanLoss,
-        traffic: Traffic,
     ) -> None:
-        self.plan, self.network, self.host, self.devices = plan, network, host, devices
-        self.loss, self.traffic = loss, traffic
-        self.loss_value = 0.0
+        self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
+        self.loss = loss
         self.current: Pass | None = None
+        self.loss_values = [device.number() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
         self._starts = plan.topology.partition_start
 
@@ -70,7 +64,8 @@ class Executor:
 
     def run(self, passes: tuple[Pass, ...]) -> float:
         """Run passes in order; returns the loss where one of them evaluates it, else 0."""
-        self.loss_value = 0.0
+        for value in self.loss_values:
+            value.zero_()
         before = self.host.names(), [device.placed() for device in self.devices]
         try:
             for p in passes:
@@ -82,7 +77,7 @@ class Executor:
                 for name in device.placed() - placed:
                     device.remove(name)
             raise
-        return self.loss_value
+        return sum(float(value) for value in self.loss_values)
 
     def workspace_of(self, p: Pass) -> int:
         """Run one pass on the first device and return the most bytes that layers took in it."""
@@ -117,39 +112,78 @@ class Executor:
         for name in p.creates:  # rows without a writer are zero
             self._create(name, zero=name == p.flush or (some_rows and name in p.direct))
         try:
-            for i, device in enumerate(self.devices):
-                for name, buffer in self.plan.buffers(p, i).items():
-                    dtype = self.host.dtype if buffer.dtype == FLOAT else getattr(torch, buffer.dtype)
-                    device.allocate(name, buffer.shape, dtype)
+            self._allocate(p)
             self._run_batches(p)
+            for device in self.devices:
+                device.drain()
+        except BaseException:
+            for device in self.devices:
+                device.abandon()
+            raise
         finally:
             for device in self.devices:
                 device.release_all()
+            self.host.staging(0)
         for name in p.frees:
             self._free(name)
 
+    def _allocate(self, p: Pass) -> None:
+        self.host.staging(self.plan.host_staging_bytes(p))
+        for i, device in enumerate(self.devices):
+            for make, buffers in (
+                (device.allocate, self.plan.buffers(p, i)),
+                (device.prepare_staging, self.plan.host_staging(p, i)),
+            ):
+                for name, buffer in buffers.items():
+                    dtype = self.host.dtype if buffer.dtype == FLOAT else getattr(torch, buffer.dtype)
+                    make(name, buffer.sets, buffer.shape, dtype)
+
     def _run_batches(self, p: Pass) -> None:
-        view, needs = self.plan.view(p), self.plan.needs(p)
-        transfers = self.plan.exchange_plan(p)
         exchange = None
+        transfers = self.plan.exchange_plan(p)
         if transfers is not None:
             exchange = Exchange(self.devices, transfers, self.host, p, self.plan.resident)
-        active = view.num_dst > 0
+        turns = [Turn(k, len(self.devices)) for k in range(max(self.plan.choice.staging, 1))]
         batches = range(self.plan.schedule.shape[1])
-        for batch in reversed(batches) if p.direction == "backward" else batches:
-            if exchange is not None:
-                exchange.open(batch)
-            for i in range(len(self.devices)):
-                chunk = i * view.chunks + int(np.asarray(self.plan.schedule)[i, batch])
-                if active[chunk]:
-                    ChunkRun(self, p, needs, i, batch, chunk).run()
-            if exchange is not None:
-                exchange.close(batch)
+        for step, batch in enumerate(reversed(batches) if p.direction == "backward" else batches):
+            self._run_batch(p, batch, turns[step % len(turns)], exchange)
 
-    @contextmanager
-    def computing(self, device: CpuDevice) -> Iterator[None]:
-        """Layers run inside: their time and their memory count."""
-        start = perf_counter()
-        with device.workspace():
-            yield
-        self.traffic.seconds["compute"] += perf_counter() - start
+    def _run_batch(self, p: Pass, batch: int, turn: Turn, exchange: Exchange | None) -> None:
+        """One batch on all devices: bring, compute, send. The set's last batch was as many before this one as there
+        are sets; slots that this one fills were retired by then, for the plan keeps every row that much longer."""
+        view, needs = self.plan.view(p), self.plan.needs(p)
+        for i, device in enumerate(self.devices):
+            for computed in turn.computed:
+                device.streams.load.wait(computed, "load: slots and staging are free")
+            device.streams.load.wait(turn.sent[i], "load: what is sent needs its slots")
+            turn.brought[i].synchronize("stage: the last copies are through")
+        if exchange is not None:
+            exchange.bring(batch, turn)
+            if p.flush is not None:
+                exchange.bring_ends(batch, turn)
+        runs = []
+        for i in range(len(self.devices)):
+            chunk = i * view.chunks + int(np.asarray(self.plan.schedule)[i, batch])
+            if view.num_dst[chunk] > 0:
+                runs.append(ChunkRun(self, p, needs, i, batch, chunk, turn))
+        for i, device in enumerate(self.devices):
+            turn.brought[i] = device.streams.load.record()
+            device.streams.compute.wait(turn.brought[i], "compute: inputs are there")
+            device.streams.compute.wait(turn.sent[i], "compute: the last results have left")
+        if exchange is not None and p.flush is not None:
+            exchange.zero(batch, turn)
+        for run in runs:
+            run.compute()
+        if exchange is not None and p.flush is not None:
+            exchange.push(batch, turn)
+        for i, device in enumerate(self.devices):
+            turn.computed[i] = device.streams.compute.record()
+            device.streams.flush.wait(turn.computed[i], "send: results are there")
+            device.streams.flush.wait(turn.added[i], "send: the host has taken the last")
+        if exchange is not None and p.flush is not None and p.flush not in self.plan.resident:
+            exchange.flush(batch, turn)
+        for run in runs:
+            run.send()
+        for i, device in enumerate(self.devices):
+            turn.sent[i] = device.streams.flush.record()
+            turn.added[i] = device.streams.host.record()

@@ -12,20 +12,23 @@ from hongtu.embedding import Embedding
 from hongtu.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
+from hongtu.pool import Make
 from hongtu.statistics import degree_statistics, edge_id_starts
 
 
-def make_host(artifact: Artifact, plan: ExecutionPlan, embedding: Embedding | None, dtype: torch.dtype) -> HostStore:
-    """The host's tensors before the first pass."""
-    host = HostStore(artifact.num_vertices, dtype)
+def make_host(
+    artifact: Artifact, plan: ExecutionPlan, embedding: Embedding | None, dtype: torch.dtype, pinned: Make | None = None
+) -> HostStore:
+    """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
+    host = HostStore(artifact.num_vertices, dtype, pinned)
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
     if embedding is not None:
-        host.keep(FEATURES, embedding.weight.data)
+        embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
     else:
         assert artifact.features is not None
         with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)).to(dtype))
+            host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
     labels = np.array(artifact.labels)
     host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
     host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))

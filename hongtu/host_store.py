@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hongtu.pool import Make, Pool, plain
+
 
 class HostStore:
     """Host tensors by name.
@@ -16,23 +18,35 @@ class HostStore:
     Args:
         num_vertices: V.
         dtype: dtype of vertex rows and gradients.
+        pinned: makes memory for vertex rows; None: plain memory, which may as well be somebody else's.
 
     Attributes:
-        peak_bytes: highest total so far of vertex rows ("pinned host") and of the rest ("pageable host").
+        peak_bytes: highest total so far of vertex rows and staging ("pinned host") and of the rest ("pageable host").
     """
 
-    def __init__(self, num_vertices: int, dtype: torch.dtype) -> None:
+    def __init__(self, num_vertices: int, dtype: torch.dtype, pinned: Make | None = None) -> None:
         self.dtype = dtype
         self.num_vertices = num_vertices
         self._tensors: dict[str, Tensor] = {}
-        self._pinned = self._pinned_peak = self._pageable = 0
+        self._borrowed: set[str] = set()
+        self._copies = pinned is not None
+        self._pool = Pool(pinned or plain)
+        self._pinned = self._pinned_peak = self._pageable = self._staging = 0
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         return {"pinned host": self._pinned_peak, "pageable host": self._pageable}
 
-    def keep(self, name: str, tensor: Tensor) -> None:
-        """Hold vertex rows."""
+    def keep(self, name: str, tensor: Tensor) -> Tensor:
+        """Hold vertex rows, or a copy of them in pinned memory; returns what is held."""
+        if self._copies:
+            self._hold(name, self._pool.take(tuple(tensor.shape), self.dtype).copy_(tensor))
+        else:
+            self._hold(name, tensor.to(self.dtype))
+            self._borrowed.add(name)
+        return self._tensors[name]
+
+    def _hold(self, name: str, tensor: Tensor) -> None:
         assert name not in self._tensors, name
         self._tensors[name] = tensor
         self._pinned += tensor.nbytes
@@ -50,16 +64,22 @@ class HostStore:
 
     def create(self, name: str, columns: int, *, zero: bool) -> None:
         """Allocate vertex rows [V, columns]."""
-        make = torch.zeros if zero else torch.empty
-        self.keep(name, make((self.num_vertices, columns), dtype=self.dtype))
+        tensor = self._pool.take((self.num_vertices, columns), self.dtype)
+        self._hold(name, tensor.zero_() if zero else tensor)
+
+    def staging(self, nbytes: int) -> None:
+        """Count the pinned staging memory of a pass, until the next call."""
+        self._pinned += nbytes - self._staging
+        self._staging = nbytes
+        self._pinned_peak = max(self._pinned_peak, self._pinned)
 
     def free(self, name: str) -> None:
-        self.take(name)
-
-    def take(self, name: str) -> Tensor:
-        """Give a tensor away."""
-        self._pinned -= self._tensors[name].nbytes
-        return self._tensors.pop(name)
+        tensor = self._tensors.pop(name)
+        self._pinned -= tensor.nbytes
+        if name in self._borrowed:
+            self._borrowed.remove(name)
+        else:
+            self._pool.give(tensor)
 
     def free_except(self, names: set[str]) -> None:
         """Free whatever an interrupted pass left."""

@@ -59,7 +59,7 @@ class MeanLoss:
         if self._named and not fits:
             raise InputError(f"the last layer has {columns} columns, the labels have {self._num_classes} classes")
 
-    def gradient(self, out: Tensor, label_bytes: Tensor, mask: Tensor) -> tuple[Tensor, float]:
+    def gradient(self, out: Tensor, label_bytes: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of the mean loss by one chunk's output, and the chunk's part of the mean.
 
         Args:
@@ -68,12 +68,12 @@ class MeanLoss:
             mask: bool [D], the chunk's part of the train mask.
 
         Returns:
-            gradient [D, C] and a float64 part of the loss.
+            gradient [D, C] and the part of the loss, float64, on the device of ``out``.
         """
         chosen = mask.nonzero().squeeze(1)
         gradient = torch.zeros_like(out)
         if len(chosen) == 0:
-            return gradient, 0.0
+            return gradient, out.new_zeros((), dtype=torch.float64)
         with torch.enable_grad():
             picked = out.detach().index_select(0, chosen).requires_grad_()
             losses = self._loss(picked, self._targets(label_bytes.index_select(0, chosen), out.dtype))
@@ -85,7 +85,7 @@ class MeanLoss:
             (total / self._count).backward()
         assert picked.grad is not None
         gradient.index_copy_(0, chosen, picked.grad)
-        return gradient, float(losses.detach().double().sum()) / self._count
+        return gradient, losses.detach().double().sum() / self._count
 
     def _targets(self, label_bytes: Tensor, dtype: torch.dtype) -> Tensor:
         if self._multi_label:

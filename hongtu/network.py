@@ -288,7 +288,7 @@ class Network:
         self._current = number
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         if self.modules.training and self._random[id(self.modules[number])]:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
                 torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
                 yield
         else:

@@ -24,7 +24,7 @@ from hongtu.plan.passes import Pass
 
 T = TypeVar("T")
 ON_OOM = ("raise", "replan")
-GROWTH = 1.5  # of what is expected of layers, where they cannot be measured
+GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
 
 
 class MakePlan(Protocol):

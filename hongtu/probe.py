@@ -52,7 +52,7 @@ def _probe_view(
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         network.trace(plan.shape.features, dtype)
-        executor = Executor(small, network, host, [device], loss, device.traffic)
+        executor = Executor(small, [network], host, [device], loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)
             for p in passes:

@@ -34,3 +34,12 @@ def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
         to = dst_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] = 0
+
+
+@numba.njit(cache=True, nogil=True)
+def add_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
+    """``dst[dst_index] += src`` on one thread, for a thread that runs beside others; ``dst_index`` unique."""
+    for k in range(len(dst_index)):
+        to = dst_index[k]
+        for f in range(dst.shape[1]):
+            dst[to, f] += src[k, f]

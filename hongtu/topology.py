@@ -13,6 +13,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from hongtu.bitmap import insert, take_all
+
 
 @dataclass(frozen=True)
 class ChunkTopology:
@@ -146,9 +148,12 @@ class Topology:
 
     def grouped(self, size: int) -> Topology:
         """The same graph with every ``size`` consecutive chunks of a partition as one."""
-        source = self.global_sources()
-        larger = build_topology(self.partitions, self._group_start(size), self.in_edge_start, source, self.edge_weight)
-        return self._with_active(larger)
+        larger = self.grouped_sets(size)
+        bounds = self.chunk_start, larger.chunk_start
+        edge_start, larger_start = (np.asarray(self.in_edge_start)[start] for start in bounds)
+        sets = self.source_start, self.sources, larger.source_start, larger.sources
+        local_source = _relabel(edge_start, larger_start, *sets, self.local_source, self.num_vertices)
+        return replace(larger, local_source=local_source)
 
     def grouped_sets(self, size: int) -> Topology:
         """``grouped`` without edges: neighbour sets and counts only, which is much faster and all that planners
@@ -251,24 +256,38 @@ def _neighbour_sets(edge_start, source, num_vertices):
 def _merge_sets(source_start, sources, partitions, size, num_vertices):
     chunks = (len(source_start) - 1) // partitions
     groups = (chunks + size - 1) // size
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
+    words = np.zeros((num_vertices + 63) // 64, dtype=np.uint64)
     start = np.zeros(partitions * groups + 1, dtype=np.int64)
     merged = np.empty(len(sources), dtype=np.int32)
     at = 0
     for i in range(partitions):
         for g in range(groups):
-            group = i * groups + g
-            begin = at
-            first = i * chunks + g * size
-            last = min(first + size, (i + 1) * chunks)
-            for k in range(source_start[first], source_start[last]):
-                if seen_by[sources[k]] != group:
-                    seen_by[sources[k]] = group
-                    merged[at] = sources[k]
-                    at += 1
-            merged[begin:at] = np.sort(merged[begin:at])
-            start[group + 1] = at
+            lowest, end = num_vertices, 0
+            for c in range(i * chunks + g * size, min(i * chunks + (g + 1) * size, (i + 1) * chunks)):
+                rows = sources[source_start[c] : source_start[c + 1]]
+                if len(rows) > 0:
+                    insert(words, rows, 0)
+                    lowest, end = min(lowest, rows[0]), max(end, rows[-1] + 1)
+            at = take_all(words, lowest, end, 0, merged, at)
+            start[i * groups + g + 1] = at
     return start, merged[:at].copy()
+
+
+@numba.njit(cache=True, nogil=True)
+def _relabel(edge_start, larger_edge_start, source_start, sources, larger_start, larger, local_source, num_vertices):
+    """int32 [E], local sources in the neighbour sets of larger chunks."""
+    rank = np.empty(num_vertices, dtype=np.int32)
+    out = np.empty(len(local_source), dtype=np.int32)
+    group = -1
+    for c in range(len(edge_start) - 1):
+        while group < 0 or larger_edge_start[group + 1] < edge_start[c + 1]:
+            group += 1
+            for k in range(larger_start[group], larger_start[group + 1]):
+                rank[larger[k]] = k - larger_start[group]
+        own = rank[sources[source_start[c] : source_start[c + 1]]]
+        for e in range(edge_start[c], edge_start[c + 1]):
+            out[e] = own[local_source[e]]
+    return out
 
 
 @numba.njit(cache=True, nogil=True)

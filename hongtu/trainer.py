@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hongtu.anomaly import check_epoch
 from hongtu.artifact import Artifact, open_artifact
+from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
 from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
@@ -24,7 +25,7 @@ from hongtu.metrics import EpochRecord
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import CPU, Hardware
+from hongtu.plan.hardware import Hardware
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
 from hongtu.pressure import Relief
@@ -32,6 +33,8 @@ from hongtu.probe import probe_workspace
 from hongtu.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -42,7 +45,7 @@ class Trainer:
         layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
         loss: "cross_entropy", "bce_with_logits", or a callable (out [T, C], target) -> per-vertex losses [T].
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
-        device: "cpu".
+        device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
         strategy: "full", "paper", "none" or a :class:`~hongtu.plan.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
@@ -79,7 +82,7 @@ class Trainer:
         *,
         loss: str | VertexLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
-        device: str = "cpu",
+        device: str | Backend = "cpu",
         device_memory: int | str | None = None,
         strategy: str | Strategy = "full",
         seed: int = 0,
@@ -87,14 +90,13 @@ class Trainer:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
-        hardware: Hardware = CPU,
+        hardware: Hardware | None = None,
         detect_anomaly: bool = True,
         deterministic: bool = False,
         on_oom: str = "raise",
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        if device != "cpu":
-            raise InputError(f"device {device!r}: this version runs on 'cpu' only")
+        backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
         self.strategy = get_strategy(strategy)
@@ -119,12 +121,12 @@ class Trainer:
             optimizer=self.optimizer,
             strategy=self.strategy,
             dtype=dtype,
-            hardware=hardware,
+            hardware=hardware or backend.hardware,
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
 
         def make_engine(plan: ExecutionPlan) -> Engine:
-            return Engine(self.artifact, self._network, self._loss, plan, self.embedding, self._budget, dtype)
+            return Engine(self.artifact, self._network, self._loss, plan, self.embedding, self._budget, dtype, backend)
 
         def probe(plan: ExecutionPlan) -> dict[str, int]:
             return probe_workspace(plan, self.model, self._loss, dtype)
@@ -143,6 +145,8 @@ class Trainer:
         self.optimizer.step()
         if self.embedding is not None:
             self.embedding.step()
+            self.embedding.weight.grad = None
+            self._engine.drop_input_gradient()
             self._engine.count_once(self.embedding.state_bytes)
         record = self._engine.record(self.epoch, loss, perf_counter() - start)
         self.epoch += 1
@@ -156,7 +160,7 @@ class Trainer:
             loss = engine.train(self.epoch)
             self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
             if self.embedding is not None:
-                self.embedding.weight.grad = engine.take_input_gradient()
+                self.embedding.weight.grad = engine.input_gradient
                 self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
                 parameters.append(self.embedding.weight)
             if self.detect_anomaly:
@@ -188,21 +192,22 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout: ``{"train", "val", "test"}``; accuracy, or micro-F1 for multi-label."""
-        out = self._infer()
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        return {split: score(out, labels, mask) for split, mask in masks.items()}
+        return self._infer(lambda out: {split: score(out, labels, mask) for split, mask in masks.items()})
 
     def predict(self) -> Tensor:
         """[N, C]: the model's output for every vertex, in the original order, without dropout."""
-        out = self._infer()
-        ordered = torch.empty_like(out)
-        ordered[self._engine.ids] = out
-        return ordered
+        return self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
 
-    def _infer(self) -> Tensor:
-        with deterministic_torch(self.deterministic):
-            return self._relief.run(Engine.infer)
+    def _infer(self, use: Callable[[Tensor], T]) -> T:
+        """What is made of the output [V, C], in new order."""
+
+        def work(engine: Engine) -> T:
+            with deterministic_torch(self.deterministic), engine.inferred() as out:
+                return use(out)
+
+        return self._relief.run(work)
 
     def fit(
         self,

@@ -1,7 +1,7 @@
 """Replays a transfer plan: brings neighbour rows into the caches and takes gradient rows out of them.
 
-It decides nothing: which rows, slots and peers is in the plan. All devices of a batch finish one kind of transfer
-before the next begins, so an owner's rows are in place when its peers pull, and complete when it flushes.
+It decides nothing: which rows, slots and peers is in the plan. Owners' rows are in place when peers pull them, and
+complete when they are flushed: that is what the waits between devices are for.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from hongtu.device import CpuDevice
+from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.plan.intervals import Intervals
 from hongtu.plan.passes import Pass
 from hongtu.plan.transfer import TransferPlan
+from hongtu.streams import Stream, Turn
 
 Select = Callable[[Intervals], "slice | np.ndarray"]
 
@@ -32,22 +33,91 @@ class Exchange:
     """
 
     def __init__(
-        self, devices: list[CpuDevice], plan: TransferPlan, host: HostStore, p: Pass, resident: frozenset[str]
+        self, devices: list[Device], plan: TransferPlan, host: HostStore, p: Pass, resident: frozenset[str]
     ) -> None:
         self.devices, self.plan, self.host, self.p, self.resident = devices, plan, host, p, resident
+        self._shares = any(len(transfers.pulls) for transfers in plan.devices)
 
-    def open(self, batch: int) -> None:
-        """Before batch ``batch`` computes: values in, gradient slots zeroed."""
-        if self.p.exchange is not None:
-            self._fill(self._beginning(batch))
-        if self.p.flush is not None:
-            self._zero(self._beginning(batch))
+    def bring(self, batch: int, turn: Turn) -> None:
+        """On ``load``: values in, and the slots whose gradients begin."""
+        select = self._beginning(batch)
+        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+            table = transfers.loads
+            pick = select(table)
+            slots = device.bring("load_slots", turn.set, table.slot[pick], "topology")
+            if self.p.exchange is not None:
+                rows = device.bring("load_rows", turn.set, table.row[pick], "topology")
+                if len(rows):
+                    device.load_rows(self.host[self.p.exchange], rows, self._cache(device, "value"), slots)
+        if self.p.exchange is None:
+            for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+                device.bring("pull_to", turn.set, transfers.pulls.slot[select(transfers.pulls)], "topology")
+            return
+        if self._shares:
+            self._await_each_other([d.streams.load for d in self.devices], "pull: the owner has loaded")
+        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+            table = transfers.pulls
+            pick = select(table)
+            peer = table.peer[pick]
+            by_peer = np.argsort(peer, kind="stable")
+            pull_from = device.bring("pull_from", turn.set, table.peer_slot[pick][by_peer], "topology")
+            pull_to = device.bring("pull_to", turn.set, table.slot[pick][by_peer], "topology")
+            for p, part in self._peers(peer[by_peer]):
+                cache = self._cache(device, "value")
+                device.pull_rows(self._cache(self.devices[p], "value"), pull_from[part], cache, pull_to[part])
 
-    def close(self, batch: int) -> None:
-        """After batch ``batch`` has computed: gradients out."""
-        if self.p.flush is not None:
-            self._push(self._ending(batch))
-            self._flush(self._ending(batch))
+    def bring_ends(self, batch: int, turn: Turn) -> None:
+        """On ``load``: which gradients the batch completes."""
+        select = self._ending(batch)
+        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+            pulls, loads = transfers.pulls, transfers.loads
+            pick = select(pulls)
+            by_peer = np.argsort(pulls.peer[pick], kind="stable")
+            device.bring("push_from", turn.set, pulls.slot[pick][by_peer], "topology")
+            device.bring("push_to", turn.set, pulls.peer_slot[pick][by_peer], "topology")
+            device.bring("flush_slots", turn.set, loads.slot[select(loads)], "topology")
+
+    def zero(self, batch: int, turn: Turn) -> None:
+        """On ``compute``: gradients begin with nothing."""
+        select = self._beginning(batch)
+        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+            for table, name in ((transfers.loads, "load_slots"), (transfers.pulls, "pull_to")):
+                count = len(table.slot[select(table)])
+                device.zero_rows(self._cache(device, "gradient"), device.staging(name, turn.set)[:count])
+
+    def push(self, batch: int, turn: Turn) -> None:
+        """On ``compute``: mirrors' gradients to their owners, while no device computes."""
+        if not self._shares:
+            return
+        streams = [device.streams.compute for device in self.devices]
+        self._await_each_other(streams, "push: the owner has computed")
+        select = self._ending(batch)
+        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+            table = transfers.pulls
+            peer = np.sort(table.peer[select(table)])
+            push_from = device.staging("push_from", turn.set)
+            push_to = device.staging("push_to", turn.set)
+            for p, part in self._peers(peer):
+                peer_cache = self._cache(self.devices[p], "gradient")
+                device.push_rows(self._cache(device, "gradient"), push_from[part], peer_cache, push_to[part])
+        self._await_each_other(streams, "compute: peers have pushed")
+
+    def flush(self, batch: int, turn: Turn) -> None:
+        """On ``flush``: owners' gradients to the host."""
+        assert self.p.flush is not None
+        select = self._ending(batch)
+        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
+            rows = transfers.loads.row[select(transfers.loads)]
+            if len(rows):
+                slots = device.staging("flush_slots", turn.set)[: len(rows)]
+                device.flush_rows(turn.set, self._cache(device, "gradient"), slots, self.host[self.p.flush], rows)
+
+    def _await_each_other(self, streams: list[Stream], why: str) -> None:
+        moments = [stream.record() for stream in streams]
+        for k, stream in enumerate(streams):
+            for other, moment in enumerate(moments):
+                if other != k:
+                    stream.wait(moment, why)
 
     def _beginning(self, batch: int) -> Select:
         """The intervals that begin with a batch, in the order in which batches are visited."""
@@ -61,56 +131,8 @@ class Exchange:
             return lambda table: table.opening(batch)
         return lambda table: table.retiring(batch)
 
-    def _cache(self, device: CpuDevice, kind: str) -> Tensor:
+    def _cache(self, device: Device, kind: str) -> Tensor:
         return cache_of(device, self.p, self.resident, kind)
-
-    def _fill(self, select: Select) -> None:
-        assert self.p.exchange is not None
-        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
-            table = transfers.loads
-            pick = select(table)
-            rows = _bring(device, "load_rows", table.row[pick])
-            slots = _bring(device, "load_slots", table.slot[pick])
-            if len(rows):
-                device.load_rows(self.host[self.p.exchange], rows, self._cache(device, "value"), slots)
-        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
-            table = transfers.pulls
-            pick = select(table)
-            peer = table.peer[pick]
-            by_peer = np.argsort(peer, kind="stable")
-            pull_from = _bring(device, "pull_from", table.peer_slot[pick][by_peer])
-            pull_to = _bring(device, "pull_to", table.slot[pick][by_peer])
-            for p, part in self._peers(peer[by_peer]):
-                cache = self._cache(device, "value")
-                device.pull_rows(self._cache(self.devices[p], "value"), pull_from[part], cache, pull_to[part])
-
-    def _zero(self, select: Select) -> None:
-        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
-            for table, name in ((transfers.loads, "load_slots"), (transfers.pulls, "pull_to")):
-                slot = table.slot[select(table)]
-                # with values, the slots came with them
-                slots = _bring(device, name, slot) if self.p.exchange is None else device.buffer(name)[: len(slot)]
-                device.zero_rows(self._cache(device, "gradient"), slots)
-
-    def _push(self, select: Select) -> None:
-        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
-            table = transfers.pulls
-            pick = select(table)
-            by_peer = np.argsort(table.peer[pick], kind="stable")
-            push_from = _bring(device, "push_from", table.slot[pick][by_peer])
-            push_to = _bring(device, "push_to", table.peer_slot[pick][by_peer])
-            for p, part in self._peers(table.peer[pick][by_peer]):
-                peer_cache = self._cache(self.devices[p], "gradient")
-                device.push_rows(self._cache(device, "gradient"), push_from[part], peer_cache, push_to[part])
-
-    def _flush(self, select: Select) -> None:
-        assert self.p.flush is not None
-        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
-            table = transfers.loads
-            pick = select(table)
-            slots = _bring(device, "flush_slots", table.slot[pick])
-            if len(slots):
-                device.flush_rows(self._cache(device, "gradient"), slots, self.host[self.p.flush], table.row[pick])
 
     def _peers(self, sorted_peer: np.ndarray) -> list[tuple[int, slice]]:
         """The range of each peer in an array sorted by peer."""
@@ -122,11 +144,7 @@ class Exchange:
         ]
 
 
-def cache_of(device: CpuDevice, p: Pass, resident: frozenset[str], kind: str) -> Tensor:
+def cache_of(device: Device, p: Pass, resident: frozenset[str], kind: str) -> Tensor:
     """The rows that slots count, of values ("value") or gradients ("gradient")."""
     name, own = (p.exchange, "cache") if kind == "value" else (p.flush, "gradient_cache")
     return device.buffer(name if name is not None and name in resident else own)
-
-
-def _bring(device: CpuDevice, name: str, array: np.ndarray) -> Tensor:
-    return device.bring(name, array, "topology")

@@ -5,7 +5,7 @@ Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,14 +24,16 @@ class Buffer:
     Attributes:
         shape: rows, or (rows, columns).
         dtype: "float" (the run's dtype), "int32", "int64", "bool" or "uint8".
+        sets: how many of them: copies of one batch fill a set while another batch computes from its own.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    sets: int = 1
 
     def nbytes(self, itemsize: int) -> int:
         size = itemsize if self.dtype == FLOAT else np.dtype(self.dtype).itemsize
-        return int(np.prod(self.shape, dtype=np.int64)) * size
+        return int(np.prod((self.sets, *self.shape), dtype=np.int64)) * size
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,34 @@ def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
 def cached_rows(p: Pass, resident: frozenset[str]) -> tuple[str, ...]:
     """The tensors whose rows go through caches of a pass's own: values, gradients, or both."""
     return tuple(name for name in (p.exchange, p.flush) if name is not None and name not in resident)
+
+
+def staged(
+    p: Pass, buffers: dict[str, Buffer], width: dict[str, int], limits: BatchLimits, num_dst: int, kept: frozenset[str],
+    sets: int,
+) -> tuple[dict[str, Buffer], dict[str, Buffer]]:  # fmt: skip
+    """The buffers of a pass where device and host have memories of their own.
+
+    Args:
+        buffers: those it has anyway.
+        num_dst: destinations of the device's largest chunk.
+        kept: the tensors that stay on the devices.
+        sets: of staging memory.
+
+    Returns:
+        the buffers on the device, rows on their way to the host among them, and the pinned ones on the host, through
+        which everything goes that is not read from or stored in host rows as it is.
+    """
+    away = {name: Buffer((num_dst, width[name]), FLOAT) for name in p.written if name not in kept}
+    device = buffers | {f"send {name}": buffer for name, buffer in away.items()}
+    if p.flush is not None and p.flush not in kept:
+        device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)
+    host = {name: buffer for name, buffer in buffers.items() if name not in (*p.inputs, *p.gradients, "aggregate")}
+    host |= {f"add {name}": away[name] for name in p.direct if name in away}
+    if "flush_rows" in device:
+        host["flush_rows"] = device["flush_rows"]
+    repeated = {name: replace(buffer, sets=sets) for name, buffer in device.items() if name != "aggregate"}
+    return device | repeated, {name: replace(buffer, sets=sets) for name, buffer in host.items()}
 
 
 def cache_buffers(p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str]) -> dict[str, Buffer]:

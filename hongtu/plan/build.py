@@ -43,7 +43,7 @@ def sketch_plan(
             continue
         everything = hops is None or bool(choice.fields[hops].all())
         views[hops] = topology if everything else topology.pruned(choice.fields[hops])
-    limits = {hops: batch_limits(view, schedule, strategy.reuse) for hops, view in views.items()}
+    limits = {hops: batch_limits(view, schedule, strategy.reuse, choice.prefetch) for hops, view in views.items()}
     return ExecutionPlan(topology, shape, strategy, choice, passes, schedule, views, limits)
 
 
@@ -60,7 +60,7 @@ def plan_caches(
     plan = replace(plan, transfers={})
     planned: dict[str, TransferPlan | TransferCounts] = {}
     known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
-    lookahead = plan.strategy.reuse == "lookahead"
+    lookahead, prefetch = plan.strategy.reuse == "lookahead", plan.choice.prefetch
     for p in (*plan.passes.train, *plan.passes.setup, *plan.passes.evaluate):
         if (p.exchange is None and p.flush is None) or (count and p.when != "train"):
             continue
@@ -74,9 +74,9 @@ def plan_caches(
         if (view, capacity) not in known:
             arguments = plan.view(p), plan.schedule
             known[view, capacity] = (
-                count_transfers(*arguments, capacity, peer_cost)
+                count_transfers(*arguments, capacity, prefetch, peer_cost)
                 if count and lookahead
-                else plan_transfers(*arguments, plan.strategy.reuse, capacity, peer_cost=peer_cost)
+                else plan_transfers(*arguments, plan.strategy.reuse, capacity, prefetch, peer_cost)
             )
         planned[p.name] = known[view, capacity]
     return replace(plan, transfers=planned)

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from hongtu.metrics import Traffic
-from hongtu.plan.arena import Buffer, Needs, cache_buffers, cached_rows, pass_buffers, pass_needs
+from hongtu.plan.arena import (
+    Buffer,
+    Needs,
+    cache_buffers,
+    cached_rows,
+    pass_buffers,
+    pass_needs,
+    staged,
+)
 from hongtu.plan.passes import FEATURES, Pass, PassList
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
@@ -35,12 +43,20 @@ class Choice:
         keep: keep what stages compute until backward.
         resident: vertex tensors that stay on the devices.
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices; () to compute every vertex.
+        staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
+            or computed at a time; 0 where device and host share their memory.
     """
 
     fuse: bool = False
     keep: bool = False
     resident: frozenset[str] = frozenset()
     fields: tuple[np.ndarray, ...] = ()
+    staging: int = 0
+
+    @property
+    def prefetch(self) -> int:
+        """Batches ahead of its first use that a row may be brought."""
+        return max(self.staging - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -209,9 +225,26 @@ class ExecutionPlan:
 
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""
-        width, limits = self.passes.width, self.limits_of(p)[device]
-        own = pass_buffers(p, self.shape, width, self.needs(p), self.view(p), limits, device, self.resident)
-        return own | cache_buffers(p, width, self.capacity(p, device), self.resident)
+        on_device, _ = self._buffers(p, device)
+        return on_device | cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident)
+
+    def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
+        """The pinned staging memory of a pass for one device, by name."""
+        return self._buffers(p, device)[1]
+
+    def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
+        width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
+        own = pass_buffers(p, self.shape, width, self.needs(p), view, limits, device, self.resident)
+        if not self.choice.staging:
+            return own, {}
+        num_dst = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].max(initial=0))
+        return staged(p, own, width, limits, num_dst, self.resident, self.choice.staging)
+
+    def host_staging_bytes(self, p: Pass) -> int:
+        """Pinned staging memory of a pass, for all devices."""
+        devices = range(self.topology.partitions)
+        staged = [buffer for i in devices for buffer in self.host_staging(p, i).values()]
+        return sum(buffer.nbytes(self.shape.itemsize) for buffer in staged)
 
     def capacity(self, p: Pass, device: int) -> int:
         """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
@@ -225,7 +258,7 @@ class ExecutionPlan:
 
     @cached_property
     def _resident_limits(self) -> dict[int | None, list[BatchLimits]]:
-        shared = {hops: batch_limits(view, self.schedule, "paper") for hops, view in self.views.items()}
+        shared = {hops: batch_limits(view, self.schedule, "p2p") for hops, view in self.views.items()}
         return {hops: [replace(limit, loads=0) for limit in limits] for hops, limits in shared.items()}
 
     def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
@@ -253,7 +286,7 @@ class ExecutionPlan:
     def resident_plans(self) -> dict[int | None, TransferPlan]:
         """By ``hops``, the transfers of passes whose rows stay on their devices."""
         wanted = {p.hops for p in self.passes.every if {p.exchange, p.flush} & self.resident}
-        return {hops: plan_resident(self.views[hops], self.schedule) for hops in wanted}
+        return {hops: plan_resident(self.views[hops], self.schedule, self.choice.prefetch) for hops in wanted}
 
     @cached_property
     def _mirror_slots(self) -> dict[str, dict[int, int]]:
@@ -286,7 +319,7 @@ class ExecutionPlan:
         live = peak = sum(v * width[name] * item for name in start)
         for p in passes:
             live += sum(v * width[name] * item for name in p.creates if name not in self.resident)
-            peak = max(peak, live)
+            peak = max(peak, live + self.host_staging_bytes(p))
             live -= sum(v * width[name] * item for name in p.frees if name not in self.resident)
         return peak
 

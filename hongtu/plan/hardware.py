@@ -32,6 +32,8 @@ class Hardware:
         flops: float32 operations per second of a dense product on one device.
         stage_seconds: fixed cost of running one chunk of one pass.
         device_memory: bytes of one device, or None where nothing but the host limits it.
+        staged: whether devices have memory of their own, so that rows reach them through staging memory and copies
+            run beside arithmetic.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Hardware:
     flops: float
     stage_seconds: float
     device_memory: int | None = None
+    staged: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,6 +56,8 @@ class Hardware:
                 valid = isinstance(value, str) and bool(value)
             elif field.name == "device_memory" and value is None:
                 continue
+            elif field.name == "staged":
+                valid = isinstance(value, bool)
             else:
                 valid = isinstance(value, int | float) and not isinstance(value, bool) and 1e-60 < value < 1e60
                 valid &= isinstance(value, int) or field.name not in ("devices", "device_memory")
@@ -116,6 +121,7 @@ A100X4 = Hardware(
     flops=19.5e12,
     stage_seconds=1e-4,
     device_memory=80 * 2**30,
+    staged=True,
 )
 
 # One H200. Nominal: PCIe 5.0 x16, HBM3e, arithmetic without tensor cores, 141 GB.
@@ -130,6 +136,7 @@ H200 = Hardware(
     flops=67e12,
     stage_seconds=1e-4,
     device_memory=141 * 10**9,
+    staged=True,
 )
 
 PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, H200)}
@@ -157,7 +164,7 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
     known = {field.name for field in fields(Hardware)}
-    optional = {"devices", "device_memory"}
+    optional = {"devices", "device_memory", "staged"}
     if not isinstance(entries, dict) or not known - optional <= entries.keys() <= known:
         found = set(entries) if isinstance(entries, dict) else set()
         raise InputError(

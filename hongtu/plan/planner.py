@@ -47,14 +47,25 @@ def plan_run(
         BudgetError: when no grain fits; names the smallest budget that works.
     """
     fields = _fields(topology, shape, strategy, loss_vertices)
+    staging = (0,) if not hardware.staged else (2, 1) if strategy.overlap else (1,)
     if budget is None:
-        return _unlimited(topology, paper_schedule, shape, strategy, fields, hardware)
-    start = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, Choice(fields=fields))
-    finest = replace(start, workspace=probe(start))
-    if smallest_budget(finest) > budget:
-        raise _refusal(finest, budget, original_id)
+        choice = Choice(fields=fields, staging=staging[0])
+        return _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
+    for sets in staging:
+        choice = Choice(fields=fields, staging=sets)
+        start = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
+        finest = replace(start, workspace=probe(start))
+        if smallest_budget(finest) <= budget:
+            return _limited(finest, paper_schedule, budget, probe, hardware)
+    raise _refusal(finest, budget, original_id)
+
+
+def _limited(
+    finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int, probe: Probe, hardware: Hardware
+) -> ExecutionPlan:
+    """The best of all grains and variants, where the finest fits."""
     candidates = [(1, finest)]
-    if strategy.group:
+    if finest.strategy.group:
         candidates += _coarser(finest, paper_schedule, budget)
     candidates += _reordered(finest, paper_schedule, budget)
     seconds = [
@@ -87,11 +98,11 @@ def _unlimited(
     paper_schedule: np.ndarray,
     shape: NetworkShape,
     strategy: Strategy,
-    fields: tuple[np.ndarray, ...],
+    choice: Choice,
     hardware: Hardware,
 ) -> ExecutionPlan:
     """Everything stays on the devices, in chunks that are large beside the cost of starting one."""
-    choice = Choice(fuse=strategy.fuse_last_layer, keep=strategy.resident and strategy.keep, fields=fields)
+    choice = replace(choice, fuse=strategy.fuse_last_layer, keep=strategy.resident and strategy.keep)
     plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
     if strategy.resident:
         choice = replace(choice, resident=every_tensor(plan.passes))

@@ -13,8 +13,9 @@ import numpy as np
 
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.gaps import choose_gaps
 from hongtu.plan.hardware import Hardware
-from hongtu.plan.lookahead import ALL, choose_gaps, lookahead_intervals
+from hongtu.plan.lookahead import lookahead_intervals
 from hongtu.plan.passes import Pass
 from hongtu.plan.plot import Series, line_chart
 from hongtu.plan.reuse import uses_of
@@ -36,15 +37,14 @@ class LoadCounter:
     """
 
     def __init__(self, topology: Topology, schedule: np.ndarray) -> None:
-        self._requests, self._next_use, self._needed = [], [], []
+        self._uses, self._needed = [], []
         self.paper_rows = 0
         largest = []
         for uses in uses_of(topology, schedule):
             start, row = uses.own
             batch = np.repeat(np.arange(len(start) - 1), np.diff(start))
             mirrored = np.diff(uses.mirror[0])
-            self._requests.append(start)
-            self._next_use.append(uses.own_next)
+            self._uses.append(uses)
             self._needed.append(np.diff(start) + mirrored)
             self.paper_rows += len(row) - int(np.count_nonzero(uses.own_next == batch + 1))
             largest.append(int(np.count_nonzero(uses.own_next < 0) + mirrored.max(initial=0)))
@@ -54,14 +54,13 @@ class LoadCounter:
     @property
     def floor(self) -> int:
         """Rows that are read at all: every plan loads each of them."""
-        return sum(int(np.count_nonzero(next_use < 0)) for next_use in self._next_use)
+        return sum(int(np.count_nonzero(uses.own_next < 0)) for uses in self._uses)
 
     def lookahead_rows(self, capacity: Sequence[int]) -> int:
         """Rows that lookahead loads with so many slots on every device (at least ``smallest``)."""
         rows = 0
-        for start, next_use, needed, slots in zip(self._requests, self._next_use, self._needed, capacity, strict=True):
-            keep = choose_gaps(start, next_use, int(slots) - needed, 0, ALL)
-            rows += len(keep) - int(np.count_nonzero(keep))
+        for uses, needed, slots in zip(self._uses, self._needed, capacity, strict=True):
+            rows += len(uses.own[1]) - int(choose_gaps(uses.own_gaps, int(slots) - needed, 0).sum())
         return rows
 
     def curve(self) -> list[tuple[int, int]]:

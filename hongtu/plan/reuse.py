@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numba
 import numpy as np
 
+from hongtu.bitmap import insert, take_all
+from hongtu.plan.gaps import ALL, Gaps, count_gaps
 from hongtu.plan.intervals import chain, next_uses
 from hongtu.topology import Topology
 
@@ -42,18 +45,24 @@ class Uses:
     def mirror_next(self) -> np.ndarray:
         return next_uses(*self.mirror, self.num_vertices)
 
+    @cached_property
+    def own_gaps(self) -> Gaps:
+        return count_gaps(self.own[0], self.own_next, ALL)
+
+    @cached_property
+    def mirror_gaps(self) -> Gaps:
+        return count_gaps(self.mirror[0], self.mirror_next, ALL)
+
 
 def uses_of(topology: Topology, schedule: np.ndarray) -> list[Uses]:
     """What every device requests under deduplication; remembered in ``topology.memo``."""
     key = "uses", np.asarray(schedule).tobytes()
     if key not in topology.memo:
+        chunk = np.arange(topology.partitions)[:, None] * topology.chunks + schedule
+        sets = topology.source_start, topology.sources, chunk
         topology.memo[key] = [
-            Uses(
-                transition_requests(topology, schedule, i),
-                mirror_requests(topology, schedule, i),
-                topology.num_vertices,
-            )
-            for i in range(topology.partitions)
+            Uses(_transition_requests(*sets, lo, hi), _mirror_requests(*sets, i, lo, hi), topology.num_vertices)
+            for i, (lo, hi) in enumerate(pairwise(topology.partition_start.tolist()))
         ]
     return list(topology.memo[key])
 
@@ -63,26 +72,10 @@ Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]
 
 def neighbour_requests(topology: Topology, schedule: np.ndarray, device: int) -> Requests:
     """The neighbour set of every batch's chunk on one device."""
-    chunks = device * topology.chunks + schedule[device]
-    sets = [topology.neighbour_set(int(c)) for c in chunks]
-    return _concatenate(sets)
-
-
-def mirror_requests(topology: Topology, schedule: np.ndarray, device: int) -> Requests:
-    """Per batch, the rows of N_ij that other partitions own."""
-    lo, hi = topology.partition_start[device : device + 2]
-    start, row = neighbour_requests(topology, schedule, device)
-    return _select(start, row, (row < lo) | (row >= hi))
-
-
-def transition_requests(topology: Topology, schedule: np.ndarray, device: int) -> Requests:
-    """Per batch, the transition set T_ij: rows of partition ``device`` that some chunk of the batch needs."""
-    lo, hi = (int(x) for x in topology.partition_start[device : device + 2])
-    wanted = []
-    for peer in range(topology.partitions):
-        start, row = neighbour_requests(topology, schedule, peer)
-        wanted.append(_select(start, row, (row >= lo) & (row < hi)))
-    return _union(tuple(start for start, _ in wanted), tuple(row for _, row in wanted), lo, hi)
+    sets = [topology.neighbour_set(device * topology.chunks + int(j)) for j in schedule[device]]
+    start = np.zeros(len(sets) + 1, dtype=np.int64)
+    np.cumsum([len(s) for s in sets], out=start[1:])
+    return start, np.concatenate([np.asarray(s) for s in sets]) if sets else np.empty(0, np.int32)
 
 
 def adjacent_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -108,37 +101,46 @@ def single_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.nda
     return row, batch, batch
 
 
-def _concatenate(sets: list[np.ndarray]) -> Requests:
-    start = np.zeros(len(sets) + 1, dtype=np.int64)
-    np.cumsum([len(s) for s in sets], out=start[1:])
-    return start, np.concatenate([np.asarray(s) for s in sets]) if sets else np.empty(0, np.int32)
-
-
-def _select(start: np.ndarray, row: np.ndarray, keep: np.ndarray) -> Requests:
-    kept = np.zeros(len(row) + 1, dtype=np.int64)
-    np.cumsum(keep, out=kept[1:])
-    return kept[start], row[keep]
+@numba.njit(cache=True, nogil=True)
+def _mirror_requests(source_start, sources, chunk, device, lo, hi):
+    """Per batch, the rows of N_ij that other partitions than lo .. hi - 1 own."""
+    num_batches = chunk.shape[1]
+    total = 0
+    for b in range(num_batches):
+        total += source_start[chunk[device, b] + 1] - source_start[chunk[device, b]]
+    row = np.empty(total, dtype=np.int32)
+    start = np.zeros(num_batches + 1, dtype=np.int64)
+    at = 0
+    for b in range(num_batches):
+        wanted = sources[source_start[chunk[device, b]] : source_start[chunk[device, b] + 1]]
+        below, above = np.searchsorted(wanted, lo), np.searchsorted(wanted, hi)
+        for part in (wanted[:below], wanted[above:]):
+            row[at : at + len(part)] = part
+            at += len(part)
+        start[b + 1] = at
+    return start, row[:at].copy()
 
 
 @numba.njit(cache=True, nogil=True)
-def _union(starts, rows, lo, hi):
-    num_batches = len(starts[0]) - 1
+def _transition_requests(source_start, sources, chunk, lo, hi):
+    """Per batch, the transition set: rows lo .. hi - 1 that some chunk of the batch needs."""
+    devices, num_batches = chunk.shape
     total = 0
-    for row in rows:
-        total += len(row)
-    out = np.empty(total, dtype=np.int32)
+    for b in range(num_batches):
+        for i in range(devices):
+            total += source_start[chunk[i, b] + 1] - source_start[chunk[i, b]]
+    row = np.empty(total, dtype=np.int32)
     start = np.zeros(num_batches + 1, dtype=np.int64)
-    seen = np.full(hi - lo, -1, dtype=np.int32)
+    words = np.zeros((hi - lo + 63) // 64, dtype=np.uint64)
     at = 0
     for b in range(num_batches):
-        begin = at
-        for p in range(len(starts)):
-            for k in range(starts[p][b], starts[p][b + 1]):
-                r = rows[p][k]
-                if seen[r - lo] != b:
-                    seen[r - lo] = b
-                    out[at] = r
-                    at += 1
-        out[begin:at] = np.sort(out[begin:at])
+        first, end = hi - lo, 0
+        for i in range(devices):
+            wanted = sources[source_start[chunk[i, b]] : source_start[chunk[i, b] + 1]]
+            own = wanted[np.searchsorted(wanted, lo) : np.searchsorted(wanted, hi)]
+            if len(own) > 0:
+                insert(words, own, lo)
+                first, end = min(first, own[0] - lo), max(end, own[-1] - lo + 1)
+        at = take_all(words, first, end, lo, row, at)
         start[b + 1] = at
-    return start, out[:at].copy()
+    return start, row[:at].copy()

@@ -26,6 +26,8 @@ class Strategy:
         fuse_last_layer: forward, loss and backward of the last layer in one pass, where that is predicted cheaper.
         prune: train on what the loss vertices depend on, layer by layer, where that is much less than the graph.
         resident: leave vertex tensors on the devices that have room for them.
+        overlap: on devices with memory of their own, bring the next batch and take the last one away while one
+            computes, where the budget has room for it.
         keep: without a memory limit, keep what stages computed until backward instead of computing it again.
     """
 
@@ -38,6 +40,7 @@ class Strategy:
     fuse_last_layer: bool = True
     prune: bool = True
     resident: bool = True
+    overlap: bool = True
     keep: bool = True
 
     def __post_init__(self) -> None:
@@ -55,6 +58,7 @@ _PAPER = Strategy(
     fuse_last_layer=False,
     prune=False,
     resident=False,
+    overlap=False,
     keep=False,
 )
 STRATEGIES = {"none": replace(_PAPER, reuse="none"), "paper": _PAPER, "full": Strategy()}

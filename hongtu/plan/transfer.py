@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals
-from hongtu.plan.lookahead import count_lookahead, lookahead_intervals
+from hongtu.plan.lookahead import count_lookahead, lookahead_intervals, window_sizes
 from hongtu.plan.reuse import (
     adjacent_intervals,
     neighbour_requests,
@@ -99,11 +99,11 @@ class TransferCounts:
 
 
 def count_transfers(
-    topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | None, peer_cost: float
+    topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | None, prefetch: int, peer_cost: float
 ) -> TransferCounts:
     """About what a "lookahead" plan would move (:func:`hongtu.plan.lookahead.count_lookahead`)."""
     slots = [topology.num_vertices] * topology.partitions if capacity is None else capacity
-    counts = count_lookahead(topology, schedule, capacity, peer_cost)
+    counts = count_lookahead(topology, schedule, capacity, prefetch, peer_cost)
     return TransferCounts(
         [DeviceCounts(s, range(loads), range(pulls)) for s, (loads, pulls) in zip(slots, counts, strict=True)]
     )
@@ -119,17 +119,23 @@ class BatchLimits:
     slots: int
 
 
-def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse) -> list[BatchLimits]:
+def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse, prefetch: int = 0) -> list[BatchLimits]:
     """The largest requests of every device; they bound the buffers that hold a batch's plan arrays."""
     limits = []
     for i in range(topology.partitions):
+        uses = uses_of(topology, schedule)[i]
         if reuse == "none":
             own = np.diff(neighbour_requests(topology, schedule, i)[0])
             peers = np.zeros_like(own)
         else:
-            uses = uses_of(topology, schedule)[i]
             own, peers = np.diff(uses.own[0]), np.diff(uses.mirror[0])
-        limits.append(BatchLimits(*(int(x.max(initial=0)) for x in (own, peers, own + peers))))
+        slots = own + peers
+        if prefetch and reuse in ("none", "p2p") and len(slots):  # a row of two batches has a slot for each
+            slots = np.convolve(slots, np.ones(prefetch + 1, dtype=np.int64))[prefetch:]
+        elif prefetch:
+            v = topology.num_vertices
+            slots = window_sizes(uses.own, prefetch, v) + window_sizes(uses.mirror, prefetch, v)
+        limits.append(BatchLimits(*(int(x.max(initial=0)) for x in (own, peers, slots))))
     return limits
 
 
@@ -147,7 +153,7 @@ def plan_transfers(
         schedule: int32 [m, B].
         reuse: "none", "p2p", "paper" (see :mod:`hongtu.plan.reuse`) or "lookahead" (:mod:`hongtu.plan.lookahead`).
         capacity: most slots of each device under "lookahead"; None for no limit. The others take what they need.
-        prefetch: under "lookahead", how many batches ahead of its first use a row may be brought.
+        prefetch: how many batches ahead of its first use a row may be brought.
         peer_cost: under "lookahead", seconds that a row of a peer takes, in those of a row of the host.
 
     Raises:
@@ -167,27 +173,27 @@ def plan_transfers(
             keep = single_intervals if reuse == "p2p" else adjacent_intervals
             owner_columns.append(keep(uses.own))
             mirror_columns.append(keep(uses.mirror))
-    return _compile(topology, schedule, owner_columns, mirror_columns)
+    return _compile(topology, schedule, owner_columns, mirror_columns, prefetch)
 
 
-def plan_resident(topology: Topology, schedule: np.ndarray) -> TransferPlan:
+def plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int = 0) -> TransferPlan:
     """Plan one pass whose rows live on their owner's device: slot k is row k of the partition, mirrors come behind.
 
     Nothing is loaded or flushed, and every mirror row is pulled once. Remembered in ``topology.memo``.
     """
-    key = "resident", np.asarray(schedule).tobytes()
+    key = "resident", np.asarray(schedule).tobytes(), prefetch
     if key not in topology.memo:
-        topology.memo[key] = _plan_resident(topology, schedule)
+        topology.memo[key] = _plan_resident(topology, schedule, prefetch)
     return cast(TransferPlan, topology.memo[key])
 
 
-def _plan_resident(topology: Topology, schedule: np.ndarray) -> TransferPlan:
+def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> TransferPlan:
     v, starts = topology.num_vertices, topology.partition_start
     devices = []
     for i in range(topology.partitions):
         uses = uses_of(topology, schedule)[i]
         row, first, last = chain(*uses.mirror, uses.mirror_next >= 0, v)
-        slot, mirrors = assign_slots(first, last, schedule.shape[1])
+        slot, mirrors = assign_slots(np.maximum(first - prefetch, 0), last, schedule.shape[1])
         own = int(starts[i + 1] - starts[i])
         peer = (np.searchsorted(starts, row, side="right") - 1).astype(np.int32)
         peer_slot = (row - starts[peer]).astype(np.int32)

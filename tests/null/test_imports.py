@@ -28,23 +28,28 @@ SITS_ON = {
     "host_memory": "errors",
     "config": "errors",
     "losses": "errors",
-    "topology": "errors",
+    "bitmap": "",
+    "topology": "errors bitmap",
     "statistics": "topology",
     "output": "errors",
     "artifact": "output topology",
     "preprocess": "artifact config",
     "plan": "artifact config metrics",
     "cuda_ext": "errors",
-    "ops": "kernels attention_kernels cuda_ext",
+    "dispatch": "kernels attention_kernels row_copies cuda_ext",
+    "ops": "dispatch",
+    "streams": "",
     "block": "ops topology",
     "nn": "block",
     "models": "nn",
     "modules": "errors",
     "network": "modules nn plan",  # what the planner must know of the layers
-    "host_store": "artifact row_copies cuda_ext",
-    "device": "artifact metrics row_copies workspace cuda_ext",
+    "host_store": "artifact row_copies pool",
+    "device": "pool artifact metrics row_copies workspace dispatch streams",
+    "staged_device": "device",
     "transfer": "host_store device plan",
-    "chunk_run": "transfer network losses",
+    "chunk_inputs": "block device host_store plan",
+    "chunk_run": "transfer network losses chunk_inputs",
     "executor": "chunk_run",
     "embedding": "errors",
     "host_rows": "host_store plan statistics embedding",
@@ -52,7 +57,12 @@ SITS_ON = {
     "snapshot": "errors",
     "random_state": "",
     "run_directory": "snapshot metrics",
-    "engine": "executor host_rows host_memory",
+    "pool": "",
+    "dry": "staged_device plan",
+    "cuda": "staged_device plan",
+    "backends": "dry cuda",
+    "replicas": "backends network",
+    "engine": "executor host_rows host_memory replicas",
     "anomaly": "engine",
     "pressure": "engine",
     "fit": "artifact run_directory",
@@ -63,7 +73,7 @@ SITS_ON = {
     "cli": "hongtu measure",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
-NO_TORCH = ("errors", "kernels", "metrics", "config", "topology", "artifact", "preprocess", "plan")
+NO_TORCH = ("errors", "kernels", "metrics", "config", "bitmap", "topology", "artifact", "preprocess", "plan")
 SHARED = {"kaminpar", "undirected"}  # what several stages of preprocessing use, no stage itself
 COMPOSERS = {"", "pipeline", "generate"}  # the stages of preprocessing are siblings: only these put them together
 OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu

@@ -1,0 +1,108 @@
+"""From tensors to the arguments and the shape of a launch, checked cheaply: this runs for every launch.
+
+Legend: D destinations, E edges, F columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hongtu.cuda_ext.launch import Launcher
+
+THREADS = 256  # per block; as in shared.cuh, like HUB
+HUB = 512  # in-edges above which a destination is cut into slices
+MAX_BLOCKS = 2**31 - 1
+FLOATS = {torch.float32: "f32", torch.float64: "f64"}
+LANE_ELEMENTS = {torch.float32: 4, torch.float64: 2}  # 16 bytes
+
+
+def refuse(kernel: str, name: str, what: str, found: object, expected: object) -> NoReturn:
+    """Raise what a wrong argument ``name`` of a kernel gets."""
+    raise ValueError(f"{kernel}: {what} of {name}: found {found}, expected {expected}")
+
+
+def two_dimensions(kernel: str, name: str, tensor: Tensor) -> tuple[torch.dtype, int, int]:
+    """(dtype, rows, columns) of a tensor of float32 or float64."""
+    dtype, shape = tensor.dtype, tensor.shape
+    if dtype not in FLOATS:
+        refuse(kernel, name, "dtype", dtype, "float32 or float64")
+    if len(shape) != 2:
+        refuse(kernel, name, "shape", tuple(shape), "two dimensions")
+    return dtype, shape[0], shape[1]
+
+
+def address(
+    launcher: Launcher, kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> int:
+    """The address of a contiguous tensor of this dtype and shape, in the launcher's memory."""
+    if tensor.is_cuda is not launcher.on_gpu:
+        refuse(kernel, name, "device", tensor.device, "a GPU" if launcher.on_gpu else "the CPU")
+    return address_anywhere(kernel, name, tensor, dtype, shape)
+
+
+def address_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """The address of a contiguous tensor of this dtype and shape, which may be in pinned host memory."""
+    if tensor.dtype is not dtype:
+        refuse(kernel, name, "dtype", tensor.dtype, dtype)
+    if tensor.shape != shape:
+        refuse(kernel, name, "shape", tuple(tensor.shape), shape)
+    if not tensor.is_contiguous():
+        refuse(kernel, name, "strides", tensor.stride(), "a contiguous tensor")
+    return tensor.data_ptr()
+
+
+def optional(
+    launcher: Launcher, kernel: str, name: str, tensor: Tensor | None, dtype: torch.dtype, length: int | None = None
+) -> int:
+    """The address of a tensor of one dimension (of any length if ``length`` is None), 0 where it is None or empty."""
+    if tensor is None or not tensor.shape[0]:
+        return 0
+    return address(launcher, kernel, name, tensor, dtype, (tensor.shape[0] if length is None else length,))
+
+
+def lane_elements(dtype: torch.dtype, *multiples: int) -> int:
+    """Elements per lane: 16 bytes' worth where all addresses and row lengths (in bytes) are multiples of 16, else 1."""
+    for value in multiples:
+        if value & 15:
+            return 1
+    return LANE_ELEMENTS[dtype]
+
+
+def block_of(units: int) -> tuple[int, int]:
+    """(lanes per row, rows) of a block, for rows of ``units`` lanes' work: at most a warp per row.
+
+    >>> block_of(100), block_of(3)
+    ((32, 8), (4, 64))
+    """
+    lanes = 32 if units > 16 else 1 << (units - 1).bit_length()
+    return lanes, THREADS // lanes
+
+
+def launch_ranges(
+    launcher: Launcher,
+    stream: Any,
+    name: str,
+    args: Sequence[int],
+    num_dst: int,
+    num_edges: int,
+    units: int,
+    tensors: tuple[Tensor | None, ...],
+    stages_of_hubs: Sequence[int] = (1,),
+) -> None:
+    """Launch a kernel over the in-edges of every destination (stage 0), then over the slices of hubs if any can exist.
+
+    ``args`` point to ``tensors`` and are followed by the stage; ``units`` is the lanes' work per destination.
+    """
+    block = lanes, per_block = block_of(units)
+    column_blocks = -(-units // lanes)
+    blocks = min(-(-num_dst // per_block), MAX_BLOCKS)
+    launcher.launch(name, (blocks, column_blocks), block, (*args, 0), stream, tensors)
+    if num_edges > HUB:
+        slices = 2 * -(-num_edges // HUB)  # at most two hubs share one
+        blocks = min(-(-slices // per_block), MAX_BLOCKS)
+        for stage in stages_of_hubs:
+            launcher.launch(name, (blocks, column_blocks), block, (*args, stage), stream, tensors)

@@ -1,0 +1,109 @@
+// What a .cu file needs to be compiled by g++ and executed on a CPU: `g++ -x c++ -include cpu_shim.cuh`.
+//
+// A launch runs the threads of all blocks one after another, in ascending or descending order. That is an execution
+// CUDA allows for these kernels, since none has a barrier; results must not depend on the order beyond rounding. An
+// access that a GPU would refuse as misaligned ends the launch with an error.
+#pragma once
+#define CPU_SHIM
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+using std::exp;
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+
+struct Dim {
+    unsigned x, y, z;
+};
+static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+
+struct Misaligned : std::exception {};
+#define CHECK_ALIGNED(pointer, bytes) \
+    if ((std::uintptr_t)(pointer) % (bytes)) throw Misaligned()
+
+template <class T>
+inline T atomicAdd(T* to, T value) {
+    const T before = *to;
+    *to += value;
+    return before;
+}
+template <class T>
+inline T atomicAdd_system(T* to, T value) {
+    return atomicAdd(to, value);
+}
+template <class T>
+inline T atomicMax(T* to, T value) {
+    const T before = *to;
+    if (value > before) *to = value;
+    return before;
+}
+template <class T>
+inline T atomicMin(T* to, T value) {
+    const T before = *to;
+    if (value < before) *to = value;
+    return before;
+}
+
+template <class To, class From>
+inline To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "sizes differ");
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+inline unsigned __float_as_uint(float value) { return same_bits<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+inline int __float_as_int(float value) { return same_bits<int>(value); }
+inline long long __double_as_longlong(double value) { return same_bits<long long>(value); }
+inline double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+
+template <class T>
+inline T argument(long long bits) {
+    static_assert(sizeof(T) == 8, "every parameter of a kernel takes 8 bytes");
+    return same_bits<T>(bits);
+}
+
+template <class... T, std::size_t... I>
+inline void run_thread(void (*kernel)(T...), const long long* args, std::index_sequence<I...>) {
+    kernel(argument<T>(args[I])...);
+}
+
+// 0: done; 1: misaligned access.
+template <class... T>
+static int run_on_cpu(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending) {
+    gridDim = {shape[0], shape[1], shape[2]};
+    blockDim = {shape[3], shape[4], shape[5]};
+    const std::uint64_t per_block = (std::uint64_t)blockDim.x * blockDim.y * blockDim.z;
+    const std::uint64_t threads = per_block * gridDim.x * gridDim.y * gridDim.z;
+    try {
+        for (std::uint64_t k = 0; k < threads; k++) {
+            const std::uint64_t at = descending ? threads - 1 - k : k;
+            const std::uint64_t thread = at % per_block, block = at / per_block;
+            threadIdx = {unsigned(thread % blockDim.x), unsigned(thread / blockDim.x % blockDim.y),
+                         unsigned(thread / blockDim.x / blockDim.y)};
+            blockIdx = {unsigned(block % gridDim.x), unsigned(block / gridDim.x % gridDim.y),
+                        unsigned(block / gridDim.x / gridDim.y)};
+            run_thread(kernel, args, std::index_sequence_for<T...>());
+        }
+    } catch (const Misaligned&) {
+        return 1;
+    }
+    return 0;
+}
+
+// 2: called with another number of arguments.
+#define ON_CPU(name)                                                                                              \
+    extern "C" int name##_on_cpu(const unsigned* shape, const long long* args, int count, int descending) {       \
+        return count_of(name) == count ? run_on_cpu(name, shape, args, descending) : 2;                           \
+    }
+template <class... T>
+constexpr int count_of(void (*)(T...)) {
+    return sizeof...(T);
+}

@@ -1,0 +1,153 @@
+// Rows moved, added and zeroed by index: load, pull, push, gradient compaction, gather and scatter.
+//
+// All: one group of lanes per row, 16 bytes per lane where width and pointers allow; ROWS_AT_ONCE independent rows in
+// flight per group, which hides the latency of the host link with few blocks.
+#include "shared.cuh"
+
+#define ROWS_AT_ONCE 4
+
+typedef unsigned short bf16;  // the upper half of a float's bits
+
+template <class To, class From>
+__device__ __forceinline__ To as(From value) {
+    return value;
+}
+template <>
+__device__ __forceinline__ float as<float, bf16>(bf16 value) {
+    return __uint_as_float((unsigned)value << 16);
+}
+template <>
+__device__ __forceinline__ bf16 as<bf16, float>(float value) {  // to nearest, ties to even; NaN stays NaN
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
+    return (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// The first element of row k of an index (null: the rows in order).
+__device__ __forceinline__ int64 row_start(const int* index, int64 k, int64 width) {
+    return (index ? (int64)index[k] : k) * width;
+}
+
+// Columns by which a row start lies past a 128-byte line. Lanes begin that much earlier, so that every warp-wide
+// access to a long row stays within whole lines: over the host link a line is one request.
+template <int N, class T>
+__device__ __forceinline__ int64 past_line(const T* row, int64 width) {
+    const int64 bytes = N * sizeof(T);
+    if (width * (int64)sizeof(T) <= blockDim.x * bytes) return 0;  // one access per row: nothing to gain
+    return (int64)((uint64)row % 128) / bytes * N;
+}
+
+// dst[dst_index[k]] = src[src_index[k]]
+template <class From, class To, int N>
+__device__ __forceinline__ void copy_rows(const From* __restrict__ src, const int* __restrict__ src_index,
+                                          To* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
+                                          int64 width) {
+    for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
+        const From* from[ROWS_AT_ONCE];
+        To* to[ROWS_AT_ONCE];
+        int64 past[ROWS_AT_ONCE], longest = 0;
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            const int64 row = k + i * group_step();
+            from[i] = nullptr;
+            past[i] = 0;
+            if (row >= count) continue;
+            from[i] = src + row_start(src_index, row, width);
+            to[i] = dst + row_start(dst_index, row, width);
+            past[i] = past_line<N>(from[i], width);
+            if (past[i] > longest) longest = past[i];
+        }
+        for (int64 lane = threadIdx.x * N; lane < width + longest; lane += blockDim.x * N) {
+            Lane<From, N> value[ROWS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                const int64 f = lane - past[i];
+                if (from[i] && f >= 0 && f < width) value[i] = load<N>(from[i] + f);
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                const int64 f = lane - past[i];
+                if (from[i] && f >= 0 && f < width) {
+                    Lane<To, N> out;
+#pragma unroll
+                    for (int n = 0; n < N; n++) out.at[n] = as<To>(value[i].at[n]);
+                    store<N>(to[i] + f, out);
+                }
+            }
+        }
+    }
+}
+
+// dst[dst_index[k]] += src[src_index[k]]. Atomic forms have one element per lane: a warp's atomics on adjacent
+// elements go out as one request.
+template <class T, int N, Add HOW>
+__device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* __restrict__ src_index,
+                                         T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
+                                         int64 width) {
+    for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
+        for (int64 f = threadIdx.x * N; f < width; f += blockDim.x * N) {
+            Lane<T, N> value[ROWS_AT_ONCE], sum[ROWS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                const int64 row = k + i * group_step();
+                if (row >= count) continue;
+                value[i] = load<N>(src + row_start(src_index, row, width) + f);
+                if (HOW == PLAIN) sum[i] = load<N>(dst + row_start(dst_index, row, width) + f);
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                const int64 row = k + i * group_step();
+                if (row >= count) continue;
+                T* to = dst + row_start(dst_index, row, width) + f;
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    if (HOW == PLAIN) sum[i].at[n] += value[i].at[n];
+                    else add<HOW>(to + n, value[i].at[n]);
+                }
+                if (HOW == PLAIN) store<N>(to, sum[i]);
+            }
+        }
+    }
+}
+
+// dst[dst_index[k]] = 0
+template <class T, int N>
+__device__ __forceinline__ void zero_rows(T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
+                                          int64 width) {
+    const Lane<T, N> zero = {};
+    for (int64 k = first_group(); k < count; k += group_step())
+        for (int64 f = threadIdx.x * N; f < width; f += blockDim.x * N)
+            store<N>(dst + row_start(dst_index, k, width) + f, zero);
+}
+
+#define COPY_ROWS(name, From, To, N)                                                                             \
+    KERNEL(name, (const From* src, const int* src_index, To* dst, const int* dst_index, int64 count, int64 width), \
+           (copy_rows<From, To, N>(src, src_index, dst, dst_index, count, width)))
+COPY_ROWS(copy_rows_f32x4, float, float, 4)
+COPY_ROWS(copy_rows_f32x1, float, float, 1)
+COPY_ROWS(copy_rows_f64x2, double, double, 2)
+COPY_ROWS(copy_rows_f64x1, double, double, 1)
+COPY_ROWS(copy_rows_bf16_to_f32x4, bf16, float, 4)
+COPY_ROWS(copy_rows_bf16_to_f32x1, bf16, float, 1)
+COPY_ROWS(copy_rows_f32_to_bf16x4, float, bf16, 4)
+COPY_ROWS(copy_rows_f32_to_bf16x1, float, bf16, 1)
+
+#define ADD_ROWS(name, T, N, HOW)                                                                              \
+    KERNEL(name, (const T* src, const int* src_index, T* dst, const int* dst_index, int64 count, int64 width), \
+           (add_rows<T, N, HOW>(src, src_index, dst, dst_index, count, width)))
+ADD_ROWS(add_rows_f32x4, float, 4, PLAIN)
+ADD_ROWS(add_rows_f32x1, float, 1, PLAIN)
+ADD_ROWS(add_rows_f64x2, double, 2, PLAIN)
+ADD_ROWS(add_rows_f64x1, double, 1, PLAIN)
+ADD_ROWS(add_rows_atomic_f32x1, float, 1, ATOMIC)
+ADD_ROWS(add_rows_atomic_f64x1, double, 1, ATOMIC)
+ADD_ROWS(add_rows_system_f32x1, float, 1, SYSTEM)
+ADD_ROWS(add_rows_system_f64x1, double, 1, SYSTEM)
+
+#define ZERO_ROWS(name, T, N)                                                   \
+    KERNEL(name, (T * dst, const int* dst_index, int64 count, int64 width), \
+           (zero_rows<T, N>(dst, dst_index, count, width)))
+ZERO_ROWS(zero_rows_f32x4, float, 4)
+ZERO_ROWS(zero_rows_f32x1, float, 1)
+ZERO_ROWS(zero_rows_f64x2, double, 2)
+ZERO_ROWS(zero_rows_f64x1, double, 1)

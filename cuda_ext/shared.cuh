@@ -1,0 +1,157 @@
+// What the kernels share: lanes of several elements, groups of threads, and ranges of in-edges.
+//
+// Legend: D destinations, S sources, C rows of a cache, E edges, F features, H heads, K channels per head.
+//
+// A block is blockDim.x lanes, which take the columns of one row, times blockDim.y rows: a group is the lanes of one
+// row. Narrow rows get fewer than 32 lanes, so that a warp serves several rows. No kernel has a barrier, shared memory
+// or a shuffle: threads depend on nothing but the launches before theirs, so the same source also runs on a CPU
+// (cpu_shim.cuh). Every parameter of a kernel takes 8 bytes. Inputs and outputs must not overlap.
+#pragma once
+
+typedef long long int64;
+typedef unsigned long long uint64;
+
+#ifndef CPU_SHIM
+#define CHECK_ALIGNED(pointer, bytes)
+#define ON_CPU(name)
+#endif
+
+#define THREADS 256  // per block
+
+// A kernel is a template; KERNEL gives one instance of it a plain name, and ON_CPU makes that callable on a CPU.
+#define KERNEL(name, parameters, call)                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS) name parameters { \
+        call;                                                                \
+    }                                                                        \
+    ON_CPU(name)
+
+// N adjacent elements that one lane moves at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Lane {
+    T at[N];
+};
+
+template <int N, class T>
+__device__ __forceinline__ Lane<T, N> load(const T* from) {
+    CHECK_ALIGNED(from, sizeof(Lane<T, N>));
+    return *reinterpret_cast<const Lane<T, N>*>(from);
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const Lane<T, N>& value) {
+    CHECK_ALIGNED(to, sizeof(Lane<T, N>));
+    *reinterpret_cast<Lane<T, N>*>(to) = value;
+}
+
+// How a row is added to another: PLAIN where nobody else writes it meanwhile, ATOMIC where threads of this device do,
+// SYSTEM where other devices do.
+enum Add { PLAIN, ATOMIC, SYSTEM };
+
+template <Add HOW, class T>
+__device__ __forceinline__ void add(T* to, T value) {
+    if (HOW == PLAIN) *to += value;
+    if (HOW == ATOMIC) atomicAdd(to, value);
+    if (HOW == SYSTEM) atomicAdd_system(to, value);
+}
+
+// Overwrites (``whole``: this thread alone makes the sum) or adds a part of it.
+template <int N, class T>
+__device__ __forceinline__ void put(T* to, const Lane<T, N>& value, bool whole) {
+    if (whole) {
+        store<N>(to, value);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) add<ATOMIC>(to + i, value.at[i]);
+    }
+}
+
+__device__ __forceinline__ int64 first_group() { return (int64)blockIdx.x * blockDim.y + threadIdx.y; }
+__device__ __forceinline__ int64 group_step() { return (int64)gridDim.x * blockDim.y; }
+
+// The column of this lane, where columns beyond the lanes of a block are in further blocks (gridDim.y).
+template <int N>
+__device__ __forceinline__ int64 column() {
+    return ((int64)blockIdx.y * blockDim.x + threadIdx.x) * N;
+}
+
+// A destination with more in-edges than this is a hub. A launch gives every other destination to one group; a second
+// launch (``hubs``) cuts the hubs' edges into slices of this length, one group each, so that one vertex with a million
+// in-edges does not keep a single warp busy while the device waits. Needs no degree to be known beforehand.
+#define HUB 512
+#define EDGES_AT_ONCE 4  // independent row loads in flight per lane
+
+// The last destination whose edges start at or before edge e: it owns e, for e in [indptr[0], indptr[D]).
+__device__ __forceinline__ int64 destination_of(const int64* indptr, int64 num_dst, int64 e) {
+    int64 low = 0, high = num_dst;
+    while (high - low > 1) {
+        const int64 middle = (low + high) / 2;
+        if (indptr[middle] <= e) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// The ranges of in-edges that this thread's group works on: ``while (range.next())`` sets ``dst`` and [begin, end).
+// First launch: all destinations, a hub with an empty range. Launch for the hubs: their slices.
+struct Ranges {
+    const int64 *indptr, num_dst, num_edges;
+    const bool hubs;
+    int64 item, dst, begin, end, degree;
+
+    __device__ Ranges(const int64* indptr, int64 num_dst, int64 num_edges, int64 hubs)
+        : indptr(indptr), num_dst(num_dst), num_edges(num_edges), hubs(hubs != 0), item(first_group() - group_step()) {}
+
+    __device__ __forceinline__ bool is_hub() const { return degree > HUB; }
+
+    __device__ __forceinline__ bool next() {
+        item += group_step();
+        if (hubs) return next_slice();
+        if (item >= num_dst) return false;
+        take(item);
+        if (is_hub()) end = begin;
+        return true;
+    }
+
+    // A hub is longer than a slice, so a slice can only touch the hub of its first edge (even items) and that of its
+    // last edge (odd items): two searches, no walk over what lies between.
+    __device__ __forceinline__ bool next_slice() {
+        for (; item < 2 * ((num_edges + HUB - 1) / HUB); item += group_step()) {
+            const int64 first = item / 2 * HUB;
+            const int64 last = first + HUB < num_edges ? first + HUB : num_edges;
+            take(destination_of(indptr, num_dst, item % 2 ? last - 1 : first));
+            if (!is_hub() || (item % 2 && begin <= first)) continue;
+            if (begin < first) begin = first;
+            if (end > last) end = last;
+            return true;
+        }
+        return false;
+    }
+
+    __device__ __forceinline__ void take(int64 d) {
+        dst = d;
+        begin = indptr[d];
+        end = indptr[d + 1];
+        degree = end - begin;
+    }
+};
+
+// ``add_row(e, row)`` for the edges of a range in order, where ``row`` is what ``load_row(e)`` found.
+template <class Row, class LoadRow, class AddRow>
+__device__ __forceinline__ void over_edges(const Ranges& range, LoadRow load_row, AddRow add_row) {
+    for (int64 e = range.begin; e < range.end; e += EDGES_AT_ONCE) {
+        Row row[EDGES_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < EDGES_AT_ONCE; i++)
+            if (e + i < range.end) row[i] = load_row(e + i);
+#pragma unroll
+        for (int i = 0; i < EDGES_AT_ONCE; i++)
+            if (e + i < range.end) add_row(e + i, row[i]);
+    }
+}
+
+// sum += weight * row
+template <class T, int N>
+__device__ __forceinline__ void add_scaled(Lane<T, N>& sum, T weight, const Lane<T, N>& row) {
+#pragma unroll
+    for (int n = 0; n < N; n++) sum.at[n] += weight * row.at[n];
+}

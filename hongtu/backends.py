@@ -1,0 +1,71 @@
+"""Where a run takes place: on the CPU, on GPUs, or on GPUs played by the CPU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from hongtu.device import CpuDevice, Device
+from hongtu.errors import InputError
+from hongtu.metrics import Traffic
+from hongtu.plan.hardware import CPU, Hardware
+from hongtu.pool import Make
+
+
+class Backend(Protocol):
+    """Makes the devices of a run."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """The profile that a plan is made for where none is given."""
+
+    @property
+    def pinned(self) -> Make | None:
+        """Makes host memory that the devices read, or None: they read any."""
+
+    def gpu_of(self, partition: int) -> int:
+        """What a partition's parameters live on; partitions on the same one share them."""
+
+    def where(self, gpu: int) -> torch.device:
+        """The torch device of its tensors."""
+
+    def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
+        """One device for each partition."""
+
+
+class CpuBackend:
+    """The CPU, as many times as there are partitions."""
+
+    hardware = CPU
+    pinned: Make | None = None
+
+    def gpu_of(self, partition: int) -> int:
+        return 0
+
+    def where(self, gpu: int) -> torch.device:
+        return torch.device("cpu")
+
+    def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
+        return [CpuDevice(f"device {i}", budget, traffic) for i in range(partitions)]
+
+
+def get_backend(device: str | Backend) -> Backend:
+    """The backend of "cpu", "cuda", "cuda:K" or "dry".
+
+    Raises:
+        InputError: for another name, or where there is no such GPU.
+    """
+    if not isinstance(device, str):
+        return device
+    if device == "cpu":
+        return CpuBackend()
+    if device == "dry":
+        from hongtu.dry import DryBackend
+
+        return DryBackend()
+    if device == "cuda" or (device.startswith("cuda:") and device[5:].isdecimal()):
+        from hongtu.cuda import CudaBackend
+
+        return CudaBackend(device)
+    raise InputError(f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', or 'dry' (CUDA's engine on the CPU)")

@@ -1,0 +1,40 @@
+"""Sets of rows as bits: rows go in, in any order and more than once, and come out ascending, each once."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # times a power of two: its upper six bits differ for each
+_POSITION = np.empty(64, dtype=np.int32)
+_POSITION[[((int(_DE_BRUIJN) << bit) & (2**64 - 1)) >> 58 for bit in range(64)]] = np.arange(64)
+
+
+@numba.njit(cache=True, nogil=True)
+def insert(words, rows, offset):
+    """Add ``rows - offset`` to the set, which is uint64 words of 64 rows each.
+
+    >>> words, out = np.zeros(2, dtype=np.uint64), np.empty(3, dtype=np.int32)
+    >>> insert(words, np.array([163, 101, 163, 102]), 100)
+    >>> take_all(words, 0, 128, 100, out, 0), out.tolist(), words.tolist()
+    (3, [101, 102, 163], [0, 0])
+    """
+    for k in range(len(rows)):
+        row = np.uint64(rows[k] - offset)
+        words[row >> np.uint64(6)] |= np.uint64(1) << (row & np.uint64(63))
+
+
+@numba.njit(cache=True, nogil=True)
+def take_all(words, first, end, offset, out, at):
+    """Move the set's rows within first .. end - 1 to ``out[at:]``, plus ``offset``; returns where they end."""
+    if first >= end:
+        return at
+    for w in range(first >> 6, ((end - 1) >> 6) + 1):
+        bits = words[w]
+        while bits != np.uint64(0):
+            lowest = bits & (~bits + np.uint64(1))
+            out[at] = offset + 64 * w + _POSITION[(lowest * _DE_BRUIJN) >> np.uint64(58)]
+            at += 1
+            bits ^= lowest
+        words[w] = np.uint64(0)
+    return at

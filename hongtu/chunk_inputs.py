@@ -1,0 +1,135 @@
+"""What one pass needs of one chunk on its device: the destinations' rows, and the structure of the in-edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hongtu.block import Block, Rows
+from hongtu.device import Device
+from hongtu.host_store import HostStore
+from hongtu.plan.arena import Needs
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes import Pass
+
+
+class ChunkInputs:
+    """Brings everything when it is made; ``open`` gives it to whoever computes.
+
+    Args:
+        own_rows: by resident tensor, the rows of the device's partition.
+        number: of the staging set.
+
+    Attributes:
+        first, end: the chunk's vertices.
+        num_dst: D, those that the pass computes.
+        index: int32 [D], their positions in the chunk, or None for all of them.
+        vertex: destinations' rows by vertex tensor, and "labels" and "train_mask" where the pass has the loss.
+        slots: int32 [S], the slot of every source, where the pass has edges; so has it ``block``.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        p: Pass,
+        needs: Needs,
+        device: Device,
+        host: HostStore,
+        own_rows: dict[str, Tensor],
+        i: int,
+        batch: int,
+        chunk: int,
+        number: int,
+    ) -> None:
+        self._p, self._needs, self._device, self._host, self._number = p, needs, device, host, number
+        self._own_rows, self._num_graph_edges = own_rows, plan.topology.num_edges
+        view = plan.view(p)
+        self.first, self.end = (int(x) for x in view.chunk_start[chunk : chunk + 2])
+        self._offset = int(view.partition_start[i])
+        active = view.active_rows(chunk)
+        self.index = None if active is None else active - np.int32(self.first)
+        self.num_dst = self.end - self.first if active is None else len(active)
+        self._here: dict[str, Tensor] = {}
+        if self.index is not None:
+            self._bring_array("row_in_chunk", self.index)
+        self._bring("ids", "topology")
+        if needs.statistics:
+            self._bring("statistics", "topology")
+        if needs.labels:
+            self._bring("labels", "read")
+            self._bring("train_mask", "read")
+        if needs.edges:
+            self._bring_edges(plan, i, batch, chunk)
+        self._rows = (*p.inputs, *p.gradients)
+        for name in self._rows:
+            if name not in own_rows:
+                self._bring(name, "read")
+
+    def open(self) -> None:
+        """Inside ``compute``: make what was brought into what layers see."""
+        p = self._p
+        here = {name: self._lasting(tensor) for name, tensor in self._here.items()}
+        self.position = here.get("row_in_chunk")
+        for name in self._rows:
+            if name in self._own_rows:
+                here[name] = self._resident(name)
+        self.rows = Rows(ids=here["ids"], statistics=here.get("statistics"))
+        self.vertex = {name: here[name] for name in (*p.inputs, *p.gradients, "labels", "train_mask") if name in here}
+        self.block: Block | None = None
+        if self._needs.edges:
+            self.slots = here["slot_of_source"]
+            none = self.slots.new_empty(0)
+            self.block = Block(
+                indptr=here["indptr"],
+                local_source=here["local_source"],
+                sources=here.get("sources", none),
+                first=self.first,
+                edge_weight=here.get("edge_weight"),
+                rows=self.rows,
+                edge_id_start=here.get("edge_id_start", none),
+                num_graph_edges=self._num_graph_edges,
+                active=here.get("active"),
+            )
+
+    def own(self, name: str) -> Tensor:
+        """The chunk's rows of a resident tensor."""
+        return self._own_rows[name][self.first - self._offset : self.end - self._offset]
+
+    def _bring_edges(self, plan: ExecutionPlan, i: int, batch: int, chunk: int) -> None:
+        needs, structure = self._needs, plan.view(self._p).chunk(chunk)
+        transfers = plan.exchange_plan(self._p)
+        assert transfers is not None
+        self._bring_array("slot_of_source", transfers.devices[i].slots(batch))
+        self._bring_array("indptr", structure.indptr)
+        self._bring_array("local_source", structure.local_source)
+        if needs.weights:
+            assert structure.edge_weight is not None
+            self._bring_array("edge_weight", structure.edge_weight)
+        if needs.identity:
+            self._bring_array("sources", structure.sources)
+            self._bring("edge_id_start", "topology")
+            if structure.active is not None:
+                self._bring_array("active", structure.active)
+
+    def _bring(self, name: str, link: str) -> None:
+        """The destinations' rows of a host tensor."""
+        host = self._host.rows(name, self.first, self.end)
+        if self.index is None:
+            self._here[name] = self._device.bring(name, self._number, host, link)
+        else:
+            self._here[name] = self._device.bring_rows(name, self._number, host, self.index, link)
+
+    def _bring_array(self, name: str, array: np.ndarray) -> None:
+        self._here[name] = self._device.bring(name, self._number, array, "topology")
+
+    def _resident(self, name: str) -> Tensor:
+        rows = self.own(name)
+        if self.position is None:
+            return rows
+        part = self._device.staging(name, self._number)[: self.num_dst]
+        return self._lasting(torch.index_select(rows, 0, self.position, out=part))
+
+    def _lasting(self, x: Tensor) -> Tensor:
+        """A buffer's content, which what is kept until backward may refer to; another chunk will use the buffer."""
+        return x.clone() if self._p.keep and self._p.direction == "forward" else x

@@ -1,0 +1,87 @@
+"""Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU in a dry run.
+
+All have the names and arguments of ``hongtu.kernels``, ``hongtu.attention_kernels`` and ``hongtu.row_copies``, with
+tensors: contiguous, without gradients, of length 0 for "none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, Protocol
+
+from torch import Tensor, cuda
+
+from hongtu import attention_kernels, kernels, row_copies
+
+
+class Kernels(Protocol):
+    """Kernels by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]: ...
+
+
+class NumbaKernels:
+    """The kernels for CPU tensors."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        found = next((getattr(m, name) for m in (row_copies, kernels, attention_kernels) if hasattr(m, name)), None)
+        if found is None:
+            raise AttributeError(name)
+        call = partial(_with_arrays, found)
+        setattr(self, name, call)
+        return call
+
+
+def _with_arrays(kernel: Callable[..., None], *args: Any) -> None:
+    kernel(*(arg.numpy() if isinstance(arg, Tensor) else arg for arg in args))
+
+
+class CudaKernels:
+    """The kernels of ``hongtu.cuda_ext``.
+
+    Args:
+        launcher: for a GPU, or for a dry run.
+    """
+
+    def __init__(self, launcher: Any) -> None:
+        self.launcher = launcher
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        from hongtu.cuda_ext import attention_kernels, kernels
+
+        found = getattr(kernels, name, None) or getattr(attention_kernels, name)
+
+        def call(*args: Any, **options: Any) -> None:
+            stream = cuda.current_stream().cuda_stream if self.launcher.on_gpu else None
+            found(self.launcher, stream, *args, **options)
+
+        setattr(self, name, call)
+        return call
+
+
+NUMBA: Kernels = NumbaKernels()
+_for_cpu = [NUMBA]
+
+
+def kernels_for(tensor: Tensor) -> Kernels:
+    """The kernels that run on a tensor."""
+    return _on_gpu(tensor.get_device()) if tensor.is_cuda else _for_cpu[-1]
+
+
+@contextmanager
+def using(chosen: Kernels) -> Iterator[None]:
+    """Run these kernels on CPU tensors."""
+    _for_cpu.append(chosen)
+    try:
+        yield
+    finally:
+        _for_cpu.pop()
+
+
+@cache
+def _on_gpu(index: int) -> Kernels:
+    from hongtu.cuda_ext.launch import CudaLauncher
+
+    return CudaKernels(CudaLauncher(index))

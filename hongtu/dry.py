@@ -1,0 +1,175 @@
+"""The CUDA engine without a GPU: streams are queues, and the kernels' own sources run on the CPU.
+
+A scheduler does the queues' work in a random order that the events allow, with some queues much slower than others; so
+a wait that is missing shows as a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from hongtu.device import Device
+from hongtu.dispatch import CudaKernels, Kernels, using
+from hongtu.metrics import Traffic
+from hongtu.plan.hardware import H200
+from hongtu.pool import plain
+from hongtu.staged_device import StagedDevice
+from hongtu.streams import Event, Streams
+
+SLOWEST = 1e-3  # a queue's share of the turns, beside that of the quickest
+
+
+class Scheduler:
+    """Does the work of queues, one piece after the other.
+
+    Args:
+        seed: of the order.
+        ignored: reasons of waits that are left out, to see what they are for.
+
+    Attributes:
+        waits: the reasons of all waits that there were.
+    """
+
+    def __init__(self, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._queues: list[Queue] = []
+        self._speed: list[float] = []
+        self.ignored = ignored
+        self.waits: set[str] = set()
+
+    def queue(self) -> Queue:
+        """A new stream."""
+        self._queues.append(Queue(self))
+        self._speed.append(float(SLOWEST ** self._rng.random()))
+        return self._queues[-1]
+
+    def until(self, moment: Moment) -> None:
+        """Work until a moment has come."""
+        while not moment.passed:
+            ready = [k for k, queue in enumerate(self._queues) if queue.ready]
+            assert ready, "the streams wait for each other"
+            speed = np.array([self._speed[k] for k in ready])
+            self._queues[self._rng.choice(ready, p=speed / speed.sum())].step()
+
+    def drop_all(self) -> None:
+        """Forget all work, after an error."""
+        for queue in self._queues:
+            queue.clear()
+
+
+class Moment:
+    """An event of a queue."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.passed = False
+
+    def synchronize(self, why: str) -> None:
+        self._scheduler.waits.add(why)
+        if why not in self._scheduler.ignored:
+            self._scheduler.until(self)
+
+
+class Queue:
+    """A stream whose work is done when the scheduler says so."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._work: deque[Callable[[], None] | Moment | tuple[Moment]] = deque()
+
+    def run(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+
+    def record(self) -> Moment:
+        moment = Moment(self._scheduler)
+        self._work.append(moment)
+        return moment
+
+    def wait(self, event: Event, why: str) -> None:
+        self._scheduler.waits.add(why)
+        if isinstance(event, Moment) and why not in self._scheduler.ignored:
+            self._work.append((event,))
+
+    def clear(self) -> None:
+        self._work.clear()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is work that need not wait."""
+        if not self._work:
+            return False
+        head = self._work[0]
+        return head[0].passed if isinstance(head, tuple) else True
+
+    def step(self) -> None:
+        head = self._work.popleft()
+        if isinstance(head, Moment):
+            head.passed = True
+        elif not isinstance(head, tuple):
+            head()
+
+
+class DryDevice(StagedDevice):
+    """A GPU played by the CPU."""
+
+    def __init__(
+        self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels, scheduler: Scheduler
+    ) -> None:
+        super().__init__(name, budget, traffic, streams, kernels, torch.device("cpu"), plain)
+        self._scheduler = scheduler
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with using(self.kernels), super().computing():
+            yield
+
+    def abandon(self) -> None:
+        self._scheduler.drop_all()
+
+
+class DryBackend:
+    """Devices for a dry run.
+
+    Args:
+        gpus: how many there are; partitions are dealt to them in turn. None: one for each partition.
+        seed, ignored: as for ``Scheduler``.
+
+    Raises:
+        KernelError: no C++ compiler is installed.
+    """
+
+    hardware = replace(H200, name="dry", device_memory=None)
+    pinned = staticmethod(plain)
+
+    def __init__(self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
+        from hongtu.cuda_ext.dry import DryLauncher
+
+        self.gpus = gpus
+        self.scheduler = Scheduler(seed, ignored)
+        self.kernels: Kernels = CudaKernels(DryLauncher())
+
+    def gpu_of(self, partition: int) -> int:
+        """The GPU that runs a partition."""
+        return partition if self.gpus is None else partition % self.gpus
+
+    def where(self, gpu: int) -> torch.device:
+        """The torch device of a GPU's tensors."""
+        return torch.device("cpu")
+
+    def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
+        """One device for each partition; those on one GPU share its streams."""
+        queue = self.scheduler.queue
+        host = queue()
+        gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}
+        return [
+            DryDevice(
+                f"device {i}", budget, traffic, Streams(*gpus[self.gpu_of(i)], host), self.kernels, self.scheduler
+            )
+            for i in range(partitions)
+        ]

@@ -1,0 +1,153 @@
+"""Which gaps between uses a cache bridges (Belady's choice), counted in groups.
+
+A gap from a use in batch j to the next use of the same row in batch k is bridged by keeping the row, which saves one
+transfer and takes a slot in the batches between. All gaps from j to k are alike, so only their number matters: the
+choice takes as long as there are pairs (j, k), whatever the graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+ALL = np.empty(0, dtype=np.bool_)  # every gap may be kept
+
+
+class Gaps(NamedTuple):
+    """The gaps of one device's requests, alike ones counted: gaps ``start[b] : start[b + 1]`` begin in batch b.
+
+    Attributes:
+        start: int64 [B + 1].
+        end: int32 [G], batch in which the row is used next.
+        number: int32 [G].
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    number: np.ndarray
+
+
+def count_gaps(request_start: np.ndarray, next_use: np.ndarray, allowed: np.ndarray) -> Gaps:
+    """The gaps of requests.
+
+    Args:
+        request_start: int64 [B + 1].
+        next_use: int32 [K], batch of each request's next request, or -1.
+        allowed: bool [K], False for gaps that must not be kept, or ``ALL``.
+
+    >>> start, end, count = count_gaps(np.array([0, 3, 5, 6]), np.array([1, 1, 2, -1, -1, -1]), ALL)
+    >>> start.tolist(), end.tolist(), count.tolist()
+    ([0, 2, 2, 2], [1, 2], [2, 1])
+    """
+    return Gaps(*_count_gaps(request_start, next_use, allowed))
+
+
+def merge_gaps(one: Gaps, other: Gaps) -> tuple[Gaps, np.ndarray]:
+    """The gaps of two kinds of requests in one list, those of ``one`` first in every batch, and where they are."""
+    at = np.arange(len(one.end)) + np.repeat(other.start[:-1], np.diff(one.start))
+    other_at = np.arange(len(other.end)) + np.repeat(one.start[1:], np.diff(other.start))
+    end, count = (np.empty(len(at) + len(other_at), dtype=np.int32) for _ in range(2))
+    end[at], end[other_at] = one.end, other.end
+    count[at], count[other_at] = one.number, other.number
+    return Gaps(one.start + other.start, end, count), at
+
+
+@numba.njit(cache=True, nogil=True)
+def choose_gaps(gaps, room, prefetch):
+    """How many gaps of each kind to keep.
+
+    A gap from batch j to k takes a slot in batches j + 1 .. k - 1 - prefetch; shorter gaps cost nothing.
+
+    Args:
+        gaps: Gaps.
+        room: int64 [B], free slots in each batch beside the rows that the batch itself needs.
+
+    Returns:
+        int32 [G].
+    """
+    num_batches = len(gaps.start) - 1
+    kept = gaps.number.copy()
+    newest = np.full(num_batches + 1, -1, dtype=np.int64)  # the open gaps by last batch occupied, as linked lists
+    below = np.full(len(kept), -1, dtype=np.int64)
+    size = np.zeros(num_batches + 1, dtype=np.int64)
+    active = 0
+    top = 0
+    for t in range(num_batches):
+        if t > 0:
+            active -= size[t - 1]
+            for g in range(gaps.start[t - 1], gaps.start[t]):
+                end = gaps.end[g] - 1 - prefetch
+                if end >= t:
+                    below[g] = newest[end]
+                    newest[end] = g
+                    size[end] += kept[g]
+                    active += kept[g]
+                    top = max(top, end)
+        while active > room[t]:
+            while size[top] == 0:
+                top -= 1
+            g = newest[top]
+            dropped = min(kept[g], active - room[t])
+            kept[g] -= dropped
+            size[top] -= dropped
+            active -= dropped
+            if kept[g] == 0:
+                newest[top] = below[g]
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def gap_slots(gaps, kept, prefetch):
+    """int64 [B], slots that kept gaps take in each batch."""
+    num_batches = len(gaps.start) - 1
+    change = np.zeros(num_batches + 1, dtype=np.int64)
+    for b in range(num_batches):
+        for g in range(gaps.start[b], gaps.start[b + 1]):
+            if gaps.end[g] - prefetch > b + 1:
+                change[b + 1] += kept[g]
+                change[gaps.end[g] - prefetch] -= kept[g]
+    return np.cumsum(change)[:num_batches]
+
+
+@numba.njit(cache=True, nogil=True)
+def bridged(request_start, next_use, allowed, gaps, kept):
+    """bool [K], the requests whose row stays until its next use: of alike gaps the first ``kept``."""
+    num_batches = len(request_start) - 1
+    left = np.zeros(num_batches + 1, dtype=np.int64)
+    stays = np.zeros(len(next_use), dtype=np.bool_)
+    for b in range(num_batches):
+        for g in range(gaps.start[b], gaps.start[b + 1]):
+            left[gaps.end[g]] = kept[g]
+        for k in range(request_start[b], request_start[b + 1]):
+            end = next_use[k]
+            if end >= 0 and left[end] > 0 and (len(allowed) == 0 or allowed[k]):
+                left[end] -= 1
+                stays[k] = True
+    return stays
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_gaps(request_start, next_use, allowed):
+    num_batches = len(request_start) - 1
+    most = 0
+    for b in range(num_batches):
+        most += min(request_start[b + 1] - request_start[b], num_batches - 1 - b)
+    start = np.zeros(num_batches + 1, dtype=np.int64)
+    end, count = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+    tally = np.zeros(num_batches, dtype=np.int32)
+    at = 0
+    for b in range(num_batches):
+        for k in range(request_start[b], request_start[b + 1]):
+            n = next_use[k]
+            if n >= 0 and (len(allowed) == 0 or allowed[k]):
+                if tally[n] == 0:
+                    end[at] = n
+                    at += 1
+                tally[n] += 1
+        for g in range(start[b], at):
+            count[g] = tally[end[g]]
+            tally[end[g]] = 0
+        start[b + 1] = at
+    return start, end[:at].copy(), count[:at].copy()

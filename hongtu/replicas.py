@@ -1,0 +1,60 @@
+"""The model on every GPU: parameters are the same everywhere, gradients are summed once per epoch."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from hongtu.backends import Backend
+from hongtu.network import Network
+
+
+class Replicas:
+    """A network for every partition; those on one GPU share one.
+
+    Args:
+        network: stays the one that the user's optimizer knows; it moves to the GPU of partition 0.
+
+    Attributes:
+        of: the network of every partition.
+        every: each network once, the user's first.
+    """
+
+    def __init__(self, network: Network, backend: Backend, partitions: int) -> None:
+        home = backend.gpu_of(0)
+        network.modules.to(backend.where(home))
+        on = {home: network}
+        for gpu in dict.fromkeys(backend.gpu_of(i) for i in range(partitions)):
+            if gpu not in on:
+                on[gpu] = copy.deepcopy(network)
+                on[gpu].modules.to(backend.where(gpu))
+        self.of = [on[backend.gpu_of(i)] for i in range(partitions)]
+        self.every = list(on.values())
+
+    def spread(self, *, training: bool, epoch: int | None = None) -> None:
+        """Before passes: make all networks those of this run, with the same parameters and no gradients of their
+        own."""
+        home = self.every[0]
+        for network in self.every:
+            network.activate()
+            network.modules.train(training)
+            network.context.training, network.context.seed = training, home.context.seed
+            if epoch is not None:
+                network.context.epoch = epoch
+        with torch.no_grad():
+            for network in self.every[1:]:
+                for own, value in zip(network.modules.parameters(), home.modules.parameters(), strict=True):
+                    own.requires_grad_(value.requires_grad)
+                    own.data.copy_(value)
+                    own.grad = torch.zeros_like(own) if value.requires_grad else None
+                for held, given in zip(network.modules.buffers(), home.modules.buffers(), strict=True):
+                    held.copy_(given)
+
+    def reduce(self) -> None:
+        """After passes: add the gradients up where the optimizer finds them."""
+        home = list(self.every[0].modules.parameters())
+        for network in self.every[1:]:
+            for value, own in zip(home, network.modules.parameters(), strict=True):
+                if value.grad is not None and own.grad is not None:
+                    value.grad += own.grad.to(value.device)

@@ -1,0 +1,140 @@
+"""A device with memory of its own: data goes through pinned staging memory, copies run beside arithmetic.
+
+Stored vertex rows are read and written where they are on the host; everything else, and what must be added up there,
+passes through a set of staging memory on both sides. The host adds gradient rows up in a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hongtu.device import Device
+from hongtu.dispatch import Kernels
+from hongtu.metrics import Traffic
+from hongtu.row_copies import add_rows_alone
+from hongtu.streams import Streams
+
+Pinned = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+class StagedDevice(Device):
+    """A GPU, or what behaves like one.
+
+    Args:
+        name, budget, traffic, streams, kernels: as for ``Device``.
+        where: the torch device of its tensors.
+        pinned: makes host memory that the device can read and write; what it made is free again when it is dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        budget: int | None,
+        traffic: Traffic,
+        streams: Streams,
+        kernels: Kernels,
+        where: torch.device,
+        pinned: Pinned,
+    ) -> None:
+        super().__init__(name, budget, traffic, streams, kernels)
+        self.where, self._pinned = where, pinned
+        self._host: dict[str, Tensor] = {}
+
+    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._host[name] = self._pinned((sets, *shape), dtype)
+
+    def release_all(self) -> None:
+        super().release_all()
+        self._host.clear()
+
+    def fill(self, tensor: Tensor, host: Tensor) -> None:
+        self.streams.load.run(lambda: self._copy("read", host, tensor))
+        self.streams.load.record().synchronize("fill: the tensor is there")
+
+    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
+        part = self.staging(name, number)[: len(array)]
+        source = array
+        if name in self._host:
+            source = self._host[name][number][: len(array)]
+            source.numpy()[...] = array.numpy() if isinstance(array, Tensor) else array
+        assert isinstance(source, Tensor), name
+        host = source
+        if len(host):
+            self.streams.load.run(lambda: self._copy(link, host, part))
+        return part
+
+    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
+        if name in self._host:
+            return self.bring(name, number, host.numpy()[index], link)
+        part = self.staging(name, number)[: len(index)]
+        rows = self.staging("row_in_chunk", number)[: len(index)]
+
+        def gather() -> None:
+            self.kernels.copy_rows(host, rows, part, None)
+            self.traffic.add(link, part.nbytes)
+
+        if len(index):
+            self.streams.load.run(gather)
+        return part
+
+    def emit(
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+    ) -> None:  # fmt: skip
+        self.staging(f"send {name}", number)[: len(rows)].copy_(rows)
+
+    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+        part = self.staging(f"send {name}", number)[:count]
+        if not add and index is None:
+            self.streams.flush.run(lambda: self._copy("write", part, host))
+        elif not add:
+            rows = self.staging("row_in_chunk", number)[:count]
+
+            def scatter() -> None:
+                self.kernels.copy_rows(part, None, host, rows)
+                self.traffic.add("write", part.nbytes)
+
+            self.streams.flush.run(scatter)
+        else:
+            self._add_on_host("write", part, self._host[f"add {name}"][number][:count], host, index)
+
+    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
+        part = self.staging("flush_rows", number)[: len(rows)]
+        self.streams.flush.run(lambda: self.kernels.copy_rows(cache, slots, part, None))
+        self._add_on_host("flush", part, self._host["flush_rows"][number][: len(rows)], host, rows)
+
+    def _add_on_host(self, link: str, part: Tensor, staging: Tensor, host: Tensor, index: np.ndarray | None) -> None:
+        """Copy device rows to the host's staging memory, and have the host add them up."""
+
+        def copy() -> None:
+            self._copy(link, part, staging)
+            if link == "flush":
+                self.traffic.add(link, 0, len(part))
+
+        def add() -> None:
+            if index is None:
+                np.add(host.numpy(), staging.numpy(), out=host.numpy())
+            else:
+                add_rows_alone(staging.numpy(), host.numpy(), index)
+
+        self.streams.flush.run(copy)
+        self.streams.host.wait(self.streams.flush.record(), "add: the rows have arrived")
+        self.streams.host.run(add)
+
+    def _copy(self, link: str, source: Tensor, target: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+        self.traffic.add(link, target.nbytes)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.where)
+
+    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+        self.kernels.add_rows(cache, slots, peer_cache, peer_slots, "system")
+
+    def drain(self) -> None:
+        streams = self.streams
+        for stream in (streams.load, streams.compute, streams.flush, streams.host):
+            stream.record().synchronize("drain: the pass is done")

@@ -1,0 +1,117 @@
+"""The CUDA kernels through NVRTC, which needs no GPU, and the cache of what it makes."""
+
+import pytest
+
+from hongtu.cuda_ext import disk_cache, dry
+from hongtu.cuda_ext.compile import cubin, nvrtc_version
+from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError, file_of
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    try:
+        return nvrtc_version()
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hongtu" / "kernels"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Kernel files of one small kernel and one that does not compile."""
+    made = tmp_path / "kernels"
+    made.mkdir()
+    (made / "shared.cuh").write_text((FOLDER / "shared.cuh").read_text())
+    kernel = '#include "shared.cuh"\nKERNEL(zero_rows_f32x1, (float* to), to[0] = 0)\n'
+    (made / "rows.cu").write_text(kernel)
+    (made / "csc.cu").write_text(kernel.replace("to[0]", "nothing[0]"))
+    return made
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("file", KERNELS_OF)
+def test_every_kernel_file_compiles(nvrtc, file, arch):
+    code = cubin(file, arch)
+    assert code[:4] == b"\x7fELF"
+    for kernel in KERNELS_OF[file]:
+        assert kernel.encode() in code
+
+
+def test_every_kernel_file_is_known():
+    assert {path.name for path in FOLDER.glob("*.cu")} == set(KERNELS_OF)
+    assert file_of("add_rows_atomic_f32x1") == "rows.cu"
+    with pytest.raises(KernelError, match="'sort_rows_f32x1'"):
+        file_of("sort_rows_f32x1")
+
+
+def test_a_second_compilation_reads_the_disk(nvrtc, empty_cache, folder, monkeypatch):
+    first = cubin("rows.cu", "sm_90", folder)
+    [entry] = empty_cache.iterdir()
+    monkeypatch.setattr("hongtu.cuda_ext.compile._compile", lambda *_: pytest.fail("compiled again"))
+    assert cubin("rows.cu", "sm_90", folder) == first == disk_cache.content(entry)
+
+
+@pytest.mark.parametrize("damage", [lambda old: old[:-40], lambda old: old[:100] + b"x" + old[101:], lambda old: b""])
+def test_a_damaged_entry_is_made_again(nvrtc, empty_cache, folder, damage):
+    first = cubin("rows.cu", "sm_90", folder)
+    [entry] = empty_cache.iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(damage(whole))
+    assert cubin("rows.cu", "sm_90", folder) == first
+    assert [entry.read_bytes()] == [path.read_bytes() for path in empty_cache.iterdir()] == [whole]
+
+
+def test_another_source_header_or_architecture_is_another_entry(nvrtc, empty_cache, folder):
+    cubin("rows.cu", "sm_90", folder)
+    cubin("rows.cu", "sm_80", folder)
+    for file in ("rows.cu", "shared.cuh"):
+        with (folder / file).open("a") as source:
+            source.write("\n// changed\n")
+        cubin("rows.cu", "sm_90", folder)
+    assert len(list(empty_cache.iterdir())) == 4
+
+
+def test_an_error_names_the_file_and_holds_the_log(nvrtc, empty_cache, folder):
+    with pytest.raises(
+        KernelError, match=r'(?s)csc.cu does not compile for sm_90.*csc.cu\(2\).*"nothing" is undefined'
+    ):
+        cubin("csc.cu", "sm_90", folder)
+    assert not empty_cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(empty_cache, folder, nvrtc):
+    empty_cache.parent.parent.write_text("a file in the way")
+    with pytest.warns(UserWarning, match="XDG_CACHE_HOME"):
+        assert cubin("rows.cu", "sm_90", folder)[:4] == b"\x7fELF"
+
+
+def test_the_cpu_build_is_cached_mended_and_reports_its_log(empty_cache, folder, monkeypatch):
+    try:
+        dry.compiler()
+    except KernelError as error:
+        pytest.skip(str(error))
+    entry = dry.library(folder / "rows.cu")
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-50])
+    assert dry.library(folder / "rows.cu") == entry and entry.read_bytes()[:4] == b"\x7fELF"
+    with pytest.raises(KernelError, match=r"(?s)csc.cu does not compile with .*nothing.* was not declared"):
+        dry.library(folder / "csc.cu")
+    monkeypatch.setattr(dry, "_compile", lambda *_: pytest.fail("compiled again"))
+    dry.library(folder / "rows.cu")
+
+
+def test_no_compiler_is_said_clearly(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    dry.compiler.cache_clear()
+    try:
+        with pytest.raises(KernelError, match=r"no-such-compiler.*install g\+\+ or set CXX"):
+            dry.DryLauncher()
+    finally:
+        dry.compiler.cache_clear()
