@@ -58,6 +58,7 @@ def plan_model(
         InputError: for anything that cannot work.
         BudgetError: when the budget is too small; names the smallest that works.
     """
+    artifact.check_bounds()
     network = Network(as_modules(layers).to(dtype=dtype), RowContext())
     budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss = make_loss(artifact, loss)

@@ -96,6 +96,7 @@ class Trainer:
         on_oom: str = "raise",
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+        self.artifact.check_bounds()
         backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
