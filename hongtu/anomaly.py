@@ -20,6 +20,7 @@ from hongtu.block import Rows
 from hongtu.engine import Engine
 from hongtu.errors import AnomalyError
 from hongtu.losses import MeanLoss
+from hongtu.network import Network
 
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
 
@@ -37,8 +38,6 @@ def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn
         if not _finite(parameter):
             raise AnomalyError(f"epoch {epoch}: parameter {name} is {_first(parameter)} before it; {REMEDY}")
     with _watching(engine, _Watch(engine, epoch)):
-        for parameter in parameters:
-            parameter.grad = None
         engine.train(epoch)
     raise AnomalyError(f"epoch {epoch}: the loss or a gradient is not finite, but no chunk's part of it is; {REMEDY}")
 
@@ -47,10 +46,12 @@ class _Watch:
     """Sees what every module returns, and every gradient that comes back to it."""
 
     def __init__(self, engine: Engine, epoch: int) -> None:
-        self.engine, self.network, self.epoch = engine, engine.network, epoch
+        self.engine, self.epoch = engine, epoch
+        self.network = engine.network
 
-    def module(self, title: str, rows: Rows, out: Any) -> None:
-        """Called by the network with what a module returned."""
+    def module(self, network: Network, title: str, rows: Rows, out: Any) -> None:
+        """Called by a network with what a module returned."""
+        self.network = network
         for x in _tensors(out):
             self._see(f"what {title} returned", x, ids=rows.ids)
             if x.requires_grad:
@@ -108,16 +109,20 @@ class _WatchedLoss:
 def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
     """Everything that runs inside is seen."""
     hooks = [
-        parameter.register_hook(lambda gradient, name=name: watch.parameter(name, gradient))
-        for name, parameter in engine.network.modules.named_parameters()
+        parameter.register_hook(partial(watch.parameter, name))
+        for network in engine.networks
+        for name, parameter in network.modules.named_parameters()
         if parameter.requires_grad
     ]
     loss = engine.replace_loss(_WatchedLoss(engine.loss, watch))
-    engine.network.watch = watch.module
+    for network in engine.networks:
+        network.watch = partial(watch.module, network)
     try:
-        yield
+        with engine.budget_of(None):  # looking takes a little memory
+            yield
     finally:
-        engine.network.watch = None
+        for network in engine.networks:
+            network.watch = None
         engine.replace_loss(loss)
         for hook in hooks:
             hook.remove()

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.artifact_check import check_bounds, check_indices
 from hongtu.errors import InputError
+from hongtu.npy import open_npy
 from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.topology import Topology
 
@@ -42,6 +44,8 @@ ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "test_mask": (("bool",), 1, True),  # [V]
 }
 
+_LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}
+
 
 class Artifact:
     """A preprocessed graph on disk; arrays are memory-mapped, in new vertex order.
@@ -60,6 +64,7 @@ class Artifact:
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         self.path = path
         self.manifest = manifest
+        self._opened = {file: _file_identity(file) for file in (path / f"{name}.npy" for name in arrays)}
         self.original_id = arrays["original_id"]
         self.features = arrays.get("features")
         self.labels = arrays["labels"]
@@ -96,8 +101,34 @@ class Artifact:
     def multi_label(self) -> bool:
         return self.labels.ndim == 2
 
+    def check_bounds(self) -> None:
+        """Refuse indices that point out of what they index, before anything runs on them.
+
+        Raises:
+            InputError: naming the first array.
+        """
+        check_bounds(self)
+
+    def check_files(self) -> None:
+        """Refuse files that were cut short since they were opened: reading what is gone of a mapped file kills the
+        process. A file that was removed, or replaced by another, is still there for who has it open.
+
+        Raises:
+            InputError: naming the first.
+        """
+        for file, (device, inode, size) in self._opened.items():
+            try:
+                now = file.stat()
+            except OSError:
+                continue
+            if (now.st_dev, now.st_ino) == (device, inode) and now.st_size < size:
+                raise InputError(
+                    f"{file}: cut from {size} to {now.st_size} bytes while it was in use; run `hongtu preprocess` again"
+                )
+
     def verify(self) -> None:
-        """Read the manifest and every array, and compare their hashes with those in the manifest.
+        """Read the manifest and every array, compare their hashes with those in the manifest, and the indices with
+        what they point into.
 
         Raises:
             InputError: naming the first file that differs.
@@ -106,6 +137,7 @@ class Artifact:
         for name, entry in self.manifest["arrays"].items():
             file = self.path / f"{name}.npy"
             _check_hash(file, file_hash(file), entry.get("hash"))
+        check_indices(self)
 
 
 def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Artifact:
@@ -127,6 +159,12 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
     return artifact
 
 
+def _file_identity(file: Path) -> tuple[int, int, int]:
+    """Device, inode and bytes."""
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size
+
+
 def _check_hash(file: Path, found: str, expected: Any) -> None:
     if found != expected:
         raise InputError(
@@ -137,7 +175,7 @@ def _check_hash(file: Path, found: str, expected: Any) -> None:
 
 def _manifest_hash(path: Path, manifest: dict[str, Any]) -> str:
     """Hash of the manifest's text with its own hash left out."""
-    return _hash((path / MANIFEST).read_bytes().replace(str(manifest.get("hash")).encode(), b"", 1))
+    return _hash((path / MANIFEST).read_bytes().replace(str(manifest.get("hash")).encode(errors="replace"), b"", 1))
 
 
 def _manifest_text(manifest: dict[str, Any]) -> bytes:
@@ -154,7 +192,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
     try:
         manifest = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON ({error}); run `hongtu preprocess` again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{file}: expected format {FORMAT!r}; run `hongtu preprocess` again")
@@ -163,9 +201,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{file}: artifact version {manifest.get('version')!r}, this hongtu reads version {VERSION}; "
             "run `hongtu preprocess` again"
         )
-    for key in ("vertices", "edges", "partitions", "chunks", "feature_width", "classes"):
-        if type(manifest.get(key)) is not int or manifest[key] < 0:
-            raise InputError(f"{file}: {key} is {manifest.get(key)!r}, expected a non-negative integer")
+    for key, least in _LEAST.items():
+        if type(manifest.get(key)) is not int or not least <= manifest[key] < 2**62:
+            raise InputError(f"{file}: {key} is {manifest.get(key)!r}, expected an integer of at least {least}")
     if not isinstance(manifest.get("arrays"), dict):
         raise InputError(f"{file}: no table of arrays; run `hongtu preprocess` again")
     return manifest
@@ -183,16 +221,11 @@ def _open_array(path: Path, name: str, entry: Any) -> np.ndarray:
             f"{file}: {file.stat().st_size} bytes, the manifest says {entry.get('bytes')}; "
             "the file was truncated or changed: run `hongtu preprocess` again"
         )
-    try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        # an array without elements cannot be mapped; numpy loads it instead
-        try:
-            array = np.load(file, allow_pickle=False)
-        except (ValueError, OSError, EOFError):
-            raise InputError(f"{file}: not a readable .npy array ({error})") from None
+    array = open_npy(file, "run `hongtu preprocess` again")
     if str(array.dtype) not in dtypes or (ndim and array.ndim != ndim):
         raise InputError(f"{file}: {array.dtype} {array.shape}, expected {' or '.join(dtypes)} with {ndim} dimensions")
+    if name == "labels" and (array.ndim == 2) != (array.dtype == np.float32):
+        raise InputError(f"{file}: {array.dtype} {array.shape}, expected int64 [V] or float32 [V, C]; preprocess again")
     if list(array.shape) != entry.get("shape") or str(array.dtype) != entry.get("dtype"):
         raise InputError(f"{file}: {array.dtype} {array.shape} is not what the manifest says; preprocess again")
     return array

@@ -135,7 +135,8 @@ class Device(ABC):
         if self.budget is not None and total > self.budget:
             raise DeviceOutOfMemory(
                 f"{self.name}: needs {total} bytes ({self.arena} planned, {workspace} taken by layers), "
-                f"the budget is {self.budget}; raise --device-memory / device_memory or preprocess with more chunks"
+                f"the budget is {self.budget}",
+                taken=workspace,
             )
         self.arena_peak = max(self.arena_peak, self.arena)
         self.peak = max(self.peak, total)

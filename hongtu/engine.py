@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.backends import Backend
@@ -20,7 +20,7 @@ from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, OUTPUT, gradient
+from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
 from hongtu.replicas import Replicas
 
 
@@ -49,7 +49,8 @@ class Engine:
         dtype: torch.dtype,
         backend: Backend,
     ) -> None:
-        check_host(sum(plan.host_bytes.values()))
+        on_host = backend.where(0).type == "cpu"  # the devices' memory is the host's own
+        check_host(sum((plan.peak_bytes if on_host else plan.host_bytes).values()))
         self.artifact, self.network, self.plan = artifact, network, plan
         self.setup: EpochRecord | None = None
         self.peaks: dict[str, int] = {}
@@ -70,14 +71,20 @@ class Engine:
         reuse_freed_memory()
         self.reset_counters()
         with self._evaluating():
-            self._executor.set_up()
+            try:
+                self._executor.set_up()
+            except BaseException:
+                self._forget(set(self._host.names()), [set() for _ in self._devices])
+                raise
         if self.artifact.features is not None and FEATURES not in self._host.names():
             drop_pages(self.artifact.features)
         self.setup = self.record(0, 0.0, perf_counter() - start)
 
     def train(self, epoch: int) -> float:
-        """Add this epoch's gradients to those of the parameters; returns the loss."""
+        """Make this epoch's gradients those of the parameters; returns the loss."""
+        self.artifact.check_files()
         self.drop_input_gradient()
+        _zero_gradients(self.network.modules)
         self._replicas.spread(training=True, epoch=epoch)
         self.reset_counters()
         loss = self._executor.run(self.plan.passes.train)
@@ -95,6 +102,11 @@ class Engine:
             self._host.free(gradient(FEATURES))
 
     @property
+    def networks(self) -> list[Network]:
+        """The model on every GPU, the user's first."""
+        return self._replicas.every
+
+    @property
     def loss(self) -> MeanLoss:
         return self._executor.loss
 
@@ -107,12 +119,58 @@ class Engine:
     def inferred(self) -> Iterator[Tensor]:
         """[V, C] in new order: the output without dropout; gone afterwards."""
         self.set_up()
+        self.artifact.check_files()
         with self._evaluating():
             self._executor.run(self.plan.passes.evaluate)
         try:
             yield self._host[OUTPUT]
         finally:
             self._host.free(OUTPUT)
+
+    def measure(self, passes: tuple[Pass, ...], limit: int) -> dict[str, int]:
+        """Run passes under another budget; per pass, the most bytes that layers took on a device.
+
+        Raises:
+            DeviceOutOfMemory: when that budget does not do either.
+        """
+        before = self._host.names(), [device.placed() for device in self._devices]
+        taken = {}
+        with self.budget_of(limit):
+            try:
+                for p in passes:
+                    self.reset_counters()
+                    self._executor.run((p,))
+                    taken[p.name] = max(device.workspace_peak for device in self._devices)
+            finally:
+                self._forget(*before)
+        return taken
+
+    @contextmanager
+    def budget_of(self, limit: int | None) -> Iterator[None]:
+        """Inside, every device has another budget."""
+        budgets = [device.budget for device in self._devices]
+        for device in self._devices:
+            device.budget = limit
+        try:
+            yield
+        finally:
+            for device, budget in zip(self._devices, budgets, strict=True):
+                device.budget = budget
+
+    def _forget(self, host: set[str], placed: list[set[str]]) -> None:
+        """Free what a run that did not end left behind."""
+        self._host.free_except(host)
+        self._executor.kept.clear()
+        for device, names in zip(self._devices, placed, strict=True):
+            for name in device.placed() - names:
+                device.remove(name)
+
+    @property
+    def place(self) -> tuple[str, str, tuple[int, int]]:
+        """What ran last: the pass, the module, the chunk."""
+        current = self._executor.current
+        assert current is not None
+        return current.name, self.network.current, divmod(self.network.chunk, self.plan.topology.chunks)
 
     @property
     def ids(self) -> Tensor:
@@ -154,3 +212,13 @@ class Engine:
             yield
         finally:
             self._replicas.spread(training=True)
+
+
+def _zero_gradients(modules: nn.Module) -> None:
+    for parameter in modules.parameters():
+        if not parameter.requires_grad:
+            parameter.grad = None  # frozen since the last epoch
+        elif parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()

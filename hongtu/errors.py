@@ -37,7 +37,15 @@ _OTHERWISE = "choose a directory that may be written to"
 
 
 class DeviceOutOfMemory(RuntimeError):
-    """A device allocation went over the device budget while running."""
+    """A device allocation went over the device budget while running.
+
+    Attributes:
+        taken: bytes that layers had taken when it did.
+    """
+
+    def __init__(self, message: str, taken: int = 0) -> None:
+        super().__init__(message)
+        self.taken = taken
 
 
 class AnomalyError(RuntimeError):

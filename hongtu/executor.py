@@ -31,6 +31,9 @@ class Executor:
         host: vertex tensors; must hold "statistics" and "edge_id_start" where the plan's layers need them.
         devices: one per partition.
         loss: evaluated on the last forward pass of training.
+
+    Attributes:
+        current: the pass that runs, or ran last.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Executor:
     ) -> None:
         self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss
+        self.current: Pass | None = None
         self.loss_values = [device.number() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
         self._starts = plan.topology.partition_start
@@ -103,6 +107,7 @@ class Executor:
             self.host.free(name)
 
     def _run_pass(self, p: Pass) -> None:
+        self.current = p
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
             self._create(name, zero=name == p.flush or (some_rows and name in p.direct))

@@ -11,7 +11,11 @@ import numpy as np
 from hongtu.errors import InputError
 
 MEMINFO = Path("/proc/meminfo")
+OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUP = Path("/sys/fs/cgroup")
+# limit, use, and the part of it that can be had back: the page cache that nobody is using
+CGROUP_FILES = ("memory.max", "memory.current", "inactive_file")
+CGROUP_1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
 KEPT = 256 << 20
@@ -24,7 +28,10 @@ def available_bytes() -> int | None:
 
 
 def check_host(needed: int) -> None:
-    """Refuse a run whose vertex tensors do not fit the host.
+    """Refuse a run that does not fit the host.
+
+    Args:
+        needed: bytes of vertex tensors, and of devices that are the host's own memory.
 
     Raises:
         InputError: with the bytes needed and those available.
@@ -32,7 +39,7 @@ def check_host(needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise InputError(
-            f"host memory: the run needs {needed} bytes for vertex tensors, {available} are available; use a machine "
+            f"host memory: the run needs {needed} bytes, {available} are available; use a machine "
             "with more memory, fewer hidden columns or fewer layers"
         )
 
@@ -64,8 +71,31 @@ def _machine() -> int | None:
 
 
 def _cgroup() -> int | None:
+    """What the process's control group and those around it leave; version 2, or 1."""
     try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        return None if limit == "max" else int(limit) - int((CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
+        lines = [line.split(":", 2) for line in OWN_CGROUP.read_text().splitlines()]
+    except OSError:
+        lines = []
+    found = []
+    for _, controllers, path in [*lines, ("0", "", "/")]:
+        if controllers == "":
+            found += _left_in(CGROUP, path, *CGROUP_FILES)
+        elif "memory" in controllers.split(","):
+            found += _left_in(CGROUP / "memory", path, *CGROUP_1_FILES)
+    return min(found) if found else None
+
+
+def _left_in(root: Path, path: str, limit: str, use: str, reclaimable: str) -> list[int]:
+    """What each group from one to the root leaves, where it has a limit."""
+    left = []
+    group = root / path.lstrip("/")
+    for directory in (group, *group.parents):
+        try:
+            most, used = (directory / limit).read_text().strip(), int((directory / use).read_text())
+            pages = [line.split() for line in (directory / "memory.stat").read_text().splitlines()]
+            left.append(int(most) - used + sum(int(count) for name, count in pages if name == reclaimable))
+        except (OSError, ValueError):  # no such group, or no limit
+            pass
+        if directory == root:
+            break
+    return left

@@ -277,6 +277,11 @@ class Network:
                     "and recomputation instead of once per epoch; use a module without running state"
                 )
 
+    @property
+    def current(self) -> str:
+        """The module that was called last."""
+        return self._title(self._current)
+
     @contextmanager
     def _call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
         """Set the context of one call into module ``number``; reseed torch where the module may draw from it."""

@@ -30,6 +30,7 @@ from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Correction = Callable[[str, int], int]
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -57,6 +58,7 @@ def plan_model(
         InputError: for anything that cannot work.
         BudgetError: when the budget is too small; names the smallest that works.
     """
+    artifact.check_bounds()
     network = Network(as_modules(layers).to(dtype=dtype), RowContext())
     budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss = make_loss(artifact, loss)
@@ -74,8 +76,17 @@ def plan_network(
     dtype: torch.dtype,
     hardware: Hardware = CPU,
     make_embedding_optimizer: OptimizerFactory = adam,
+    correct: Correction | None = None,
 ) -> ExecutionPlan:
-    """Set ``transform_first`` of the network's layers and plan its run."""
+    """Set ``transform_first`` of the network's layers and plan its run.
+
+    Args:
+        correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
+    """
+
+    def probe(trial: ExecutionPlan) -> dict[str, int]:
+        found = probe_workspace(trial, network.modules, loss, dtype)
+        return found if correct is None else {name: correct(name, taken) for name, taken in found.items()}
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
@@ -94,7 +105,7 @@ def plan_network(
             shape_with(sides),
             used,
             budget,
-            lambda trial: probe_workspace(trial, network.modules, loss, dtype),
+            probe,
             hardware,
             artifact.original_id,
             artifact.masks["train"],

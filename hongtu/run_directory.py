@@ -100,7 +100,13 @@ class RunDirectory:
             raise OutputError(self.path, error) from error
 
     def _epochs(self) -> dict[Path, int]:
-        found = {file: _SNAPSHOT.fullmatch(file.name) for file in self.path.glob("snapshot-*.pt")}
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror}); choose another directory") from None
+        found = {self.path / name: _SNAPSHOT.fullmatch(name) for name in names}
         return {file: int(match[1]) for file, match in found.items() if match}
 
 

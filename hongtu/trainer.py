@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,12 +24,17 @@ from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
+from hongtu.pressure import Relief
+from hongtu.probe import probe_workspace
 from hongtu.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -55,10 +61,11 @@ class Trainer:
             more, to say in which layer, batch and vertex. Costs nothing else.
         deterministic: refuse operations of torch whose result may differ from run to run; the engine itself gives the
             same bits in every run on the CPU, with the same number of threads.
+        on_oom: what to do when layers take more memory than when they were planned: "raise", or "replan": run the
+            epoch again with smaller groups of chunks, parameters and optimizer as they were.
 
     Attributes:
         model: ModuleList of the layers.
-        plan: the :class:`~hongtu.plan.execution.ExecutionPlan`: predicted rows, bytes per link, peak bytes.
         embedding: the learned rows (:class:`~hongtu.embedding.Embedding`), or None.
         epoch: epochs trained so far.
         history: epoch, loss, seconds and metrics of every epoch of ``fit``, those before a snapshot included.
@@ -86,8 +93,10 @@ class Trainer:
         hardware: Hardware | None = None,
         detect_anomaly: bool = True,
         deterministic: bool = False,
+        on_oom: str = "raise",
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+        self.artifact.check_bounds()
         backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
@@ -101,25 +110,29 @@ class Trainer:
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
-        self.plan = plan_network(
-            self.artifact,
-            self._network,
-            self._loss,
-            self.optimizer,
-            self.strategy,
-            self._budget,
-            dtype,
-            hardware or backend.hardware,
-            make_embedding_optimizer=embedding_optimizer or optimizer,
-        )
         self.embedding: Embedding | None = None
         if self.artifact.features is None:
             width = self.artifact.feature_width
             make = embedding_optimizer or optimizer
             self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
-        self._engine = Engine(
-            self.artifact, self._network, self._loss, self.plan, self.embedding, self._budget, dtype, backend
+        make_plan = partial(
+            plan_network,
+            self.artifact,
+            loss=self._loss,
+            optimizer=self.optimizer,
+            strategy=self.strategy,
+            dtype=dtype,
+            hardware=hardware or backend.hardware,
+            make_embedding_optimizer=embedding_optimizer or optimizer,
         )
+
+        def make_engine(plan: ExecutionPlan) -> Engine:
+            return Engine(self.artifact, self._network, self._loss, plan, self.embedding, self._budget, dtype, backend)
+
+        def probe(plan: ExecutionPlan) -> dict[str, int]:
+            return probe_workspace(plan, self.model, self._loss, dtype)
+
+        self._relief = Relief(self._network, make_plan, make_engine, probe, self._budget, on_oom)
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
         self.waiting = Waiting()
@@ -127,12 +140,7 @@ class Trainer:
 
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
-        self._engine.set_up()
-        start = perf_counter()
-        with deterministic_torch(self.deterministic):
-            loss, parameters = self._differentiate()
-            if self.detect_anomaly:
-                check_epoch(self._engine, self.epoch, loss, parameters)
+        start, loss, parameters = self._relief.run(self._differentiate)
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
         self.optimizer.step()
@@ -145,16 +153,29 @@ class Trainer:
         self.epoch += 1
         return record
 
-    def _differentiate(self) -> tuple[float, list[nn.Parameter]]:
-        """The loss, and all that is learned, with its gradients."""
-        self._zero_gradients()
-        loss = self._engine.train(self.epoch)
-        self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
-        if self.embedding is None:
-            return loss, list(self.model.parameters())
-        self.embedding.weight.grad = self._engine.input_gradient
-        self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
-        return loss, [*self.model.parameters(), self.embedding.weight]
+    def _differentiate(self, engine: Engine) -> tuple[float, float, list[nn.Parameter]]:
+        """When it began, the loss, and all that is learned, with its gradients."""
+        start = perf_counter()
+        parameters = list(self.model.parameters())
+        with deterministic_torch(self.deterministic):
+            loss = engine.train(self.epoch)
+            self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+            if self.embedding is not None:
+                self.embedding.weight.grad = engine.input_gradient
+                self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
+                parameters.append(self.embedding.weight)
+            if self.detect_anomaly:
+                check_epoch(engine, self.epoch, loss, parameters)
+        return start, loss, parameters
+
+    @property
+    def _engine(self) -> Engine:
+        return self._relief.engine
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """What runs: predicted rows, bytes per link, peak bytes."""
+        return self._engine.plan
 
     @property
     def setup(self) -> EpochRecord | None:
@@ -174,15 +195,20 @@ class Trainer:
         """Scores without dropout: ``{"train", "val", "test"}``; accuracy, or micro-F1 for multi-label."""
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        with deterministic_torch(self.deterministic), self._engine.inferred() as out:
-            return {split: score(out, labels, mask) for split, mask in masks.items()}
+        return self._infer(lambda out: {split: score(out, labels, mask) for split, mask in masks.items()})
 
     def predict(self) -> Tensor:
         """[N, C]: the model's output for every vertex, in the original order, without dropout."""
-        with deterministic_torch(self.deterministic), self._engine.inferred() as out:
-            ordered = torch.empty_like(out)
-            ordered[self._engine.ids] = out
-        return ordered
+        return self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
+
+    def _infer(self, use: Callable[[Tensor], T]) -> T:
+        """What is made of the output [V, C], in new order."""
+
+        def work(engine: Engine) -> T:
+            with deterministic_torch(self.deterministic), engine.inferred() as out:
+                return use(out)
+
+        return self._relief.run(work)
 
     def fit(
         self,
@@ -289,12 +315,3 @@ class Trainer:
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._dtype),
         }
-
-    def _zero_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            if not parameter.requires_grad:
-                parameter.grad = None  # frozen since the last epoch
-            elif parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()

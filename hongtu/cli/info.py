@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         check_plot(arguments.plot)
     artifact = open_artifact(arguments.artifact, verify=arguments.verify)
+    artifact.check_bounds()
     result = summary(artifact)
     if arguments.plot is not None:
         from hongtu.plan.report import traffic_chart

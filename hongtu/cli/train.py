@@ -34,6 +34,8 @@ def add_parser(subparsers: Any) -> None:
     add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add("--deterministic", action="store_true", help="refuse operations whose result may differ from run to run")
+    add("--on-oom", choices=("raise", "replan"), default="raise", help="when layers take more device memory than when "
+        "they were planned: stop, or run the epoch again with smaller groups of chunks (default: raise)")  # fmt: skip
     add("--eval-every", type=int, default=10, metavar="K", help="evaluate every K epochs and at the end (default: 10)")
     add("--run", dest="run_dir", metavar="DIR", help="write epochs.jsonl and snapshot-EPOCH.pt here")
     add("--save-every", type=int, default=10, metavar="K", help="write a snapshot every K epochs and at the end; "
@@ -209,6 +211,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
         seed=options.seed,
         hardware=load_hardware(options.hardware),
         deterministic=options.deterministic,
+        on_oom=options.on_oom,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.npy import open_npy
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 
@@ -53,7 +54,7 @@ def _meta(file: Path) -> dict[str, Any]:
         return {}
     try:
         meta = json.loads(file.read_text())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON ({error}); mend or remove it") from None
     if not isinstance(meta, dict):
         raise InputError(f'{file}: holds a {type(meta).__name__}, expected an object such as {{"nodes": 2708}}')
@@ -65,16 +66,7 @@ def _meta(file: Path) -> dict[str, Any]:
 
 
 def _load(file: Path) -> np.ndarray:
-    try:
-        return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
-        try:  # an array without elements cannot be mapped
-            array = np.load(file, allow_pickle=False)
-        except (ValueError, OSError, EOFError):
-            raise InputError(f"{file}: not a readable .npy array ({error}); save it again with numpy.save") from None
-        if not isinstance(array, np.ndarray):
-            raise InputError(f"{file}: a .npz archive, expected one .npy array; save it with numpy.save") from None
-        return array
+    return np.asarray(open_npy(file, "save it with numpy.save"))
 
 
 def _optional(file: Path) -> np.ndarray | None:

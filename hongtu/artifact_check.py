@@ -1,0 +1,91 @@
+"""What the arrays of an artifact must satisfy together, so that nothing that runs on them reads out of bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.topology import Topology
+
+
+class Arrays(Protocol):
+    """What is looked at of an artifact."""
+
+    path: Path
+    original_id: np.ndarray
+    labels: np.ndarray
+    masks: dict[str, np.ndarray]
+    schedule_paper: np.ndarray
+    topology: Topology
+
+    @property
+    def num_vertices(self) -> int: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def multi_label(self) -> bool: ...
+
+
+def check_bounds(artifact: Arrays) -> None:
+    """Compare the least and the largest of every index with what it points into: cheap, and enough for memory safety.
+
+    Raises:
+        InputError: naming the first array that does not fit the others.
+    """
+    topology, vertices = artifact.topology, artifact.num_vertices
+    _expect_range(artifact, "original_id", artifact.original_id, 0, vertices)
+    _expect_range(artifact, "schedule_paper", artifact.schedule_paper, 0, topology.chunks)
+    _expect_range(artifact, "sources", topology.sources, 0, vertices)
+    _expect_range(artifact, "local_source", topology.local_source, 0, vertices)
+    edge_start = np.asarray(topology.in_edge_start)[topology.chunk_start]
+    busy = np.flatnonzero(np.diff(edge_start))
+    if len(busy):
+        largest = np.maximum.reduceat(topology.local_source, edge_start[busy])
+        beyond = busy[largest >= topology.num_sources[busy]]
+        _expect(artifact, "local_source", not len(beyond), f"less than the chunk's sources in chunk {beyond[:1]}")
+    if not artifact.multi_label:
+        _expect_range(artifact, "labels", artifact.labels, -1, artifact.num_classes)
+
+
+def check_indices(artifact: Arrays) -> None:
+    """Read every index and compare it with what it must be.
+
+    Raises:
+        InputError: naming the first array that does not fit the others.
+    """
+    check_bounds(artifact)
+    topology, vertices = artifact.topology, artifact.num_vertices
+    seen = np.zeros(vertices, dtype=bool)
+    seen[artifact.original_id] = True
+    _expect(artifact, "original_id", bool(seen.all()), f"each number from 0 to {vertices - 1} once")
+    chunks = np.arange(topology.chunks)
+    rows = np.sort(np.asarray(artifact.schedule_paper), axis=1)
+    _expect(
+        artifact, "schedule_paper", bool((rows == chunks).all()), f"each chunk from 0 to {len(chunks) - 1} in a row"
+    )
+    steps = np.diff(np.asarray(topology.sources).astype(np.int64))
+    starts = np.asarray(topology.source_start)[1:-1]
+    steps[starts[(starts > 0) & (starts <= len(steps))] - 1] = 1  # from one chunk to the next
+    _expect(artifact, "sources", bool(np.all(steps > 0)), "ascending vertices in every chunk")
+    if not artifact.multi_label:
+        for split, mask in artifact.masks.items():
+            _expect(artifact, f"{split}_mask", bool(np.all(artifact.labels[mask] >= 0)), "labelled vertices only")
+
+
+def _expect_range(artifact: Arrays, name: str, array: np.ndarray, least: int, end: int) -> None:
+    for found in (array.min(initial=least), array.max(initial=end - 1)):
+        if not least <= found < end:
+            raise InputError(
+                f"{artifact.path / name}.npy: holds {found}, expected {least} to {end - 1}; "
+                "run `hongtu preprocess` again"
+            )
+
+
+def _expect(artifact: Arrays, name: str, good: bool, expected: str) -> None:
+    if not good:
+        raise InputError(f"{artifact.path / name}.npy: expected {expected}; run `hongtu preprocess` again")

@@ -1,0 +1,167 @@
+"""A device that runs out of memory inside a layer: what was needed, which budget would do, and planning again.
+
+Layers are probed when a run is planned. One that takes more in the run than it did then (its memory depends on the
+data, or the device has less than it said) is measured where it fails, and the planner learns the factor.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+
+from hongtu.engine import Engine
+from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
+from hongtu.host_memory import available_bytes
+from hongtu.network import Network
+from hongtu.nn.context import RowContext
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes import Pass
+
+T = TypeVar("T")
+ON_OOM = ("raise", "replan")
+GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
+
+
+class MakePlan(Protocol):
+    """The planner, for one run."""
+
+    def __call__(
+        self, *, network: Network, budget: int | None, correct: Callable[[str, int], int] | None
+    ) -> ExecutionPlan: ...
+
+
+@dataclass(frozen=True)
+class Excess:
+    """By pass, what layers take beyond what a probe finds: how many times as much, and how many bytes more."""
+
+    factor: dict[str, float] = field(default_factory=dict)
+    more: dict[str, int] = field(default_factory=dict)
+
+    def likely(self, name: str, probed: int) -> int:
+        """Where it shrinks with the chunks."""
+        return int(self.factor.get(name, 1.0) * probed)
+
+    def surely(self, name: str, probed: int) -> int:
+        """Where it does not."""
+        return max(self.likely(name, probed), probed + self.more.get(name, 0))
+
+
+class Relief:
+    """Holds the engine of a run, and a leaner one from each time on that a device ran out of memory.
+
+    Args:
+        network: the model; planning decides how its layers are run.
+        make_plan: plans the run.
+        make_engine: sets a plan to work.
+        probe: what layers take in the passes of a plan when they run on placeholder rows.
+        budget: bytes per device, or None.
+        on_oom: "raise", or "replan": run again with smaller groups of chunks.
+
+    Attributes:
+        engine: the one in use.
+
+    Raises:
+        InputError: for another ``on_oom``.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        make_plan: MakePlan,
+        make_engine: Callable[[ExecutionPlan], Engine],
+        probe: Callable[[ExecutionPlan], dict[str, int]],
+        budget: int | None,
+        on_oom: str,
+    ) -> None:
+        if on_oom not in ON_OOM:
+            raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
+        self._network, self._make_plan, self._make_engine, self._probe = network, make_plan, make_engine, probe
+        self._budget, self._on_oom = budget, on_oom
+        self._excess = Excess()
+        self.engine = make_engine(make_plan(network=network, budget=budget, correct=None))
+
+    def run(self, work: Callable[[Engine], T]) -> T:
+        """Do some work, from its start again where a device ran out of memory and the run can be planned again.
+
+        Raises:
+            DeviceOutOfMemory: when it cannot, or may not; names the budget that would do.
+        """
+        while True:
+            try:
+                self.engine.set_up()
+                return work(self.engine)
+            except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError) as error:
+                if self._budget is None:
+                    raise
+                reason, taken = str(error), getattr(error, "taken", 0)
+            self._relieve(reason, taken, self._budget)  # out here: the error held the tensors that were too many
+
+    def _relieve(self, reason: str, taken: int, budget: int) -> None:
+        name, module, chunk = self.engine.place
+        excess = self._learn(name, taken)
+        found = (
+            f"{reason}, in {module} on chunk {chunk} of pass {name!r}; layers take more than when they were probed: "
+        )
+        enough = self._refused(1, excess.surely)
+        if self._on_oom == "raise":
+            raise DeviceOutOfMemory(
+                f"{found}on_oom='replan' (--on-oom replan) runs the epoch again, planned for that; a device_memory "
+                f"(--device-memory) of {enough} bytes is enough for it, or less where preprocess makes more chunks"
+            )
+        if self._refused(budget, excess.likely):
+            raise DeviceOutOfMemory(
+                f"{found}no groups of chunks are small enough; pass device_memory (--device-memory) of {enough} bytes, "
+                "or preprocess with more chunks"
+            )
+        before = self.engine.plan.topology.chunks
+        plan = self._make_plan(network=self._network, budget=budget, correct=excess.likely)
+        warnings.warn(
+            f"{found}planned again, with {plan.topology.chunks} instead of {before} groups of chunks", stacklevel=4
+        )
+        self._excess = excess
+        del self.engine  # before the next takes its memory
+        self.engine = self._make_engine(plan)
+
+    def _learn(self, name: str, taken: int) -> Excess:
+        """What is known of the run's layers, with what they took in the passes around one."""
+        plan = self.engine.plan
+        probed, found = self._probe(plan), self._measure(name) or {name: int(GROWTH * taken)}
+        factor, more = dict(self._excess.factor), dict(self._excess.more)
+        for key, size in found.items():
+            factor[key] = max(1.0, size / max(probed[key], 1))
+            more[key] = max(0, size - probed[key])
+        learned = Excess(factor, more)
+        if all(learned.likely(key, probed[key]) <= plan.workspace.get(key, 0) for key in found):  # nothing new
+            factor[name] *= GROWTH
+        return learned
+
+    def _measure(self, name: str) -> dict[str, int] | None:
+        """What layers take in the passes around one, where the host has room to find out."""
+        passes = self._passes_with(name)
+        free = available_bytes()
+        if passes is None or free is None:
+            return None
+        try:
+            return self.engine.measure(passes, free // 2 // self.engine.plan.topology.partitions)
+        except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError):
+            return None
+
+    def _passes_with(self, name: str) -> tuple[Pass, ...] | None:
+        """Those of an epoch or an evaluation; what runs once before everything cannot be run again alone."""
+        passes = self.engine.plan.passes
+        wanted = (group for group in (passes.train, passes.evaluate) if name in {p.name for p in group})
+        return None if name in {p.name for p in passes.setup} else next(wanted, None)
+
+    def _refused(self, budget: int, correct: Callable[[str, int], int]) -> int:
+        """The smallest budget with which the run can be planned where this one is too small, else 0."""
+        trial = Network(copy.deepcopy(self._network.modules), RowContext())  # the run may go on with its plan
+        try:
+            self._make_plan(network=trial, budget=budget, correct=correct)
+        except BudgetError as error:
+            return error.smallest
+        return 0

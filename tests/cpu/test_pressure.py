@@ -1,0 +1,133 @@
+"""Too little memory: on the device inside a layer, and on the host before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+
+import hongtu
+from hongtu import host_memory
+from hongtu import nn as hnn
+from hongtu.cli.main import main
+from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
+from tests import training
+from tests.training import STRATEGIES, H
+
+strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+class Hungry(hnn.GCNConv):
+    """Takes so many extra bytes per row and per call, as its data want it: nothing of it on the zeros of a probe."""
+
+    per_row, per_call = 0, 0
+
+    def update(self, a, s):
+        if a.any():
+            torch.empty(Hungry.per_row * len(a) + Hungry.per_call, dtype=torch.uint8)
+        return super().update(a, s)
+
+
+@pytest.fixture(autouse=True)
+def sated():
+    yield
+    Hungry.per_row = Hungry.per_call = 0
+
+
+def artifact():
+    return training.prepare(training.awkward(), 2, 8)
+
+
+def make(strategy="full", budget="14KB", **options):
+    torch.manual_seed(0)
+    layers = [Hungry(6, H, activation="relu", input_dropout=0.3), hnn.SAGEConv(H, 3)]
+    options = {"strategy": strategy, "dtype": torch.float64, "device_memory": budget} | options
+    return hongtu.Trainer(artifact(), layers, **options)
+
+
+def losses_of(records):
+    return [record.loss for record in records]
+
+
+def test_planning_again_loses_nothing():
+    """The grain of the second plan changes the order of sums, nothing else: Adam's state is kept."""
+    expected = losses_of(make().fit(6))
+    trainer = make(on_oom="replan")
+    losses = losses_of(trainer.fit(3))
+    before = trainer.plan.topology.chunks
+    Hungry.per_row = 300
+    with pytest.warns(UserWarning, match=rf"layers\[0\] \(Hungry\).*planned again, with \d instead of {before} groups"):
+        records = trainer.fit(3, eval_every=1)
+    assert trainer.plan.topology.chunks > before
+    assert losses + losses_of(records) == pytest.approx(expected, rel=1e-12)
+    assert all(size <= 14_000 for name, size in trainer.peak_bytes.items() if name.startswith("device"))
+    assert records[-1].rows == trainer.plan.rows and records[-1].arena_bytes == trainer.plan.arena_bytes
+
+
+@strategies
+def test_the_budget_that_is_named_would_do(strategy):
+    trainer = make(strategy)
+    Hungry.per_row, Hungry.per_call = 300, 50_000
+    with pytest.raises(DeviceOutOfMemory) as caught:
+        trainer.train_epoch()
+    message = str(caught.value)
+    assert re.match(r"device \d: needs \d+ bytes \(\d+ planned, \d+ taken by layers\), the budget is 14000", message)
+    assert re.search(r"in layers\[0\] \(Hungry\) on chunk \(\d, \d\) of pass '.*on_oom='replan'", message)
+    enough = int(re.search(r"device-memory\) of (\d+) bytes", message)[1])
+    Hungry.per_row = Hungry.per_call = 0
+    expected = losses_of(make(strategy).fit(2))
+    trainer = make(strategy, enough, on_oom="replan")
+    Hungry.per_row, Hungry.per_call = 300, 50_000
+    with warnings.catch_warnings(record=True):  # "paper" and "none" take no more than they need: nothing to plan again
+        assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
+    with pytest.raises((DeviceOutOfMemory, BudgetError)):
+        make(strategy, enough // 2, on_oom="replan").train_epoch()
+
+
+def test_where_no_grain_is_fine_enough():
+    trainer = make(on_oom="replan")
+    Hungry.per_call = 200_000
+    with pytest.raises(DeviceOutOfMemory, match=r"no groups of chunks are small enough; pass .* of \d{6} bytes"):
+        trainer.train_epoch()
+    Hungry.per_call = 0
+    assert trainer.epoch == 0 and losses_of(trainer.fit(2)) == losses_of(make().fit(2))
+
+
+def test_evaluation_plans_again_too():
+    trainer = make(on_oom="replan")
+    expected = trainer.predict()
+    Hungry.per_row = 300
+    with pytest.warns(UserWarning, match="planned again"):
+        torch.testing.assert_close(trainer.predict(), expected)
+
+
+def test_what_cannot_be_measured_is_guessed(monkeypatch):
+    monkeypatch.setattr("hongtu.pressure.available_bytes", lambda: None)
+    expected = losses_of(make().fit(2))
+    trainer = make(on_oom="replan")
+    Hungry.per_row = 300
+    with pytest.warns(UserWarning, match="planned again"):
+        assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_on_oom_is_checked():
+    with pytest.raises(InputError, match="on_oom 'retry': expected 'raise' or 'replan'"):
+        make(on_oom="retry")
+
+
+def test_the_command_reports_a_device_that_is_too_small(capsys):
+    assert main(["train", str(artifact().path), "--device-memory", "2KB", "--hidden", "5"]) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"device_memory is 2000 bytes, the smallest that works is \d+", err) and err.count("\n") == 1
+
+
+def test_a_host_that_is_too_small_is_refused_before_anything_is_allocated(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 5000)
+    monkeypatch.setattr("hongtu.engine.make_host", None)
+    command = ["train", str(artifact().path), "--hidden", "5", "--run", str(tmp_path / "run")]
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"host memory: the run needs \d+ bytes, 5000 are available; use a machine with more", err)
+    assert err.count("\n") == 1 and not (tmp_path / "run").exists()

@@ -1,0 +1,211 @@
+"""Runs that are stopped from outside: a full disk, a directory that may not be written to, files that go, signals.
+
+Every one: a clear message, the exit code as documented, the last snapshot as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.cli.main import main
+from hongtu.errors import InputError, OutputError
+from tests import training
+from tests.faults.run import same_result
+
+NOBODY = 65534
+
+
+def artifact():
+    return training.prepare(training.awkward(), 2, 3)
+
+
+def make(graph=None):
+    hongtu_layers = [hnn.GCNConv(6, 5, activation="relu"), hnn.GCNConv(5, 3)]
+    return hongtu.Trainer(graph or artifact(), hongtu_layers)
+
+
+def command(directory, *arguments, epochs=9, graph=None):
+    return ["train", str((graph or artifact()).path), "--hidden", "5", "--epochs", str(epochs), "--eval-every", "1",
+            "--run", str(directory), "--save-every", "2", *arguments]  # fmt: skip
+
+
+def contents(directory):
+    return {file.name: file.read_bytes() for file in directory.glob("snapshot-*")}
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """``full_disk()``: from now on, every temporary file is on a disk that is full."""
+    real = tempfile.mkstemp
+
+    def make(**options):
+        descriptor, name = real(**options)
+        os.close(descriptor)
+        return os.open("/dev/full", os.O_WRONLY), name
+
+    return lambda: monkeypatch.setattr("hongtu.snapshot.tempfile.mkstemp", make)
+
+
+@pytest.fixture
+def powerless():
+    """``powerless()``: root may write everywhere, so be someone else until the end of the test."""
+    before = os.geteuid()
+    yield lambda: os.seteuid(NOBODY) if os.getuid() == 0 else None
+    os.seteuid(before)
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def test_a_full_disk(tmp_path, full_disk):
+    trainer = make()
+    trainer.fit(2, run_dir=tmp_path, save_every=2)
+    before = contents(tmp_path)
+    full_disk()
+    pattern = r"snapshot-4\.pt: cannot be written \(No space left on device\); free some space there"
+    with pytest.raises(OutputError, match=pattern):
+        trainer.fit(2, run_dir=tmp_path, save_every=2)
+    assert contents(tmp_path) == before
+    assert not list(tmp_path.glob(".snapshot*"))
+    again = make()
+    assert again.resume(tmp_path) and again.epoch == 2
+
+
+def test_the_command_on_a_full_disk(tmp_path, full_disk, capsys):
+    assert main(command(tmp_path / "run", epochs=4)) == 0
+    before = contents(tmp_path / "run")
+    capsys.readouterr()
+    full_disk()
+    assert main(command(tmp_path / "run", "--resume", epochs=7)) == 1
+    err = capsys.readouterr().err
+    assert "cannot be written (No space left on device); free some space there, or choose another directory; " in err
+    assert f"6 epochs were trained; --resume continues from {tmp_path / 'run' / 'snapshot-4.pt'}" in err
+    assert err.count("\n") == 1 and contents(tmp_path / "run") == before
+
+
+def test_a_full_disk_under_the_log(tmp_path):
+    (tmp_path / "epochs.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"epochs\.jsonl: cannot be written \(No space left on device\)"):
+        make().fit(1, run_dir=tmp_path)
+
+
+@pytest.fixture
+def run():
+    """A directory for runs below directories that anyone may pass."""
+    with tempfile.TemporaryDirectory(prefix="hongtu-tests-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder) / "run"
+
+
+def test_a_directory_that_may_not_be_written_to(run, powerless):
+    trainer = make()
+    trainer.fit(2, run_dir=run, save_every=2)
+    before = contents(run)
+    run.chmod(0o555)
+    powerless()
+    trainer.fit(1, eval_every=1)
+    with pytest.raises(OutputError, match=r"epochs\.jsonl: cannot be written \(Permission denied\)"):
+        trainer.fit(1, run_dir=run)
+    with pytest.raises(
+        OutputError, match=r"new\.pt: cannot be written \(Permission denied\); choose a directory that may"
+    ):
+        trainer.save(run / "new.pt")
+    with pytest.raises(OutputError, match=r"deeper/snapshot\.pt: cannot be written \(Permission denied\)"):
+        trainer.save(run / "deeper" / "snapshot.pt")
+    os.seteuid(os.getuid())
+    assert contents(run) == before
+    run.chmod(0o700)
+    powerless()
+    with pytest.raises(InputError, match=r"run: cannot be read \(Permission denied\)"):
+        trainer.resume(run)
+
+
+def test_the_command_refuses_a_directory_that_may_not_be_written_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert main(command(tmp_path / "run")) == 2
+    err = capsys.readouterr().err
+    assert f"{tmp_path} is not a writable directory; choose another --run directory" in err and err.count("\n") == 1
+    monkeypatch.undo()
+    (tmp_path / "file").write_text("")
+    assert main(command(tmp_path / "file" / "run")) == 2
+    assert "file is not a writable directory" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"), [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_ends_the_command_and_resuming_loses_nothing(number, code, words, tmp_path, monkeypatch, capsys):
+    assert main(command(tmp_path / "whole")) == 0
+    before = signal.getsignal(signal.SIGTERM)
+
+    def send(record):
+        if record.epoch == 6:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("hongtu.cli.train._print_epoch", send)
+    capsys.readouterr()
+    assert main(command(tmp_path / "run")) == code
+    last = tmp_path / "run" / "snapshot-6.pt"
+    err = capsys.readouterr().err
+    assert err == f"hongtu: {words}; 7 epochs were trained; --resume continues from {last}\n"
+    assert signal.getsignal(signal.SIGTERM) == before
+    monkeypatch.undo()
+    assert main(command(tmp_path / "run", "--resume")) == 0
+    assert same_result(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_signal_without_a_run_directory_says_what_is_lost(monkeypatch, capsys):
+    monkeypatch.setattr("hongtu.cli.train._print_epoch", lambda record: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["train", str(artifact().path), "--hidden", "5"]) == 143
+    assert "1 epochs were trained and are lost: --run DIR keeps snapshots" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------- artifacts
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """An artifact of one's own."""
+    shutil.copytree(artifact().path, tmp_path / "artifact")
+    return hongtu.open_artifact(tmp_path / "artifact")
+
+
+def test_an_artifact_that_vanishes_during_a_run_is_still_there_for_it(copy):
+    trainer, other = make(copy), make()
+    other.model.load_state_dict(trainer.model.state_dict())
+    losses = [trainer.train_epoch().loss]
+    shutil.rmtree(copy.path)
+    losses += [record.loss for record in trainer.fit(3, eval_every=1)]
+    assert losses == [record.loss for record in other.fit(4)]
+
+
+def test_a_vanished_file_is_named_when_the_run_resumes(copy, tmp_path, capsys):
+    assert main(command(tmp_path / "run", graph=copy, epochs=2)) == 0
+    before = contents(tmp_path / "run")
+    (copy.path / "sources.npy").unlink()
+    assert main(command(tmp_path / "run", "--resume", graph=copy)) == 2
+    err = capsys.readouterr().err
+    assert "sources.npy: missing; run `hongtu preprocess` again" in err and err.count("\n") == 1
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("name", ["features", "sources", "labels"])
+def test_a_file_that_is_cut_short_during_a_run_stops_it(copy, name):
+    """Reading on would be a bus error, which no program survives."""
+    trainer = make(copy)
+    trainer.fit(1, eval_every=1)
+    os.truncate(copy.path / f"{name}.npy", 100)
+    for call in (trainer.train_epoch, trainer.evaluate):
+        with pytest.raises(InputError, match=rf"{name}\.npy: cut from \d+ to 100 bytes while it was in use"):
+            call()

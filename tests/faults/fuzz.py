@@ -1,0 +1,139 @@
+"""Fuzzing readers: damaged files are read as what they mean, or refused; never a crash, never a hang.
+
+``python -m tests.faults.fuzz READER SEED`` does one input again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hongtu.cli.main import main
+from hongtu.errors import InputError
+from tests.faults.mutate import mutate
+from tests.faults.outcome import Outcome
+from tests.faults.readers import READERS, Reader
+from tests.neutral import pieces, write
+
+SECONDS = 20  # a reader that takes longer hangs
+BY_COMMAND = 100  # every so many inputs also go through `hongtu preprocess`
+
+
+def fuzz_reader(name: str, tries: int, seed: int = 0) -> Outcome:
+    """Try damaged inputs number ``seed`` to ``seed + tries``."""
+    outcome = Outcome(f"damaged {name}", "read as what its bytes mean, or refused with exit code 2")
+    reader, taken = READERS[name], 0
+    with graph_directory(reader) as directory:
+        for content in reader.samples:
+            loss, _ = _try(reader, directory, content)
+            assert loss is None, f"a valid {name}: {loss}"
+        for number in range(seed, seed + tries):
+            content = damaged(name, number)
+            loss, opened = _try(reader, directory, content)
+            if loss is None and number % BY_COMMAND == 0 and reader.file.startswith(tuple(pieces())):
+                loss = _preprocess(directory)
+            taken += opened
+            outcome.expect(loss is None, f"input {number}: {loss}")
+    outcome.note = f"seeds {seed} to {seed + tries - 1}; {taken} were read, {tries - taken} refused"
+    return outcome
+
+
+def damaged(name: str, number: int) -> bytes:
+    """Input ``number`` of a reader."""
+    reader = READERS[name]
+    rng = np.random.default_rng((zlib.crc32(name.encode()), number))
+    return mutate(reader.samples[int(rng.integers(len(reader.samples)))], rng)
+
+
+@contextlib.contextmanager
+def graph_directory(reader: Reader) -> Iterator[Path]:
+    """A valid graph, less what must not be there beside the reader's file."""
+    with tempfile.TemporaryDirectory(prefix="hongtu-fuzz-") as folder:
+        directory = write(Path(folder) / "in", pieces())
+        for file in reader.remove:
+            (directory / file).unlink()
+        yield directory
+
+
+def _try(reader: Reader, directory: Path, content: bytes) -> tuple[str | None, bool]:
+    """What was lost, if anything, and whether the input was taken."""
+    (directory / reader.file).write_bytes(content)
+    try:
+        with time_limit(), warnings.catch_warnings():
+            warnings.simplefilter("error")  # a warning is a second line on stderr
+            found = reader.read(directory / reader.file)
+    except InputError:
+        return None, False
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}", False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = reader.meaning(content)
+    except Exception as error:
+        return f"was read, though it means nothing ({type(error).__name__}: {error})", True
+    return (None if same(found, expected) else "was read as something else"), True
+
+
+def _preprocess(directory: Path) -> str | None:
+    out = directory.parent / "out"
+    code, err = command(["preprocess", str(directory), str(out), "--partitions", "2", "--chunks", "3", "--force"])
+    lines = err.count("\n")
+    if code == 0 or (code == 2 and lines == 1):
+        return None
+    return f"hongtu preprocess: exit code {code}, {lines} lines on stderr: {err[:200]}"
+
+
+def command(arguments: list[str]) -> tuple[int, str]:
+    """Exit code and stderr of a command, in this process."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()), time_limit():
+        return main(arguments), err.getvalue()
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float = SECONDS) -> Iterator[None]:
+    """``TimeoutError`` inside, after some seconds."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal values; NaN equals NaN, and arrays may differ in width of their type."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        a, b = np.asarray(a), np.asarray(b)
+        return (
+            a.shape == b.shape and a.dtype.kind == b.dtype.kind and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        )
+    return bool(a == b)
+
+
+def _once(name: str, number: int, show: Callable[[object], None] = print) -> None:
+    content = damaged(name, number)
+    show(content)
+    with graph_directory(READERS[name]) as directory:
+        (directory / READERS[name].file).write_bytes(content)
+        show(READERS[name].read(directory / READERS[name].file))
+
+
+if __name__ == "__main__":
+    _once(sys.argv[1], int(sys.argv[2]))
