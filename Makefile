@@ -10,7 +10,10 @@ REQUIREMENTS := constraints.txt setup.py pyproject.toml
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+OUT ?= gpu-check
+ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
+
+.PHONY: help demo test lint format clean gpu-check
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +23,9 @@ demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your o
 
 test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests/null tests/cpu hongtu
+
+gpu-check:  ## on a machine with a GPU: tests, links, epochs against torch_geometric (OUT=DIR)
+	$(ANY_PYTHON) -m experiments.gpu_check --out "$(OUT)" $(CHECK)
 
 lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ from hongtu.device import Device
 from hongtu.dispatch import Kernels, kernels_for
 from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.metrics import Traffic
-from hongtu.plan.hardware import H200
+from hongtu.plan.hardware import H200, MARGIN
 from hongtu.staged_device import StagedDevice
 from hongtu.streams import Event, Streams
 
@@ -42,7 +42,7 @@ class CudaStream:
     def __init__(self, where: torch.device, priority: int = 0) -> None:
         self.stream = torch.cuda.Stream(where, priority=priority)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         with torch.cuda.stream(self.stream):
             work()
 
@@ -74,13 +74,13 @@ class HostThread:
     """A stream on a thread of the host: gradient rows are added up beside the main thread."""
 
     def __init__(self) -> None:
-        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_QUEUED)
+        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(_QUEUED)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=_work_off, args=(self._work, weakref.ref(self)), daemon=True)
         self._thread.start()
         weakref.finalize(self, self._work.put, None)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         self._work.put(work)
 
     def record(self) -> HostEvent:
@@ -102,7 +102,7 @@ class HostThread:
             raise error
 
 
-def _work_off(work: queue.Queue[Callable[[], None] | None], owner: weakref.ref[HostThread]) -> None:
+def _work_off(work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[HostThread]) -> None:
     while (piece := work.get()) is not None:
         try:
             piece()
@@ -198,6 +198,12 @@ class CudaBackend:
     def where(self, gpu: int) -> torch.device:
         """The torch device of a GPU's tensors."""
         return torch.device("cuda", gpu)
+
+    def memory(self, partitions: int) -> int | None:
+        """What is free on the GPU that has the least, less a margin, for each partition on it."""
+        sharing = -(-partitions // len(self._gpus))
+        free = min(torch.cuda.mem_get_info(gpu)[0] for gpu in self._gpus)
+        return int(free - free // MARGIN) // sharing
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""

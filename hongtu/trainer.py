@@ -101,6 +101,7 @@ class Trainer:
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
         self.strategy = get_strategy(strategy)
+        self.hardware = hardware or backend.hardware
         self._dtype = dtype
         self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
@@ -115,16 +116,26 @@ class Trainer:
             width = self.artifact.feature_width
             make = embedding_optimizer or optimizer
             self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
-        make_plan = partial(
+        plan_one = partial(
             plan_network,
             self.artifact,
             loss=self._loss,
             optimizer=self.optimizer,
             strategy=self.strategy,
             dtype=dtype,
-            hardware=hardware or backend.hardware,
+            hardware=self.hardware,
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
+
+        def make_plan(
+            *, network: Network, budget: int | None, correct: Callable[[str, int], int] | None
+        ) -> ExecutionPlan:
+            network.modules.cpu()  # layers are tried on the CPU; the engine takes them where they run
+            plan = plan_one(network=network, budget=budget, correct=correct)
+            memory = backend.memory(self.artifact.topology.partitions)
+            if budget is None and memory is not None and plan.likely_bytes > memory:
+                plan = plan_one(network=network, budget=memory, correct=correct)
+            return plan
 
         def make_engine(plan: ExecutionPlan) -> Engine:
             return Engine(self.artifact, self._network, self._loss, plan, self.embedding, self._budget, dtype, backend)
