@@ -15,9 +15,12 @@ __device__ __forceinline__ void attend(const int64* __restrict__ indptr, const i
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const int64 h = (int)f / (int)(width / heads);
         Lane<T, N> sum = {};
-        over_edges<Lane<T, N>>(
-            range, [&](int64 e) { return load<N>(rows + local_source[e] * stride + f); },
-            [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, alpha[e * heads + h], row); });
+        over_edges<Message<T, N>, EDGES_AT_ONCE>(
+            range, local_source, nullptr,
+            [&](int64 e, int64 source) {
+                return Message<T, N>{alpha[e * heads + h], load<N>(rows + source * stride + f)};
+            },
+            [&](const Message<T, N>& message) { add_message(sum, message); });
         put<N>(out + range.dst * width + f, sum, !hubs);
     }
 }
@@ -34,8 +37,12 @@ __device__ __forceinline__ void attend_transpose(const int64* __restrict__ indpt
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const int64 h = (int)f / (int)(width / heads);
         const T share = grad[range.dst * width + f];
-        for (int64 e = range.begin; e < range.end; e++)
-            add<ATOMIC>(out + local_source[e] * stride + f, alpha[e * heads + h] * share);
+        over_edges<Change<T>, EDGES_AT_ONCE>(
+            range, local_source, nullptr,
+            [&](int64 e, int64 source) {
+                return Change<T>{out + source * stride + f, alpha[e * heads + h] * share};
+            },
+            [&](const Change<T>& change) { add<ATOMIC>(change.to, change.value); });
     }
 }
 

@@ -17,7 +17,7 @@ using std::exp;
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(threads, blocks)
 
 struct Dim {
     unsigned x, y, z;

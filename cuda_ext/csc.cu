@@ -5,11 +5,6 @@
 // slices by a second launch (see Ranges). Sums of hubs and all transposes are added by atomics, in no fixed order.
 #include "shared.cuh"
 
-__device__ __forceinline__ int64 row_of(const int* local_source, const int* slot_of_source, int64 e) {
-    const int source = local_source[e];
-    return slot_of_source ? slot_of_source[source] : source;
-}
-
 // out[d] = sum over in-edges e of weight[e] * rows[slot_of_source[local_source[e]]], over the in-edge count if mean.
 template <class T, int N>
 __device__ __forceinline__ void csc_aggregate(const int64* __restrict__ indptr, const int* __restrict__ local_source,
@@ -20,9 +15,12 @@ __device__ __forceinline__ void csc_aggregate(const int64* __restrict__ indptr, 
     if (f >= width) return;
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         Lane<T, N> sum = {};
-        over_edges<Lane<T, N>>(
-            range, [&](int64 e) { return load<N>(rows + row_of(local_source, slot_of_source, e) * width + f); },
-            [&](int64 e, const Lane<T, N>& row) { add_scaled(sum, weight ? weight[e] : T(1), row); });
+        over_edges<Message<T, N>, EDGES_AT_ONCE>(
+            range, local_source, slot_of_source,
+            [&](int64 e, int64 slot) {
+                return Message<T, N>{weight ? weight[e] : T(1), load<N>(rows + slot * width + f)};
+            },
+            [&](const Message<T, N>& message) { add_message(sum, message); });
         if (mean && range.degree > 0) {
 #pragma unroll
             for (int n = 0; n < N; n++) sum.at[n] /= T(range.degree);
@@ -45,10 +43,12 @@ __device__ __forceinline__ void csc_aggregate_transpose(const int64* __restrict_
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         T share = grad[range.dst * width + f];
         if (mean && range.degree > 0) share /= T(range.degree);
-        for (int64 e = range.begin; e < range.end; e++) {
-            const int64 row = row_of(local_source, slot_of_source, e);
-            add<ATOMIC>(out + row * width + f, weight ? weight[e] * share : share);
-        }
+        over_edges<Change<T>, EDGES_AT_ONCE>(
+            range, local_source, slot_of_source,
+            [&](int64 e, int64 slot) {
+                return Change<T>{out + slot * width + f, weight ? weight[e] * share : share};
+            },
+            [&](const Change<T>& change) { add<ATOMIC>(change.to, change.value); });
     }
 }
 
@@ -61,9 +61,12 @@ __device__ __forceinline__ void segment_sum(const int64* __restrict__ indptr, co
     if (f >= width) return;
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         Lane<T, N> sum = {};
-        over_edges<Lane<T, N>>(
-            range, [&](int64 e) { return load<N>(x + e * width + f); },
-            [&](int64, const Lane<T, N>& row) { add_scaled(sum, T(1), row); });
+        over_edges<Message<T, N>, EDGES_AT_ONCE>(
+            range, nullptr, nullptr,
+            [&](int64 e, int64) {
+                return Message<T, N>{T(1), load<N>(x + e * width + f)};
+            },
+            [&](const Message<T, N>& message) { add_message(sum, message); });
         put<N>(out + range.dst * width + f, sum, !hubs);
     }
 }

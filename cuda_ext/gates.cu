@@ -26,20 +26,20 @@ __device__ __forceinline__ void gated_sum(const int64* __restrict__ indptr, cons
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const Lane<T, N> own = load<N>(key + range.dst * width + f);
         Lane<T, N> sum = {};
-        over_edges<QueryValue<T, N>>(
-            range,
-            [&](int64 e) {
-                const T* row = rows + (int64)local_source[e] * 2 * width + f;
+        over_edges<QueryValue<T, N>, EDGES_AT_ONCE / 2>(
+            range, local_source, nullptr,
+            [&](int64, int64 source) {
+                const T* row = rows + source * 2 * width + f;
                 return QueryValue<T, N>{load<N>(row), load<N>(row + width)};
             },
-            [&](int64, const QueryValue<T, N>& row) {
+            [&](const QueryValue<T, N>& row) {
 #pragma unroll
                 for (int n = 0; n < N; n++) {
                     const T gate = sigmoid(own.at[n] + row.query.at[n]);
                     sum.at[n] += (GRADIENT ? gate * (T(1) - gate) : gate) * row.value.at[n];
                 }
             });
-        if (GRADIENT) {
+        if constexpr (GRADIENT) {
             const Lane<T, N> change = load<N>(grad + range.dst * width + f);
 #pragma unroll
             for (int n = 0; n < N; n++) sum.at[n] *= change.at[n];
@@ -47,6 +47,12 @@ __device__ __forceinline__ void gated_sum(const int64* __restrict__ indptr, cons
         put<N>(out + range.dst * width + f, sum, !hubs);
     }
 }
+
+template <class T>
+struct SourceRow {
+    int64 at;  // of the query
+    T query, value;
+};
 
 // Adds the gradient of the source rows, both halves, by atomics on adjacent elements.
 template <class T>
@@ -59,12 +65,17 @@ __device__ __forceinline__ void gated_sum_transpose(const int64* __restrict__ in
     if (f >= width) return;
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const T own = key[range.dst * width + f], change = grad[range.dst * width + f];
-        for (int64 e = range.begin; e < range.end; e++) {
-            const int64 query = (int64)local_source[e] * 2 * width + f, value = query + width;
-            const T gate = sigmoid(own + rows[query]);
-            add<ATOMIC>(out + query, change * gate * (T(1) - gate) * rows[value]);
-            add<ATOMIC>(out + value, change * gate);
-        }
+        over_edges<SourceRow<T>, EDGES_AT_ONCE>(
+            range, local_source, nullptr,
+            [&](int64, int64 source) {
+                const int64 query = source * 2 * width + f;
+                return SourceRow<T>{query, rows[query], rows[query + width]};
+            },
+            [&](const SourceRow<T>& row) {
+                const T gate = sigmoid(own + row.query);
+                add<ATOMIC>(out + row.at, change * gate * (T(1) - gate) * row.value);
+                add<ATOMIC>(out + row.at + width, change * gate);
+            });
     }
 }
 

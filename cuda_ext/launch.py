@@ -97,7 +97,8 @@ class CudaLauncher:
         if file not in self._files:
             self._files[file] = ObjectCode.from_cubin(cubin(file, self.arch), name=file)
         try:
-            handle = self._files[file].get_kernel(name).handle
+            # the driver launches a kernel handle, which belongs to no context, as it does a function
+            handle = self._driver.CUfunction(int(self._files[file].get_kernel(name).handle))
         except Exception as error:  # cuda.core's error classes are private
             raise KernelError(f"kernel {name} of {file}, compiled for {self.arch}: {error}") from error
         self._kernels[name] = handle

@@ -23,10 +23,23 @@ __device__ __forceinline__ bf16 as<bf16, float>(float value) {  // to nearest, t
     return (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// The first element of row k of an index (null: the rows in order).
-__device__ __forceinline__ int64 row_start(const int* index, int64 k, int64 width) {
-    return (index ? (int64)index[k] : k) * width;
+// Where the rows k, k + group_step(), ... of an index (null: the rows in order) start. Rows past the end repeat the last
+// one, so that the loads of the index need no branch and go out together; ``live`` tells them apart.
+__device__ __forceinline__ void find_rows(const int* index, int64 k, int64 count, int64 width,
+                                          int64 (&start)[ROWS_AT_ONCE]) {
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        const int64 row = k + i * group_step();
+        start[i] = row < count ? row : count - 1;
+    }
+    if (index) {
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) start[i] = index[start[i]];
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) start[i] *= width;
 }
+__device__ __forceinline__ bool live(int64 k, int i, int64 count) { return k + i * group_step() < count; }
 
 // Columns by which a row start lies past a 128-byte line. Lanes begin that much earlier, so that every warp-wide
 // access to a long row stays within whole lines: over the host link a line is one request.
@@ -43,35 +56,28 @@ __device__ __forceinline__ void copy_rows(const From* __restrict__ src, const in
                                           To* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
                                           int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
-        const From* from[ROWS_AT_ONCE];
-        To* to[ROWS_AT_ONCE];
-        int64 past[ROWS_AT_ONCE], longest = 0;
+        int64 from[ROWS_AT_ONCE], to[ROWS_AT_ONCE], past[ROWS_AT_ONCE], longest = 0;
+        find_rows(src_index, k, count, width, from);
+        find_rows(dst_index, k, count, width, to);
 #pragma unroll
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
-            const int64 row = k + i * group_step();
-            from[i] = nullptr;
-            past[i] = 0;
-            if (row >= count) continue;
-            from[i] = src + row_start(src_index, row, width);
-            to[i] = dst + row_start(dst_index, row, width);
-            past[i] = past_line<N>(from[i], width);
+            past[i] = past_line<N>(src + from[i], width);
             if (past[i] > longest) longest = past[i];
+            from[i] -= past[i];
+            to[i] -= past[i];
         }
-        for (int64 lane = threadIdx.x * N; lane < width + longest; lane += blockDim.x * N) {
+        for (int64 f = threadIdx.x * N; f < longest + width; f += blockDim.x * N) {
             Lane<From, N> value[ROWS_AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < ROWS_AT_ONCE; i++) {
-                const int64 f = lane - past[i];
-                if (from[i] && f >= 0 && f < width) value[i] = load<N>(from[i] + f);
-            }
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+                if (live(k, i, count) && f >= past[i] && f < past[i] + width) value[i] = load<N>(src + from[i] + f);
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
-                const int64 f = lane - past[i];
-                if (from[i] && f >= 0 && f < width) {
+                if (live(k, i, count) && f >= past[i] && f < past[i] + width) {
                     Lane<To, N> out;
 #pragma unroll
                     for (int n = 0; n < N; n++) out.at[n] = as<To>(value[i].at[n]);
-                    store<N>(to[i] + f, out);
+                    store<N>(dst + to[i] + f, out);
                 }
             }
         }
@@ -85,26 +91,28 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
                                          T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
                                          int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
+        int64 from[ROWS_AT_ONCE], to[ROWS_AT_ONCE];
+        find_rows(src_index, k, count, width, from);
+        find_rows(dst_index, k, count, width, to);
         for (int64 f = threadIdx.x * N; f < width; f += blockDim.x * N) {
             Lane<T, N> value[ROWS_AT_ONCE], sum[ROWS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
-                const int64 row = k + i * group_step();
-                if (row >= count) continue;
-                value[i] = load<N>(src + row_start(src_index, row, width) + f);
-                if (HOW == PLAIN) sum[i] = load<N>(dst + row_start(dst_index, row, width) + f);
+                if (!live(k, i, count)) continue;
+                value[i] = load<N>(src + from[i] + f);
+                if constexpr (HOW == PLAIN) sum[i] = load<N>(dst + to[i] + f);
             }
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
-                const int64 row = k + i * group_step();
-                if (row >= count) continue;
-                T* to = dst + row_start(dst_index, row, width) + f;
+                if (!live(k, i, count)) continue;
+                if constexpr (HOW == PLAIN) {
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    if (HOW == PLAIN) sum[i].at[n] += value[i].at[n];
-                    else add<HOW>(to + n, value[i].at[n]);
+                    for (int n = 0; n < N; n++) sum[i].at[n] += value[i].at[n];
+                    store<N>(dst + to[i] + f, sum[i]);
+                } else {
+#pragma unroll
+                    for (int n = 0; n < N; n++) add<HOW>(dst + to[i] + f + n, value[i].at[n]);
                 }
-                if (HOW == PLAIN) store<N>(to, sum[i]);
             }
         }
     }
@@ -117,7 +125,7 @@ __device__ __forceinline__ void zero_rows(T* __restrict__ dst, const int* __rest
     const Lane<T, N> zero = {};
     for (int64 k = first_group(); k < count; k += group_step())
         for (int64 f = threadIdx.x * N; f < width; f += blockDim.x * N)
-            store<N>(dst + row_start(dst_index, k, width) + f, zero);
+            store<N>(dst + (dst_index ? (int64)dst_index[k] : k) * width + f, zero);
 }
 
 #define COPY_ROWS(name, From, To, N)                                                                             \

@@ -16,11 +16,11 @@ typedef unsigned long long uint64;
 #define ON_CPU(name)
 #endif
 
-#define THREADS 256  // per block
+#define THREADS 256  // per block, three blocks or more per multiprocessor: waiting warps hide each other's latency
 
 // A kernel is a template; KERNEL gives one instance of it a plain name, and ON_CPU makes that callable on a CPU.
 #define KERNEL(name, parameters, call)                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) name parameters { \
+    extern "C" __global__ void __launch_bounds__(THREADS, 3) name parameters { \
         call;                                                                \
     }                                                                        \
     ON_CPU(name)
@@ -43,15 +43,15 @@ __device__ __forceinline__ void store(T* to, const Lane<T, N>& value) {
     *reinterpret_cast<Lane<T, N>*>(to) = value;
 }
 
-// How a row is added to another: PLAIN where nobody else writes it meanwhile, ATOMIC where threads of this device do,
-// SYSTEM where other devices do.
+// How a row is added to another: PLAIN, as loads and stores, where nobody else writes it meanwhile; ATOMIC where threads
+// of this device do; SYSTEM where other devices do.
 enum Add { PLAIN, ATOMIC, SYSTEM };
 
 template <Add HOW, class T>
 __device__ __forceinline__ void add(T* to, T value) {
-    if (HOW == PLAIN) *to += value;
-    if (HOW == ATOMIC) atomicAdd(to, value);
+    static_assert(HOW != PLAIN, "not an atomic form");
     if (HOW == SYSTEM) atomicAdd_system(to, value);
+    else atomicAdd(to, value);
 }
 
 // Overwrites (``whole``: this thread alone makes the sum) or adds a part of it.
@@ -135,23 +135,50 @@ struct Ranges {
     }
 };
 
-// ``add_row(e, row)`` for the edges of a range in order, where ``row`` is what ``load_row(e)`` found.
-template <class Row, class LoadRow, class AddRow>
-__device__ __forceinline__ void over_edges(const Ranges& range, LoadRow load_row, AddRow add_row) {
-    for (int64 e = range.begin; e < range.end; e += EDGES_AT_ONCE) {
-        Row row[EDGES_AT_ONCE];
+// ``add_row(row)`` for the edges of a range in order, where ``row`` is what ``load_row(e, slot)`` made of the edge and
+// the slot of its source (slot_of_source null: the source itself; local_source null: the edge itself). In stages, all
+// loads before all uses, because a multiprocessor issues in order: whatever waits for a load holds back the next loads.
+template <class Row, int AT_ONCE, class LoadRow, class AddRow>
+__device__ __forceinline__ void over_edges(const Ranges& range, const int* local_source, const int* slot_of_source,
+                                           LoadRow load_row, AddRow add_row) {
+#pragma unroll 1
+    for (int64 e = range.begin; e < range.end; e += AT_ONCE) {
+        int64 at[AT_ONCE];
+        Row row[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < EDGES_AT_ONCE; i++)
-            if (e + i < range.end) row[i] = load_row(e + i);
+        for (int i = 0; i < AT_ONCE; i++) at[i] = e + i < range.end ? e + i : range.end - 1;
+        if (local_source) {
 #pragma unroll
-        for (int i = 0; i < EDGES_AT_ONCE; i++)
-            if (e + i < range.end) add_row(e + i, row[i]);
+            for (int i = 0; i < AT_ONCE; i++) at[i] = local_source[at[i]];
+        }
+        if (slot_of_source) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) at[i] = slot_of_source[at[i]];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (e + i < range.end) row[i] = load_row(e + i, at[i]);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (e + i < range.end) add_row(row[i]);
     }
 }
 
-// sum += weight * row
+// What an edge adds to its destination, and how ``over_edges`` sums it up.
 template <class T, int N>
-__device__ __forceinline__ void add_scaled(Lane<T, N>& sum, T weight, const Lane<T, N>& row) {
+struct Message {
+    T weight;
+    Lane<T, N> row;
+};
+template <class T, int N>
+__device__ __forceinline__ void add_message(Lane<T, N>& sum, const Message<T, N>& message) {
 #pragma unroll
-    for (int n = 0; n < N; n++) sum.at[n] += weight * row.at[n];
+    for (int n = 0; n < N; n++) sum.at[n] += message.weight * message.row.at[n];
 }
+
+// What a destination adds to the source of an edge.
+template <class T>
+struct Change {
+    T* to;
+    T value;
+};

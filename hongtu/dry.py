@@ -6,23 +6,24 @@ a wait that is missing shows as a wrong number.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hongtu.device import Device
 from hongtu.dispatch import CudaKernels, Kernels, using
 from hongtu.metrics import Traffic
 from hongtu.plan.hardware import H200
-from hongtu.pool import plain
+from hongtu.pool import Pool
 from hongtu.staged_device import StagedDevice
 from hongtu.streams import Event, Streams
 
-SLOWEST = 1e-3  # a queue's share of the turns, beside that of the quickest
+SLOWEST = 1e-5  # a queue's share of the turns, beside that of the quickest
 
 
 class Scheduler:
@@ -115,14 +116,30 @@ class Queue:
             head()
 
 
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory whose undefined content shows in results (NaN), or at least does no harm (indices of 0)."""
+    return torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=dtype)
+
+
+class Fresh(Pool):
+    """Poisons what it gives out, every time."""
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return poisoned(shape, dtype)
+
+    def give(self, tensor: Tensor) -> None:
+        pass
+
+
 class DryDevice(StagedDevice):
     """A GPU played by the CPU."""
 
     def __init__(
         self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels, scheduler: Scheduler
     ) -> None:
-        super().__init__(name, budget, traffic, streams, kernels, torch.device("cpu"), plain)
+        super().__init__(name, budget, traffic, streams, kernels, torch.device("cpu"), poisoned)
         self._scheduler = scheduler
+        self._pool = self._staging_pool = Fresh()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -144,8 +161,8 @@ class DryBackend:
         KernelError: no C++ compiler is installed.
     """
 
-    hardware = replace(H200, name="dry", device_memory=None)
-    pinned = staticmethod(plain)
+    hardware = dataclasses.replace(H200, name="dry")
+    pinned = staticmethod(poisoned)
 
     def __init__(self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
         from hongtu.cuda_ext.dry import DryLauncher

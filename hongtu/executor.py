@@ -153,10 +153,8 @@ class Executor:
         are sets; slots that this one fills were retired by then, for the plan keeps every row that much longer."""
         view, needs = self.plan.view(p), self.plan.needs(p)
         for i, device in enumerate(self.devices):
-            for computed in turn.computed:
-                device.streams.load.wait(computed, "load: slots and staging are free")
-            device.streams.load.wait(turn.sent[i], "load: what is sent needs its slots")
-            turn.brought[i].synchronize("stage: the last copies are through")
+            device.streams.load.wait(turn.sent[i], "load: the last batch is done with slots and staging")
+            turn.brought[i].synchronize("stage: the last copies are through")  # peers have pulled, too
         if exchange is not None:
             exchange.bring(batch, turn)
             if p.flush is not None:
@@ -168,8 +166,7 @@ class Executor:
                 runs.append(ChunkRun(self, p, needs, i, batch, chunk, turn))
         for i, device in enumerate(self.devices):
             turn.brought[i] = device.streams.load.record()
-            device.streams.compute.wait(turn.brought[i], "compute: inputs are there")
-            device.streams.compute.wait(turn.sent[i], "compute: the last results have left")
+            device.streams.compute.wait(turn.brought[i], "compute: inputs are there, the last results are away")
         if exchange is not None and p.flush is not None:
             exchange.zero(batch, turn)
         for run in runs:
@@ -177,8 +174,7 @@ class Executor:
         if exchange is not None and p.flush is not None:
             exchange.push(batch, turn)
         for i, device in enumerate(self.devices):
-            turn.computed[i] = device.streams.compute.record()
-            device.streams.flush.wait(turn.computed[i], "send: results are there")
+            device.streams.flush.wait(device.streams.compute.record(), "send: results are there")
             device.streams.flush.wait(turn.added[i], "send: the host has taken the last")
         if exchange is not None and p.flush is not None and p.flush not in self.plan.resident:
             exchange.flush(batch, turn)

@@ -72,7 +72,7 @@ class Network:
         self._tracing = False
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
-        self._random = {id(module): is_random(module) for module in modules}
+        self._random = [is_random(module) for module in modules]
         self.watch: Watch | None = None  # sees what every module returns, where it is set
 
     def set_transform_first(self, wanted: Sequence[bool]) -> None:
@@ -287,7 +287,7 @@ class Network:
         """Set the context of one call into module ``number``; reseed torch where the module may draw from it."""
         self._current = number
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
-        if self.modules.training and self._random[id(self.modules[number])]:
+        if self.modules.training and self._random[number]:
             with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
                 torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
                 yield

@@ -6,8 +6,6 @@ passes through a set of staging memory on both sides. The host adds gradient row
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,10 +13,9 @@ from torch import Tensor
 from hongtu.device import Device
 from hongtu.dispatch import Kernels
 from hongtu.metrics import Traffic
+from hongtu.pool import Make, Pool
 from hongtu.row_copies import add_rows_alone
 from hongtu.streams import Streams
-
-Pinned = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 class StagedDevice(Device):
@@ -38,17 +35,20 @@ class StagedDevice(Device):
         streams: Streams,
         kernels: Kernels,
         where: torch.device,
-        pinned: Pinned,
+        pinned: Make,
     ) -> None:
         super().__init__(name, budget, traffic, streams, kernels)
-        self.where, self._pinned = where, pinned
+        self.where = where
+        self._staging_pool = Pool(pinned)
         self._host: dict[str, Tensor] = {}
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._host[name] = self._pinned((sets, *shape), dtype)
+        self._host[name] = self._staging_pool.take((sets, *shape), dtype)
 
     def release_all(self) -> None:
         super().release_all()
+        for staging in self._host.values():
+            self._staging_pool.give(staging)
         self._host.clear()
 
     def fill(self, tensor: Tensor, host: Tensor) -> None:

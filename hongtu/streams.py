@@ -70,14 +70,12 @@ class Turn:
     Attributes:
         set: number of the set.
         brought: on ``load``: values and structure are there; the host's side of the set is free again.
-        computed: on ``compute``: the batch is done with its slots and with the set; gradients are complete.
-        sent: on ``flush``: what it gave has left the device.
+        sent: on ``flush``: it has computed, and what it gave has left the device.
         added: on ``host``: and has been stored or added up.
     """
 
     def __init__(self, number: int, devices: int) -> None:
         self.set = number
         self.brought: list[Event] = [DONE] * devices
-        self.computed: list[Event] = [DONE] * devices
         self.sent: list[Event] = [DONE] * devices
         self.added: list[Event] = [DONE] * devices

@@ -1,5 +1,7 @@
 """The CUDA kernels through NVRTC, which needs no GPU, and the cache of what it makes."""
 
+import re
+
 import pytest
 
 from hongtu.cuda_ext import disk_cache, dry
@@ -42,6 +44,33 @@ def test_every_kernel_file_compiles(nvrtc, file, arch):
     assert code[:4] == b"\x7fELF"
     for kernel in KERNELS_OF[file]:
         assert kernel.encode() in code
+
+
+@pytest.mark.parametrize("file", ["rows.cu", "csc.cu", "attention.cu", "gates.cu"])
+def test_wide_instances_move_16_bytes_at_once(nvrtc, file):
+    """The compiler may take a lane apart: that costs speed, which no other test would show."""
+    wide = 0
+    for name, code in re.findall(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", ptx_of(FOLDER / file), re.DOTALL):
+        if name.endswith(("x4", "x2")):
+            wide += 1
+            loads, stores = (re.findall(rf"\b{op}\.global[.\w]*\.v(\d)\.", code) for op in ("ld", "st"))
+            elements = name[-1] if "bf16" not in name else "4"
+            assert elements in loads or name.startswith("zero_rows"), name
+            if not name.startswith("attend_alpha_gradient"):  # writes one element per lane
+                assert elements in stores and not re.search(r"\bst\.global\.[fbu]\d", code), name
+    assert wide >= 4
+
+
+def ptx_of(source):
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
+    options = [b"--gpu-architecture=compute_90", b"--std=c++17", f"-I{source.parent}".encode()]
+    assert nvrtc.nvrtcCompileProgram(program, len(options), options) == (nvrtc.nvrtcResult.NVRTC_SUCCESS,)
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program, text)
+    return text.decode()
 
 
 def test_every_kernel_file_is_known():

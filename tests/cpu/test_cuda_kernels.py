@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hongtu.cuda_ext.dry import DryLauncher, compiler
 from hongtu.cuda_ext.sources import FOLDER, KernelError
-from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, Machine, RowParity
+from tests.kernel_machine import Machine
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +40,20 @@ class TestAttention(AttentionParity):
 
 class TestDropout(DropoutParity):
     pass
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 33, 128])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nothing_is_read_past_an_end(launcher, width, dtype):
+    machine = Machine(launcher, stream=None, device="cpu", fenced=True)
+    RowParity().test_copy_rows(machine, width, dtype, 0)
+    RowParity().test_add_rows(machine, width, dtype, 0, "plain")
+    RowParity().test_scatter_add(machine, width, dtype, 0)
+    RowParity().test_zero_rows(machine, width, dtype, 0)
+    for graph in ("mixed", "one_hub", "isolated"):
+        CscParity().test_csc_aggregate(machine, graph, width, dtype, 0)
+        CscParity().test_segments(machine, graph, width, dtype, 0)
+        AttentionParity().test_softmax(machine, graph, width, dtype, 0)
+        AttentionParity().test_gated_sum(machine, graph, width, dtype, 0)
+    AttentionParity().test_attend(machine, 1, width, 0, dtype, 0)
+    DropoutParity().test_dropout(machine, width, 0.5, dtype, 0)

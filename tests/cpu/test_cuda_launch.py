@@ -13,7 +13,8 @@ from hongtu.cuda_ext.arguments import HUB, block_of
 from hongtu.cuda_ext.dry import DryLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
-from tests.kernel_parity import CscParity, Machine, RowParity, graph_of, random
+from tests.kernel_machine import Machine
+from tests.kernel_parity import CscParity, RowParity, graph_of, random
 
 needs_compiler = pytest.mark.usefixtures("_compiler")
 

@@ -8,18 +8,19 @@ import pytest
 
 from hongtu.cuda_ext import dry
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
-from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, Machine, RowParity
+from tests.kernel_machine import Machine
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 
 ROWS, CSC, ATTENTION, DROPOUT = RowParity(), CscParity(), AttentionParity(), DropoutParity()
 F4 = np.float32
 
 # kernel -> file, what to replace there, by what, and the case that must then fail
 EDITS = {
-    "copy_rows": ("rows.cu", "lane < width + longest;", "lane < width + longest - 1;", (ROWS.test_copy_rows, 5, F4, 0)),
+    "copy_rows": ("rows.cu", "f < longest + width;", "f < longest + width - 1;", (ROWS.test_copy_rows, 5, F4, 0)),
     "add_rows": (
         "rows.cu",
-        "dst_index, row, width) + f;",
-        "dst_index, row, width) + f + 1;",
+        "store<N>(dst + to[i] + f, sum[i])",
+        "store<N>(dst + to[i] + f + 1, sum[i])",
         (ROWS.test_add_rows, 5, F4, 0, "plain"),
     ),
     "zero_rows": (
@@ -30,14 +31,14 @@ EDITS = {
     ),
     "csc_aggregate": (
         "csc.cu",
-        "slot_of_source, e) * width",
-        "slot_of_source, e) * (width - 1)",
+        "rows + slot * width",
+        "rows + slot * (width - 1)",
         (CSC.test_csc_aggregate, "mixed", 5, F4, 0),
     ),
     "csc_aggregate_transpose": (
         "csc.cu",
-        "out + row * width + f,",
-        "out + row * width + f - 1,",
+        "out + slot * width + f,",
+        "out + slot * width + f - 1,",
         (CSC.test_csc_aggregate, "mixed", 5, F4, 0),
     ),
     "segment_sum": ("csc.cu", "x + e * width", "x + e * (width - 1)", (CSC.test_segments, "mixed", 5, F4, 0)),
@@ -56,14 +57,14 @@ EDITS = {
     ),
     "attend": (
         "attention.cu",
-        "load<N>(rows + local_source[e] * stride",
-        "load<N>(rows + local_source[e] * (stride - 1)",
+        "rows + source * stride",
+        "rows + source * (stride - 1)",
         (ATTENTION.test_attend, 3, 5, 1, F4, 0),
     ),
     "attend_transpose": (
         "attention.cu",
-        "local_source[e] * stride + f,",
-        "local_source[e] * stride + f - 1,",
+        "out + source * stride + f,",
+        "out + source * stride + f - 1,",
         (ATTENTION.test_attend, 3, 5, 1, F4, 0),
     ),
     "attend_alpha_gradient": (
@@ -86,8 +87,8 @@ EDITS = {
     ),
     "gated_sum_transpose": (
         "gates.cu",
-        "value = query + width;",
-        "value = query + width - 1;",
+        "row.at + width,",
+        "row.at + width - 1,",
         (ATTENTION.test_gated_sum, "mixed", 5, F4, 0),
     ),
     "dropout": ("dropout.cu", "f + 1 < width", "f + 2 < width", (DROPOUT.test_dropout, 4, 0.3, F4, 0)),

@@ -1,4 +1,4 @@
-"""The differentiable operations: gradients by finite differences, and the CPU kernels against the plain torch path."""
+"""The differentiable operations: gradients by finite differences, and the CUDA kernels beside the CPU's."""
 
 import pytest
 import torch
@@ -6,6 +6,9 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu import ops
+from hongtu.cuda_ext.dry import DryLauncher
+from hongtu.cuda_ext.sources import KernelError
+from hongtu.dispatch import CudaKernels, using
 
 INDPTR = torch.tensor([0, 2, 2, 7, 8])
 LOCAL_SOURCE = torch.tensor([1, 0, 2, 2, 0, 1, 2, 1], dtype=torch.int32)
@@ -47,7 +50,7 @@ def test_shares_sum_to_one():
 def test_gathers_and_sums():
     assert gradcheck(lambda x: ops.segment_sum(x, INDPTR), (leaf(NUM_EDGES, 3),))
     assert gradcheck(lambda x: ops.edge_gather(x, LOCAL_SOURCE), (leaf(NUM_SRC, 3),))
-    assert gradcheck(lambda x: ops.destination_gather(x, INDPTR), (leaf(NUM_DST, 3),))
+    assert gradcheck(lambda x: ops.destination_gather(x, INDPTR, NUM_EDGES), (leaf(NUM_DST, 3),))
 
 
 def test_attend():
@@ -64,7 +67,7 @@ OPERATIONS = {
     "aggregate": (lambda x: ops.aggregate(x, INDPTR, LOCAL_SOURCE, None, edge_weight(), True), (NUM_SRC, 3)),
     "segment_sum": (lambda x: ops.segment_sum(x, INDPTR), (NUM_EDGES, 3)),
     "edge_gather": (lambda x: ops.edge_gather(x, LOCAL_SOURCE), (NUM_SRC, 3)),
-    "destination_gather": (lambda x: ops.destination_gather(x, INDPTR), (NUM_DST, 3)),
+    "destination_gather": (lambda x: ops.destination_gather(x, INDPTR, NUM_EDGES), (NUM_DST, 3)),
     "edge_softmax": (lambda x: ops.edge_softmax(x, INDPTR)[0], (NUM_EDGES, 3)),
     "attend": (lambda x: ops.attend(x, edge_weight().unsqueeze(1), INDPTR, LOCAL_SOURCE, 3), (NUM_SRC, 3)),
     "gated_sum": (lambda x: ops.gated_sum(x, KEY, INDPTR, LOCAL_SOURCE), (NUM_SRC, 6)),
@@ -81,6 +84,9 @@ def test_inputs_of_any_stride(name):
     assert gradient.shape == x.shape
 
 
+MAKING = [getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "new_empty", "new_zeros")]
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_outputs_and_gradients_are_seen_by_a_dispatch_mode(name):
     class Allocations(TorchDispatchMode):
@@ -88,7 +94,7 @@ def test_outputs_and_gradients_are_seen_by_a_dispatch_mode(name):
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
-            if function in (torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default):
+            if function.overloadpacket in MAKING:
                 self.shapes.append(tuple(out.shape))
             return out
 
@@ -103,39 +109,32 @@ def test_outputs_and_gradients_are_seen_by_a_dispatch_mode(name):
         assert tuple(x.shape) in mode.shapes
 
 
+@pytest.fixture(scope="module")
+def cuda_kernels():
+    try:
+        return CudaKernels(DryLauncher())
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_plain_torch_path(name, monkeypatch):
-    """Other devices run plain torch; here on CPU tensors that say they are elsewhere."""
+def test_cuda_kernels_give_the_same(name, cuda_kernels):
+    """Their own sources, run on the CPU."""
     operation, shape = OPERATIONS[name]
     x = leaf(*shape)
     expected = operation(x)
     (expected_gradient,) = torch.autograd.grad(expected.square().sum(), x)
-    monkeypatch.setattr(ops, "_on_cpu", lambda tensor: False)
-    found = operation(x)
-    (gradient,) = torch.autograd.grad(found.square().sum(), x)
+    with using(cuda_kernels):
+        found = operation(x)
+        (gradient,) = torch.autograd.grad(found.square().sum(), x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_plain_torch_softmax_with_excluded_edges(monkeypatch):
+def test_cuda_softmax_with_excluded_edges(cuda_kernels):
     exclude = torch.tensor([True, True, False, True, False, False, False, True])
     logits, extra = leaf(NUM_EDGES, 2), leaf(NUM_DST, 2)
     expected, (alone, _) = ops.edge_softmax(logits, INDPTR, exclude, extra), ops.edge_softmax(logits, INDPTR, exclude)
-    monkeypatch.setattr(ops, "_on_cpu", lambda tensor: False)
-    torch.testing.assert_close(ops.edge_softmax(logits, INDPTR, exclude, extra), expected)
-    torch.testing.assert_close(ops.edge_softmax(logits, INDPTR, exclude)[0], alone)
-    assert gradcheck(lambda x, y: ops.edge_softmax(x, INDPTR, exclude, y), (logits, extra))
-    assert gradcheck(lambda x: ops.edge_softmax(x, INDPTR, exclude)[0], (logits,))
-
-
-def test_without_edges_or_destinations():
-    for num_dst in (0, 3):
-        indptr, local_source = torch.zeros(num_dst + 1, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
-        for num_src in (0, 2):
-            rows = leaf(num_src, 2)
-            out = ops.aggregate(rows, indptr, local_source, mean=True)
-            assert out.shape == (num_dst, 2) and not out.any()
-            assert not torch.autograd.grad(out.sum(), rows)[0].any()
-        assert ops.edge_softmax(leaf(0, 2), indptr)[0].shape == (0, 2)
-        assert ops.gated_sum(leaf(0, 4), leaf(num_dst, 2), indptr, local_source).shape == (num_dst, 2)
-        assert ops.attend(leaf(0, 4), leaf(0, 2), indptr, local_source, 4).shape == (num_dst, 4)
+    with using(cuda_kernels):
+        torch.testing.assert_close(ops.edge_softmax(logits, INDPTR, exclude, extra), expected)
+        torch.testing.assert_close(ops.edge_softmax(logits, INDPTR, exclude)[0], alone)

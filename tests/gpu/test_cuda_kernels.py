@@ -6,7 +6,8 @@ import torch
 
 from hongtu.cuda_ext import kernels
 from hongtu.cuda_ext.launch import CudaLauncher
-from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, Machine, RowParity, agrees, nan, random
+from tests.kernel_machine import Machine
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, agrees, nan, random
 
 
 @pytest.fixture(scope="module")
