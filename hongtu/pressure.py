@@ -23,6 +23,8 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import Pass
 
 T = TypeVar("T")
+Correct = Callable[[str, int], int]
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 ON_OOM = ("raise", "replan")
 GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
 
@@ -30,14 +32,12 @@ GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
 class MakePlan(Protocol):
     """The planner, for one run."""
 
-    def __call__(
-        self, *, network: Network, budget: int | None, correct: Callable[[str, int], int] | None
-    ) -> ExecutionPlan: ...
+    def __call__(self, *, network: Network, budget: int | None, correct: Correct | None) -> ExecutionPlan: ...
 
 
 @dataclass(frozen=True)
 class Excess:
-    """By pass, what layers take beyond what a probe finds: how many times as much, and how many bytes more."""
+    """By pass, what layers take beyond what a probe finds: how many times as much, and how many bytes more at most."""
 
     factor: dict[str, float] = field(default_factory=dict)
     more: dict[str, int] = field(default_factory=dict)
@@ -45,6 +45,10 @@ class Excess:
     def likely(self, name: str, probed: int) -> int:
         """Where it shrinks with the chunks."""
         return int(self.factor.get(name, 1.0) * probed)
+
+    def part(self, share: float) -> Correct:
+        """Only so much of what is likely."""
+        return lambda name, probed: probed + int(share * (self.likely(name, probed) - probed))
 
     def surely(self, name: str, probed: int) -> int:
         """Where it does not."""
@@ -107,19 +111,20 @@ class Relief:
         found = (
             f"{reason}, in {module} on chunk {chunk} of pass {name!r}; layers take more than when they were probed: "
         )
-        enough = self._refused(1, excess.surely)
+        enough = self._try_plan(1, excess.surely)
         if self._on_oom == "raise":
             raise DeviceOutOfMemory(
                 f"{found}on_oom='replan' (--on-oom replan) runs the epoch again, planned for that; a device_memory "
                 f"(--device-memory) of {enough} bytes is enough for it, or less where preprocess makes more chunks"
             )
-        if self._refused(budget, excess.likely):
+        before = self.engine.plan.topology.chunks
+        correct = self._leaner(budget, excess)
+        if correct is None:
             raise DeviceOutOfMemory(
                 f"{found}no groups of chunks are small enough; pass device_memory (--device-memory) of {enough} bytes, "
                 "or preprocess with more chunks"
             )
-        before = self.engine.plan.topology.chunks
-        plan = self._make_plan(network=self._network, budget=budget, correct=excess.likely)
+        plan = self._make_plan(network=self._network, budget=budget, correct=correct)
         warnings.warn(
             f"{found}planned again, with {plan.topology.chunks} instead of {before} groups of chunks", stacklevel=4
         )
@@ -134,7 +139,7 @@ class Relief:
         factor, more = dict(self._excess.factor), dict(self._excess.more)
         for key, size in found.items():
             factor[key] = max(1.0, size / max(probed[key], 1))
-            more[key] = max(0, size - probed[key])
+            more[key] = size  # of which the own part shrinks with the chunks, and may not be the peak
         learned = Excess(factor, more)
         if all(learned.likely(key, probed[key]) <= plan.workspace.get(key, 0) for key in found):  # nothing new
             factor[name] *= GROWTH
@@ -157,11 +162,22 @@ class Relief:
         wanted = (group for group in (passes.train, passes.evaluate) if name in {p.name for p in group})
         return None if name in {p.name for p in passes.setup} else next(wanted, None)
 
-    def _refused(self, budget: int, correct: Callable[[str, int], int]) -> int:
-        """The smallest budget with which the run can be planned where this one is too small, else 0."""
-        trial = Network(copy.deepcopy(self._network.modules), RowContext())  # the run may go on with its plan
+    def _leaner(self, budget: int, excess: Excess) -> Correct | None:
+        """A correction with which a plan fits the budget: what is likely, or the part of it that gives smaller groups
+        than now, for they may take less than is likely; None where there are none."""
+        for share in SHARES:
+            correct = excess.part(share)
+            plan = self._try_plan(budget, correct)
+            if isinstance(plan, ExecutionPlan) and (
+                share == 1 or plan.topology.chunks > self.engine.plan.topology.chunks
+            ):
+                return correct
+        return None
+
+    def _try_plan(self, budget: int, correct: Correct) -> ExecutionPlan | int:
+        """A plan of a copy of the model, for the run may go on with its own; or the smallest budget that works."""
+        trial = Network(copy.deepcopy(self._network.modules), RowContext())
         try:
-            self._make_plan(network=trial, budget=budget, correct=correct)
+            return self._make_plan(network=trial, budget=budget, correct=correct)
         except BudgetError as error:
             return error.smallest
-        return 0

@@ -11,6 +11,13 @@ import numpy as np
 import torch
 
 
+def seed_generators(seed: int) -> None:
+    """Make torch, numpy and Python draw the same numbers in every process."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """The state of torch's generators (of every device), numpy's and Python's, as tensors and plain values."""
     name, key, *rest = np.random.get_state(legacy=True)

@@ -195,10 +195,11 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
 
     from hongtu.artifact import open_artifact
     from hongtu.plan.hardware import load_hardware
+    from hongtu.random_state import seed_generators
     from hongtu.trainer import Trainer
 
     artifact = open_artifact(options.artifact)
-    torch.manual_seed(options.seed)
+    seed_generators(options.seed)
     layers = make_layers(options, artifact)
     return Trainer(
         artifact,

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,16 @@ SECONDS = 20  # a reader that takes longer hangs
 BY_COMMAND = 100  # every so many inputs also go through `hongtu preprocess`
 
 
-def fuzz_reader(name: str, tries: int, seed: int = 0) -> Outcome:
+def fuzz_reader(name: str, tries: int, seed: int = 0, readers: Mapping[str, Reader] = READERS) -> Outcome:
     """Try damaged inputs number ``seed`` to ``seed + tries``."""
     outcome = Outcome(f"damaged {name}", "read as what its bytes mean, or refused with exit code 2")
-    reader, taken = READERS[name], 0
+    reader, taken = readers[name], 0
     with graph_directory(reader) as directory:
         for content in reader.samples:
             loss, _ = _try(reader, directory, content)
             assert loss is None, f"a valid {name}: {loss}"
         for number in range(seed, seed + tries):
-            content = damaged(name, number)
+            content = damaged(name, reader, number)
             loss, opened = _try(reader, directory, content)
             if loss is None and number % BY_COMMAND == 0 and reader.file.startswith(tuple(pieces())):
                 loss = _preprocess(directory)
@@ -48,9 +48,8 @@ def fuzz_reader(name: str, tries: int, seed: int = 0) -> Outcome:
     return outcome
 
 
-def damaged(name: str, number: int) -> bytes:
+def damaged(name: str, reader: Reader, number: int) -> bytes:
     """Input ``number`` of a reader."""
-    reader = READERS[name]
     rng = np.random.default_rng((zlib.crc32(name.encode()), number))
     return mutate(reader.samples[int(rng.integers(len(reader.samples)))], rng)
 
@@ -128,7 +127,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _once(name: str, number: int, show: Callable[[object], None] = print) -> None:
-    content = damaged(name, number)
+    content = damaged(name, READERS[name], number)
     show(content)
     with graph_directory(READERS[name]) as directory:
         (directory / READERS[name].file).write_bytes(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import hongtu
 from hongtu import nn as hnn
 from hongtu.artifact import Artifact
+from hongtu.random_state import seed_generators
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import read_snapshot
 
@@ -34,9 +34,7 @@ def prepare(path: Path, vertices: int = 60, edges: int = 300) -> Artifact:
 
 def make_trainer(artifact: Artifact, **options: Any) -> hongtu.Trainer:
     """Dropout, embeddings, Adam with a scheduler, two optimizers: always from the same start."""
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
+    seed_generators(0)
     layers = [
         hnn.GATConv(artifact.feature_width, 5, heads=2, dropout=0.3, activation="elu", input_dropout=0.2),
         hnn.SAGEConv(10, artifact.num_classes, input_dropout=0.5),

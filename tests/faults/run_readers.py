@@ -14,7 +14,9 @@ import torch
 from hongtu.cli.train import DECIDING, _check_deciding
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import read_snapshot
-from tests.faults.readers import READERS, Reader
+from tests.faults.fuzz import fuzz_reader
+from tests.faults.outcome import Outcome
+from tests.faults.readers import Reader
 from tests.faults.run import make_trainer, prepare
 
 
@@ -73,4 +75,8 @@ RUN_READERS = {
     "options.json": Reader("options.json", (json.dumps(_OPTIONS).encode(),), _read_options, _options),
     "epochs.jsonl": Reader("epochs.jsonl", (_LOG,), _rewound, _lines),
 }
-READERS.update(RUN_READERS)
+
+
+def fuzz_run_reader(name: str, tries: int) -> Outcome:
+    """As ``fuzz_reader``, for this table."""
+    return fuzz_reader(name, tries, readers=RUN_READERS)

@@ -1,0 +1,68 @@
+"""Long runs: host and device memory, file handles and threads must be what they were after the third epoch."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hongtu.metrics import EpochRecord
+from tests.faults.outcome import Outcome
+from tests.faults.run import make_trainer, prepare
+
+SETTLED = 3  # epochs after which nothing may grow
+SLACK = 2 << 20  # bytes by which the process may breathe: allocators give pages back late
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a process holds."""
+
+    resident_bytes: int
+    open_files: int
+    threads: int
+    device_bytes: tuple[int, ...]
+
+
+def taken(record: EpochRecord) -> Taken:
+    """What this process holds now; ``record`` is of the epoch just trained."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Taken(
+        resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+        open_files=len(os.listdir("/proc/self/fd")),
+        threads=len(os.listdir("/proc/self/task")),
+        device_bytes=tuple(record.peak_bytes.values()),
+    )
+
+
+def train_long(epochs: int, **options: object) -> Outcome:
+    """Every epoch is evaluated, logged and kept in a snapshot; each is a try."""
+    outcome = Outcome(
+        f"a run of {epochs} epochs, each evaluated, logged and kept in a snapshot",
+        "device memory, file handles and threads as after epoch 3, and host memory within 2 MiB",
+    )
+    seen: list[Taken] = []
+    with tempfile.TemporaryDirectory(prefix="hongtu-faults-") as folder:
+        trainer = make_trainer(prepare(Path(folder) / "artifact", vertices=2000, edges=12_000), **options)
+        trainer.fit(
+            epochs, eval_every=1, run_dir=Path(folder) / "run", save_every=1, progress=False,
+            on_epoch=lambda record: seen.append(taken(record)),
+        )  # fmt: skip
+    settled = seen[SETTLED]
+    for epoch, now in enumerate(seen[SETTLED:], SETTLED):
+        good = (now.open_files, now.threads, now.device_bytes) == (
+            settled.open_files,
+            settled.threads,
+            settled.device_bytes,
+        )
+        grown = now.resident_bytes - settled.resident_bytes
+        outcome.expect(good and grown <= SLACK, f"epoch {epoch}: {grown} bytes more, {now} after {settled}")
+    last = seen[-1]
+    outcome.note = (
+        f"host memory {settled.resident_bytes / 2**20:.1f} MiB after epoch {SETTLED + 1}, "
+        f"{last.resident_bytes / 2**20:.1f} MiB after epoch {epochs}; {last.open_files} files, {last.threads} threads"
+    )
+    return outcome

@@ -1,0 +1,89 @@
+"""Training runs in processes of their own, to do things to while they run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hongtu.cli.main import main
+from tests.faults.outcome import Outcome
+
+# the server has imported everything, but has not started a thread: its children begin at once
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.faults.processes", "tests.faults.run", "hongtu.trainer"])
+SECONDS = 180
+
+Process = multiprocessing.process.BaseProcess
+
+
+def start(target: Callable[..., None], *arguments: Any) -> Process:
+    process = _CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def start_command(arguments: list[str], err: Path, user: int | None = None) -> Process:
+    """``hongtu`` with these arguments and its stderr in a file, perhaps as another user."""
+    return start(_command, arguments, str(err), user)
+
+
+def _command(arguments: list[str], err: str, user: int | None) -> None:
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = open(err, "w")  # noqa: SIM115
+    if user is not None:
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+    code = main(arguments)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def isolated(work: Callable[[], Outcome], name: str) -> Outcome:
+    """Do it in a process of its own, so that a crash is an outcome too."""
+    receive, send = _CONTEXT.Pipe(duplex=False)
+    process = start(_send, work, send)
+    send.close()
+    try:
+        return receive.recv()
+    except EOFError:
+        process.join()
+        return Outcome(name, "no crash", tries=1, losses=[f"the process ended with code {process.exitcode}"])
+
+
+def _send(work: Callable[[], Outcome], to: Any) -> None:
+    to.send(work())
+
+
+def finish(process: Process) -> int | None:
+    """The exit code; None for a process that hangs, which is killed."""
+    process.join(SECONDS)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    return code
+
+
+def wait_for(process: Process, directory: Path, epoch: int) -> None:
+    """Until a run has logged so many epochs, or has ended."""
+    while process.is_alive() and epochs(directory) < epoch:
+        time.sleep(0.001)
+
+
+def epochs(directory: Path) -> int:
+    """Epochs in a run's log."""
+    log = directory / "epochs.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def wait_for_a_moment(process: Process, directory: Path, of: int, pause: float, rng: np.random.Generator) -> None:
+    """Until a random moment of a run of so many epochs; ``pause`` is about how long one takes."""
+    wait_for(process, directory, int(rng.integers(0, of)))
+    time.sleep(rng.uniform(0, pause))

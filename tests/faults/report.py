@@ -1,0 +1,42 @@
+"""Keeps outcomes, and writes the table of docs/reliability.md from the newest of each fault."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from experiments import records
+from tests.faults.outcome import Outcome
+
+RESULTS = Path("experiments/results/reliability.jsonl")
+BEGIN, END = "<!-- written by python -m tests.faults -->", "<!-- end -->"
+
+
+def keep(outcome: Outcome, command: list[str], path: Path = RESULTS) -> None:
+    """Append an outcome and what it ran on."""
+    row = records.machine("") | {"command": " ".join(command)} | asdict(outcome)
+    records.append(path, row)
+
+
+def write_report(document: Path, path: Path = RESULTS) -> None:
+    """Put the table between the two marks of the document."""
+    newest = {}
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        newest[row["fault"]] = row
+    text = document.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    document.write_text(f"{before}{BEGIN}\n\n{table(list(newest.values()))}\n{END}{after}")
+
+
+def table(rows: list[dict]) -> str:
+    """In Markdown, with what the rows ran on."""
+    lines = ["| fault | must come of it | tries | losses | seeds and counts |", "|---|---|---:|---:|---|"]
+    for row in rows:
+        cells = (row["fault"], row["expected"], f"{row['tries']:,}", f"{len(row['losses']):,}", row["note"])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    tries, losses = (sum(count) for count in zip(*((row["tries"], len(row["losses"])) for row in rows)))
+    lines.append(f"| **all** | | **{tries:,}** | **{losses:,}** | |")
+    ran_on = sorted({f"Python {row['python']}, torch {row['torch']}, {row['cores']} cores" for row in rows})
+    return "\n".join([*lines, "", f"Ran on {'; '.join(ran_on)}.", ""])
