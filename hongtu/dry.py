@@ -135,9 +135,17 @@ class DryDevice(StagedDevice):
     """A GPU played by the CPU."""
 
     def __init__(
-        self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels, scheduler: Scheduler
+        self,
+        name: str,
+        budget: int | None,
+        traffic: Traffic,
+        streams: Streams,
+        kernels: Kernels,
+        scheduler: Scheduler,
+        detours: bool,
     ) -> None:
-        super().__init__(name, budget, traffic, streams, kernels, torch.device("cpu"), poisoned)
+        where = torch.device("cpu")
+        super().__init__(name, budget, traffic, streams, kernels, where, poisoned, lambda tensor: not detours)
         self._scheduler = scheduler
         self._pool = self._staging_pool = Fresh()
 
@@ -145,6 +153,9 @@ class DryDevice(StagedDevice):
     def computing(self) -> Iterator[None]:
         with using(self.kernels), super().computing():
             yield
+
+    def begin(self) -> None:
+        """There is nothing to wait for."""
 
     def abandon(self) -> None:
         self._scheduler.drop_all()
@@ -156,6 +167,7 @@ class DryBackend:
     Args:
         gpus: how many there are; partitions are dealt to them in turn. None: one for each partition.
         seed, ignored: as for ``Scheduler``.
+        detours: GPUs reach neither the host's memory nor each other's themselves.
 
     Raises:
         KernelError: no C++ compiler is installed.
@@ -164,10 +176,12 @@ class DryBackend:
     hardware = dataclasses.replace(H200, name="dry")
     pinned = staticmethod(poisoned)
 
-    def __init__(self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset(), detours: bool = False
+    ) -> None:
         from hongtu.cuda_ext.dry import DryLauncher
 
-        self.gpus = gpus
+        self.gpus, self.detours = gpus, detours
         self.scheduler = Scheduler(seed, ignored)
         self.kernels: Kernels = CudaKernels(DryLauncher())
 
@@ -188,9 +202,8 @@ class DryBackend:
         queue = self.scheduler.queue
         host = queue()
         gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}
-        return [
-            DryDevice(
-                f"device {i}", budget, traffic, Streams(*gpus[self.gpu_of(i)], host), self.kernels, self.scheduler
-            )
-            for i in range(partitions)
-        ]
+        made: list[Device] = []
+        for i in range(partitions):
+            streams = Streams(*gpus[self.gpu_of(i)], host)
+            made.append(DryDevice(f"device {i}", budget, traffic, streams, self.kernels, self.scheduler, self.detours))
+        return made

@@ -63,6 +63,13 @@ def test_partitions_share_gpus(gpus):
         check(model, problem, (4, 8), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
 
 
+@pytest.mark.parametrize("model", [SIX[0], SIX[4]], ids=repr)
+def test_rows_that_a_gpu_does_not_reach_take_a_detour(model):
+    for strategy in STRATEGIES:
+        device = DryBackend(seed=5, detours=True)
+        check(model, training.awkward(), (4, 8), device=device, strategy=strategy, device_memory="smallest")
+
+
 def test_evaluation_and_prediction(tmp_path):
     problem, model = training.awkward(), SIX[0]
     found = {}
