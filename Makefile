@@ -9,8 +9,13 @@ GRAPH ?=
 REQUIREMENTS := constraints.txt setup.py pyproject.toml
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+BOUNDS := tests/cpu/test_kernels.py tests/cpu/test_dropout.py tests/cpu/test_run_directory.py tests/null/test_artifact.py \
+	tests/null/test_clean.py tests/null/test_csc.py tests/null/test_fuzz.py tests/null/test_order.py \
+	tests/null/test_partition.py tests/null/test_reorganize.py tests/null/test_topology.py \
+	tests/null/test_transfer_plan.py tests/null/test_volume.py
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test bounds lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +25,9 @@ demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your o
 
 test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests/null tests/cpu hongtu
+
+bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (minutes)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)
 
 lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
 	$(BIN)/ruff format --check .
