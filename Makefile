@@ -5,18 +5,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 GRAPH ?=
+OUT ?= gpu-check
+ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
 
 REQUIREMENTS := constraints.txt setup.py pyproject.toml
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.DEFAULT_GOAL := help
-OUT ?= gpu-check
-ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
+BOUNDS := tests/cpu/test_kernels.py tests/cpu/test_dropout.py tests/cpu/test_run_directory.py tests/null/test_artifact.py \
+	tests/null/test_bounds.py tests/null/test_clean.py tests/null/test_csc.py tests/null/test_fuzz.py tests/null/test_order.py \
+	tests/null/test_partition.py tests/null/test_reorganize.py tests/null/test_topology.py \
+	tests/null/test_transfer_plan.py tests/null/test_volume.py
 
-.PHONY: help demo test lint format clean gpu-check
+.DEFAULT_GOAL := help
+.PHONY: help demo test bounds gpu-check lint format clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own graph)
 	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)")
@@ -26,6 +30,9 @@ test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS
 
 gpu-check:  ## on a machine with a GPU: tests, links, epochs against torch_geometric (OUT=DIR)
 	$(ANY_PYTHON) -m experiments.gpu_check --out "$(OUT)" $(CHECK)
+
+bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (minutes)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)
 
 lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
 	$(BIN)/ruff format --check .

@@ -21,6 +21,17 @@ os.environ.setdefault("MKL_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("NUMBA_NUM_THREADS", str(max(2, _THREADS)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Numba sees an index out of bounds in a parallel loop, but does not say so: with checks on, loops are sequential.
+if os.environ.get("NUMBA_BOUNDSCHECK") == "1":
+    import numba
+
+    _njit = numba.njit
+
+    def _sequential(*function: Callable, **options: object) -> Callable:
+        return _njit(*function, **{name: value for name, value in options.items() if name != "parallel"})
+
+    numba.njit = _sequential
+
 # HYPOTHESIS_PROFILE=thorough searches further, with a new seed each time. Compiling a kernel makes the first example
 # slow: no deadline.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -14,20 +14,10 @@ from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from tests import training
+from tests.faults.memory import Hungry
 from tests.training import STRATEGIES, H
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
-
-
-class Hungry(hnn.GCNConv):
-    """Takes so many extra bytes per row and per call, as its data want it: nothing of it on the zeros of a probe."""
-
-    per_row, per_call = 0, 0
-
-    def update(self, a, s):
-        if a.any():
-            torch.empty(Hungry.per_row * len(a) + Hungry.per_call, dtype=torch.uint8)
-        return super().update(a, s)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ class Taken:
 
 def taken(record: EpochRecord) -> Taken:
     """What this process holds now; ``record`` is of the epoch just trained."""
-    gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Taken(
         resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
@@ -38,17 +36,17 @@ def taken(record: EpochRecord) -> Taken:
     )
 
 
-def train_long(epochs: int, **options: object) -> Outcome:
-    """Every epoch is evaluated, logged and kept in a snapshot; each is a try."""
+def train_long(epochs: int, every: int = 1, vertices: int = 2000, edges: int = 12_000, **options: object) -> Outcome:
+    """Every epoch is logged, and every so many are evaluated and kept in a snapshot; each is a try."""
     outcome = Outcome(
-        f"a run of {epochs} epochs, each evaluated, logged and kept in a snapshot",
+        f"a run of {epochs} epochs, evaluated, logged and kept in snapshots",
         "device memory, file handles and threads as after epoch 3, and host memory within 2 MiB",
     )
     seen: list[Taken] = []
     with tempfile.TemporaryDirectory(prefix="hongtu-faults-") as folder:
-        trainer = make_trainer(prepare(Path(folder) / "artifact", vertices=2000, edges=12_000), **options)
+        trainer = make_trainer(prepare(Path(folder) / "artifact", vertices=vertices, edges=edges), **options)
         trainer.fit(
-            epochs, eval_every=1, run_dir=Path(folder) / "run", save_every=1, progress=False,
+            epochs, eval_every=every, run_dir=Path(folder) / "run", save_every=every, progress=False,
             on_epoch=lambda record: seen.append(taken(record)),
         )  # fmt: skip
     settled = seen[SETTLED]

@@ -23,7 +23,6 @@ from tests.faults.processes import Process, finish, start_command, wait_for_a_mo
 from tests.faults.run import prepare, same_result
 
 EPOCHS = 40
-NOBODY = 65534
 
 
 @dataclass
@@ -52,7 +51,7 @@ class Fault:
         disturb: does it, at a random moment.
         mend: undoes it, before the run is resumed.
         disk: bytes of the disk for the run directory; None: no disk of its own.
-        user: whom the run belongs to.
+        obeys_modes: without root's right to write everywhere.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Fault:
     disturb: Callable[[Try], None]
     mend: Callable[[Try], None] = lambda _: None
     disk: int | None = None
-    user: int | None = None
+    obeys_modes: bool = False
 
 
 def _mount(directory: Path, options: str, *, again: bool = False) -> bool:
@@ -93,11 +92,6 @@ def _remount(run: Try, mode: str) -> None:
             return
 
 
-def _take_away(run: Try) -> None:
-    os.chown(run.directory, 0, 0)
-    os.chmod(run.directory, 0o555)
-
-
 FAULTS = (
     Fault("SIGTERM", 143, "stopped by SIGTERM", _send(signal.SIGTERM)),
     Fault("SIGINT", 130, "interrupted", _send(signal.SIGINT)),
@@ -110,10 +104,8 @@ FAULTS = (
         lambda run: _remount(run, "ro"), lambda run: _remount(run, "rw"), disk=64 << 20,
     ),
     Fault(
-        "the directory may not be written to any more (EACCES, as another user)", 1,
-        "cannot be written (Permission denied)",
-        _take_away, lambda run: (os.chmod(run.directory, 0o755), os.chown(run.directory, NOBODY, NOBODY))[0],
-        user=NOBODY,
+        "the directory may not be written to any more (EACCES)", 1, "cannot be written (Permission denied)",
+        lambda run: run.directory.chmod(0o555), lambda run: run.directory.chmod(0o755), obeys_modes=True,
     ),
     Fault("the artifact is removed", 0, "", lambda run: shutil.rmtree(run.artifact)),
 )  # fmt: skip
@@ -127,7 +119,6 @@ def disturb(fault: Fault, tries: int, seed: int = 0) -> Outcome:
     early = 0
     with tempfile.TemporaryDirectory(prefix="hongtu-faults-") as name:
         folder = Path(name)
-        folder.chmod(0o755)
         source = prepare(folder / "artifact", vertices=1500, edges=9000).path
         assert finish(start_command(_train(source, folder / "whole"), folder / "err")) == 0, (
             folder / "err"
@@ -151,7 +142,7 @@ def _disturb_one(
     shutil.copytree(source, run.artifact)
     err = folder / "err"
     err.unlink(missing_ok=True)
-    run.process = start_command(_train(run.artifact, run.directory), err, fault.user)
+    run.process = start_command(_train(run.artifact, run.directory), err, obeys_modes=fault.obeys_modes)
     wait_for_a_moment(run.process, run.directory, EPOCHS - 5, 0.05, rng)
     while run.process.is_alive() and not (run.directory / "options.json").exists():
         pass  # until then nothing has begun
@@ -166,7 +157,9 @@ def _disturb_one(
     if not run.artifact.exists():
         shutil.copytree(source, run.artifact)
     if code != 0:
-        code = finish(start_command([*_train(run.artifact, run.directory), "--resume"], err, fault.user))
+        code = finish(
+            start_command([*_train(run.artifact, run.directory), "--resume"], err, obeys_modes=fault.obeys_modes)
+        )
     if code != 0:
         return f"resumed: exit code {code}, stderr {err.read_text()!r}", ended
     return (None if same_result(folder / "whole", run.directory) else "another result"), ended
@@ -182,8 +175,6 @@ def _disk(folder: Path, fault: Fault) -> Iterator[Path | None]:
     """A folder for the run directory; None where a disk of its own is not to be had."""
     folder.mkdir()
     mounted = fault.disk is not None and _mount(folder, f"size={fault.disk}")
-    if fault.user is not None:
-        os.chown(folder, fault.user, fault.user)
     try:
         yield folder if mounted or fault.disk is None else None
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,21 +31,26 @@ def start(target: Callable[..., None], *arguments: Any) -> Process:
     return process
 
 
-def start_command(arguments: list[str], err: Path, user: int | None = None) -> Process:
-    """``hongtu`` with these arguments and its stderr in a file, perhaps as another user."""
-    return start(_command, arguments, str(err), user)
+def start_command(arguments: list[str], err: Path, *, obeys_modes: bool = False) -> Process:
+    """``hongtu`` with these arguments and its stderr in a file; files' modes count for it even where it is root."""
+    return start(_command, arguments, str(err), obeys_modes)
 
 
-def _command(arguments: list[str], err: str, user: int | None) -> None:
+def _command(arguments: list[str], err: str, obeys_modes: bool) -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = open(err, "w")  # noqa: SIM115
-    if user is not None:
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    if obeys_modes:
+        _drop_capabilities()
     code = main(arguments)
     sys.stderr.flush()
     os._exit(code)
+
+
+def _drop_capabilities() -> None:
+    """Give up root's right to write where no mode allows it (capset of no capabilities, version 3)."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    ctypes.CDLL(None, use_errno=True).capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
 def isolated(work: Callable[[], Outcome], name: str) -> Outcome:

@@ -1,0 +1,66 @@
+"""A few of every fault; ``python -m tests.faults`` does them by the dozen and writes docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.faults.kill import kill_and_resume
+from tests.faults.leaks import train_long
+from tests.faults.memory import replan_many
+from tests.faults.outcome import Outcome
+from tests.faults.report import BEGIN, END, keep, write_report
+from tests.faults.run_readers import RUN_READERS, fuzz_run_reader
+
+
+def test_a_run_that_is_killed_loses_nothing():
+    outcome = kill_and_resume(1, seed=1, total=20)
+    assert outcome.tries == 1 and not outcome.losses
+
+
+def test_a_layer_that_takes_more_memory_loses_nothing():
+    outcome = replan_many(4, seed=1)
+    assert outcome.tries == 4 and not outcome.losses
+
+
+@pytest.mark.parametrize("name", RUN_READERS)
+def test_what_a_run_wrote_is_read_again_or_refused(name):
+    outcome = fuzz_run_reader(name, 150)
+    assert outcome.tries == 150 and not outcome.losses
+
+
+def test_two_hundred_epochs_take_no_more_than_three():
+    outcome = train_long(200, every=20, vertices=60, edges=300)
+    assert outcome.tries == 197 and not outcome.losses
+
+
+def test_a_leak_is_seen(monkeypatch):
+    """The measure itself: a file, a thread's worth of memory."""
+    held = []
+    from tests.faults import leaks
+
+    real = leaks.taken
+
+    def leaky(record):
+        held.append(open("/dev/null"))  # noqa: SIM115
+        return real(record)
+
+    monkeypatch.setattr(leaks, "taken", leaky)
+    outcome = leaks.train_long(8, every=4, vertices=60, edges=300)
+    assert len(outcome.losses) == 4  # all after the first that counts
+    for file in held:
+        file.close()
+
+
+def test_the_document_shows_the_newest_of_each_fault(tmp_path):
+    results, document = tmp_path / "results.jsonl", tmp_path / "doc.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for tries in (3, 30):
+        keep(Outcome("a fault", "no loss", tries, ["one"], "seed | 0"), ["command"], results)
+    keep(Outcome("another", "none", 7), ["command"], results)
+    write_report(document, results)
+    text = document.read_text()
+    assert "| a fault | no loss | 30 | 1 | seed \\| 0 |" in text and "| **37** | **1** |" in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert json.loads(results.read_text().splitlines()[0])["command"] == "command"
