@@ -126,12 +126,11 @@ class Trainer:
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
 
-        def make_engine(plan: ExecutionPlan) -> Engine:
-            return Engine(self.artifact, self._network, self._loss, plan, self.embedding, self._budget, dtype, backend)
-
-        def probe(plan: ExecutionPlan) -> dict[str, int]:
-            return probe_workspace(plan, self.model, self._loss, dtype)
-
+        make_engine = partial(
+            Engine, self.artifact, self._network, self._loss,
+            embedding=self.embedding, budget=self._budget, dtype=dtype, backend=backend,
+        )  # fmt: skip
+        probe = partial(probe_workspace, model=self.model, loss=self._loss, dtype=dtype)
         self._relief = Relief(self._network, make_plan, make_engine, probe, self._budget, on_oom)
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
