@@ -166,6 +166,11 @@ class Engine:
                 device.remove(name)
 
     @property
+    def began(self) -> bool:
+        """Whether a pass has begun."""
+        return self._executor.current is not None
+
+    @property
     def place(self) -> tuple[str, str, tuple[int, int]]:
         """What ran last: the pass, the module, the chunk."""
         current = self._executor.current

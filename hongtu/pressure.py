@@ -100,7 +100,7 @@ class Relief:
                 self.engine.set_up()
                 return work(self.engine)
             except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError) as error:
-                if self._budget is None:
+                if self._budget is None or not self.engine.began:
                     raise
                 reason, taken = str(error), getattr(error, "taken", 0)
             self._relieve(reason, taken, self._budget)  # out here: the error held the tensors that were too many
@@ -142,7 +142,7 @@ class Relief:
             more[key] = size  # of which the own part shrinks with the chunks, and may not be the peak
         learned = Excess(factor, more)
         if all(learned.likely(key, probed[key]) <= plan.workspace.get(key, 0) for key in found):  # nothing new
-            factor[name] *= GROWTH
+            factor[name] = GROWTH * max(factor[name], self._excess.factor.get(name, 1.0))
         return learned
 
     def _measure(self, name: str) -> dict[str, int] | None:

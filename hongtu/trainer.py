@@ -127,22 +127,23 @@ class Trainer:
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
 
+        partitions = self.artifact.topology.partitions
+
         def make_plan(
             *, network: Network, budget: int | None, correct: Callable[[str, int], int] | None
         ) -> ExecutionPlan:
             network.modules.cpu()  # layers are tried on the CPU; the engine takes them where they run
             plan = plan_one(network=network, budget=budget, correct=correct)
-            memory = backend.memory(self.artifact.topology.partitions)
+            memory = backend.memory(partitions)
             if budget is None and memory is not None and plan.likely_bytes > memory:
                 plan = plan_one(network=network, budget=memory, correct=correct)
             return plan
 
-        def make_engine(plan: ExecutionPlan) -> Engine:
-            return Engine(self.artifact, self._network, self._loss, plan, self.embedding, self._budget, dtype, backend)
-
-        def probe(plan: ExecutionPlan) -> dict[str, int]:
-            return probe_workspace(plan, self.model, self._loss, dtype)
-
+        make_engine = partial(
+            Engine, self.artifact, self._network, self._loss,
+            embedding=self.embedding, budget=self._budget, dtype=dtype, backend=backend,
+        )  # fmt: skip
+        probe = partial(probe_workspace, model=self.model, loss=self._loss, dtype=dtype)
         self._relief = Relief(self._network, make_plan, make_engine, probe, self._budget, on_oom)
         self.epoch = 0
         self.history: list[dict[str, Any]] = []

@@ -73,7 +73,7 @@ def test_the_budget_that_is_named_would_do(strategy):
     with warnings.catch_warnings(record=True):  # "paper" and "none" take no more than they need: nothing to plan again
         assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
     with pytest.raises((DeviceOutOfMemory, BudgetError)):
-        make(strategy, enough // 2, on_oom="replan").train_epoch()
+        make(strategy, enough // 4, on_oom="replan").train_epoch()
 
 
 def test_where_no_grain_is_fine_enough():
@@ -100,6 +100,22 @@ def test_what_cannot_be_measured_is_guessed(monkeypatch):
     Hungry.per_row = 300
     with pytest.warns(UserWarning, match="planned again"):
         assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_device_that_has_less_than_it_says_ends_in_a_message(monkeypatch):
+    """Layers take what they should, and still there is too little: plans get leaner until none fits."""
+    trainer = make(on_oom="replan")
+    tries = []
+
+    def refuse(self, epoch):
+        tries.append(self.plan.topology.chunks)
+        self._executor.current = self.plan.passes.train[0]
+        raise DeviceOutOfMemory("device 0: no more", taken=100)
+
+    monkeypatch.setattr("hongtu.engine.Engine.train", refuse)
+    with pytest.warns(UserWarning), pytest.raises(DeviceOutOfMemory, match="no groups of chunks are small enough"):
+        trainer.train_epoch()
+    assert 2 < len(tries) < 40 and tries[-1] > tries[0]
 
 
 def test_on_oom_is_checked():
