@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.topology import Topology
+from hongtu.vertex_ids import VertexIds
 
 FORMAT = "hongtu-artifact"
 VERSION = 1
@@ -27,7 +28,10 @@ MANIFEST = "manifest.json"
 
 # name -> (dtypes allowed, dimensions, required)
 ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "original_id": (("int32",), 1, True),  # [V] original id of every new id
+    "original_id": (("int32",), 1, True),  # [V] original number of every new id
+    "vertex_id": (("int64",), 1, False),  # [V] the input's own id of every original number, where it is another
+    "name_start": (("int64",), 1, False),  # [V + 1] the same, where ids are text: starts in name_text
+    "name_text": (("uint8",), 1, False),  # UTF-8
     "chunk_start": (("int64",), 1, True),  # [m * n + 1]
     "in_edge_start": (("int64",), 1, True),  # [V + 1]
     "source_start": (("int64",), 1, True),  # [m * n + 1]
@@ -50,6 +54,7 @@ class Artifact:
         path: the directory.
         manifest: the parsed ``manifest.json``.
         original_id: int32 [V].
+        vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
         features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
         labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
         masks: ``{"train" | "val" | "test": bool [V]}``.
@@ -61,6 +66,8 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self.original_id = arrays["original_id"]
+        ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
+        self.vertex_ids = VertexIds(*ids) if ids[0] is not None or ids[1] is not None else None
         self.features = arrays.get("features")
         self.labels = arrays["labels"]
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
@@ -95,6 +102,20 @@ class Artifact:
     @property
     def multi_label(self) -> bool:
         return self.labels.ndim == 2
+
+    def numbers(self, vertices: Iterable[Any]) -> np.ndarray:
+        """int64, the original numbers of vertices named as the input names them.
+
+        Raises:
+            InputError: for a vertex that is not there.
+        """
+        if self.vertex_ids is not None:
+            return self.vertex_ids.numbers(vertices)
+        numbers = np.array(list(vertices))
+        bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_vertices)) if numbers.dtype.kind in "iu" else [0]
+        if len(numbers) and len(bad):
+            raise InputError(f"vertex {numbers[bad[0]]!r}, expected an integer from 0 to {self.num_vertices - 1}")
+        return numbers.astype(np.int64)
 
     def verify(self) -> None:
         """Read the manifest and every array, and compare their hashes with those in the manifest.
@@ -202,6 +223,8 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
     expected: dict[str, tuple[int, ...]] = {
         "original_id": (v,),
+        "vertex_id": (v,),
+        "name_start": (v + 1,),
         "chunk_start": (m * n + 1,),
         "in_edge_start": (v + 1,),
         "source_start": (m * n + 1,),
@@ -217,7 +240,14 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
             raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
-    for name, last in (("chunk_start", v), ("source_start", len(arrays["sources"])), ("in_edge_start", e)):
+    if ("name_start" in arrays) != ("name_text" in arrays):
+        raise InputError(
+            f"{path / MANIFEST}: one of name_start and name_text is missing; run `hongtu preprocess` again"
+        )
+    ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
+    if "name_start" in arrays:
+        ends["name_start"] = len(arrays["name_text"])
+    for name, last in ends.items():
         array = arrays[name]
         if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):
             raise InputError(f"{path / name}.npy: expected an ascending array from 0 to {last}; preprocess again")
@@ -244,6 +274,12 @@ class ArtifactWriter:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def scratch(self) -> Path:
+        """A directory for what is needed only until ``commit``."""
+        folder = self._temporary / "scratch"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def create(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """A writable memory map for array ``name``; fill it before ``commit``."""
@@ -276,6 +312,7 @@ class ArtifactWriter:
                 "hash": file_hash(file),
             }
         self._arrays.clear()
+        shutil.rmtree(self._temporary / "scratch", ignore_errors=True)
         manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": table}
         manifest["hash"] = _hash(_manifest_text(manifest))
         (self._temporary / MANIFEST).write_bytes(_manifest_text(manifest))

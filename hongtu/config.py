@@ -35,6 +35,11 @@ class PreprocessConfig:
             edge-balanced) or "random".
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
             propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
+        columns: names of the source, destination and, with a third, weight column of a table or an edge list with a
+            first line of names; in an edge list without names the first two (three) columns are meant. None: tables
+            have "source" and "destination" (and "weight"), edge lists two columns.
+        relabel: number the vertices from 0, in the order in which the edges name them (or of ``ids.npy``); their ids
+            may be any integers or text. The artifact keeps them.
         undirected: add the reverse of every edge, then merge duplicates, summing weights (a self-loop is its own
             reverse and counts twice, as in torch_geometric's ``to_undirected``).
         self_loops: add one self-loop, of weight 1, to each vertex that has none.
@@ -53,6 +58,8 @@ class PreprocessConfig:
     chunks: int | str = 32
     partitioner: str = "metis"
     order: str = "auto"
+    columns: tuple[str, ...] | None = None
+    relabel: bool = False
     undirected: bool = False
     self_loops: bool = False
     normalize_features: bool = False
@@ -78,9 +85,11 @@ class PreprocessConfig:
         set_field(self, "split", _integer("split", self.split, 0))
         _one_of("partitioner", self.partitioner, PARTITIONERS)
         _one_of("order", self.order, ORDERS)
-        for name in ("undirected", "self_loops", "normalize_features", "force"):
+        for name in ("relabel", "undirected", "self_loops", "normalize_features", "force"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
+        if self.columns is not None:
+            set_field(self, "columns", _columns(self.columns))
         _check_features(self.features)
         if self.embedding and self.normalize_features:
             raise InputError("normalize_features: embeddings are learned; leave it out")
@@ -103,9 +112,7 @@ class PreprocessConfig:
         """Everything that decides the artifact's content, for its manifest."""
         settings = asdict(self)
         del settings["force"]
-        if self.random_split is not None:
-            settings["random_split"] = list(self.random_split)
-        return settings
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
 def spec_width(field: str, spec: Any, forms: tuple[str, ...]) -> int:
@@ -161,6 +168,14 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def _check_features(spec: str | None) -> None:
     if spec is not None:
         spec_width("features", spec, ("random:F", "degree", "embedding:D"))
+
+
+def _columns(value: Any) -> tuple[str, ...]:
+    """Two or three names, from a sequence or from "src,dst,weight"."""
+    names = tuple(name.strip() for name in (value.split(",") if isinstance(value, str) else value))
+    if len(names) not in (2, 3) or not all(names) or len(set(names)) < len(names):
+        raise InputError(f"columns: {value!r}, expected two or three names, such as source,destination,weight")
+    return names
 
 
 def _fractions(value: Any) -> tuple[float, float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -199,12 +199,18 @@ class Trainer:
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
         return {split: score(out, labels, mask) for split, mask in masks.items()}
 
-    def predict(self) -> Tensor:
-        """[N, C]: the model's output for every vertex, in the original order, without dropout."""
+    def predict(self, vertices: Iterable[Any] | None = None) -> Tensor:
+        """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
+        ``artifact.vertex_ids[k]`` where the input has ids of its own.
+
+        Args:
+            vertices: the vertices whose rows to return, in this order, named as the input names them; None: all.
+        """
+        numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
         out = self._infer()
         ordered = torch.empty_like(out)
         ordered[self._host["ids"]] = out
-        return ordered
+        return ordered if numbers is None else ordered[numbers]
 
     def fit(
         self,

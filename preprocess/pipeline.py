@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from hongtu.artifact import MANIFEST, Artifact, ArtifactWriter, open_artifact
+from hongtu.artifact import Artifact, ArtifactWriter, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.output import check_output
 from hongtu.preprocess import clean, csc, order, partition, read, reorganize, volume
 from hongtu.topology import build_topology
 
@@ -25,19 +24,20 @@ BLOCK_ELEMENTS = 1 << 24  # of features, copied in one step
 def preprocess_directory(
     source: str | os.PathLike[str], artifact: str | os.PathLike[str], config: PreprocessConfig
 ) -> Artifact:
-    """Preprocess a directory in the neutral format.
+    """Preprocess a graph on disk: a directory in the neutral format, or any other that ``read_input`` knows.
 
     Raises:
         InputError: when the input is wrong or the output exists; nothing is written then.
     """
-    return _run(lambda: read.read_directory(Path(source), config), artifact, config)
+    return _run(lambda scratch: read.read_input(Path(source), config, scratch), artifact, config)
 
 
 def preprocess_graph(
-    edges: Any,
-    num_vertices: int,
-    artifact: str | os.PathLike[str],
+    edges: Any = None,
+    num_vertices: int | None = None,
+    artifact: str | os.PathLike[str] | None = None,
     *,
+    data: Any = None,
     features: Any = None,
     labels: Any = None,
     masks: Mapping[str, Any] | None = None,
@@ -52,6 +52,8 @@ def preprocess_graph(
         edges: int32 or int64 [2, E], row 0 = source, row 1 = destination.
         num_vertices: V.
         artifact: directory to write.
+        data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
+            others are given) or a NetworkX graph, whose vertices then have the graph's order and names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C".
         masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
@@ -72,16 +74,25 @@ def preprocess_graph(
     if isinstance(labels, str):
         config["labels"], labels = labels, None
     settings = PreprocessConfig(partitions=partitions, chunks=chunks, **config)
+    if artifact is None or (data is None) == (edges is None):
+        raise InputError("preprocess_graph: pass artifact=DIRECTORY, and either edges and num_vertices or data")
     arrays = {"features": features, "labels": labels, "masks": masks, "edge_weight": edge_weight}
-    return _run(lambda: read.from_arrays(edges, num_vertices, settings, **arrays), artifact, settings)
+
+    def load(scratch: Path) -> read.RawGraph:
+        if data is None:
+            return read.from_arrays(edges, num_vertices, settings, **arrays)
+        if num_vertices is not None or edge_weight is not None:
+            raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
+        return read.read_data(data, settings, scratch, features=features, labels=labels, masks=masks)
+
+    return _run(load, artifact, settings)
 
 
-def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config: PreprocessConfig) -> Artifact:
-    check_output(Path(path), force=config.force, marker=MANIFEST)
+def _run(load: Callable[[Path], read.RawGraph], path: str | os.PathLike[str], config: PreprocessConfig) -> Artifact:
     m = config.partitions
-    with _Progress() as progress:
+    with ArtifactWriter(path, force=config.force) as writer, _Progress() as progress:
         progress.enter("read")
-        raw = load()
+        raw = load(writer.scratch())
         v, n = raw.num_vertices, config.resolve_chunks(raw.num_vertices)
         train = raw.masks["train"]
 
@@ -125,9 +136,8 @@ def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config
         }
 
         progress.enter("write")
-        with ArtifactWriter(path, force=config.force) as writer:
-            _write_arrays(writer, raw, original_id, topology, schedules["paper"], config)
-            writer.commit(_header(raw, topology, config, statistics, volumes))
+        _write_arrays(writer, raw, original_id, topology, schedules["paper"], config)
+        writer.commit(_header(raw, topology, config, statistics, volumes))
     return open_artifact(path)
 
 
@@ -140,6 +150,11 @@ def _write_arrays(
     if topology.edge_weight is not None:
         writer.add("edge_weight", topology.edge_weight)
     writer.add("schedule_paper", schedule)
+    if isinstance(raw.ids, read.Names):
+        writer.add("name_start", np.append(raw.ids.start, len(raw.ids.text)).astype(np.int64))
+        writer.add("name_text", raw.ids.text)
+    elif raw.ids is not None:
+        writer.add("vertex_id", raw.ids)
     writer.add("labels", raw.labels[original_id])
     for split, mask in raw.masks.items():
         writer.add(f"{split}_mask", mask[original_id])

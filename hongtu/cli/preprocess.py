@@ -13,13 +13,17 @@ from hongtu.config import ORDERS, PARTITIONERS, PreprocessConfig
 def add_parser(subparsers: Any) -> None:
     """Register ``hongtu preprocess``."""
     parser = subparsers.add_parser("preprocess", help="turn a graph into an artifact that training reads")
-    parser.add_argument("input", metavar="INPUT", help="directory with edges.npy, features, labels and masks")
+    parser.add_argument(
+        "input", metavar="INPUT", help="directory with edges, features, labels and masks; or a file of edges"
+    )
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory to write")
     add = parser.add_argument
     add("--partitions", type=int, default=4, metavar="M", help="one for each device (default: 4)")
     add("--chunks", type=_chunks, default=32, metavar="N", help="chunks per partition, or 'auto' (default: 32)")
     add("--partitioner", choices=PARTITIONERS, default="metis", help="default: metis")
     add("--order", choices=ORDERS, default="auto", help="order of vertices inside a partition (default: auto)")
+    add("--columns", metavar="S,D[,W]", help="names of the source, destination and weight columns of a table")
+    add("--relabel", action="store_true", help="number vertices whose ids are arbitrary integers or names")
     add("--undirected", action="store_true", help="add reverse edges, then merge duplicates, summing weights")
     add("--self-loops", action="store_true", help="add a self-loop to each vertex without one")
     add("--normalize-features", action="store_true", help="divide each feature row by its sum")

@@ -156,7 +156,11 @@ def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
             hongtu.open_artifact(path)
 
 
-@pytest.mark.parametrize("name", [name for name in ARRAYS])
+IDS = ("vertex_id", "name_start", "name_text")
+ALWAYS = [name for name in ARRAYS if name not in IDS]
+
+
+@pytest.mark.parametrize("name", ALWAYS)
 def test_truncated_or_missing_array(name, artifact):
     file = artifact / f"{name}.npy"
     os.truncate(file, file.stat().st_size - 1)
@@ -167,7 +171,7 @@ def test_truncated_or_missing_array(name, artifact):
         hongtu.open_artifact(artifact)
 
 
-@pytest.mark.parametrize("name", [*ARRAYS, "manifest"])
+@pytest.mark.parametrize("name", [*ALWAYS, "manifest"])
 def test_changed_byte(name, artifact, capsys):
     file = artifact / ("manifest.json" if name == "manifest" else f"{name}.npy")
     content = bytearray(file.read_bytes())
