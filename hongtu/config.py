@@ -10,7 +10,7 @@ from typing import Any
 
 from hongtu.errors import InputError
 
-PARTITIONERS = ("metis", "kaminpar", "range", "random")
+PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
@@ -31,8 +31,9 @@ class PreprocessConfig:
         partitions: m, one per device; at least 1.
         chunks: n, chunks per partition, at least 1, or "auto": ``max(1, min(512, V // (partitions * 256)))``;
             the planner runs groups of chunks as one where that is faster.
-        partitioner: "metis" (needs pymetis), "kaminpar" (needs kaminpar; faster), "range" (contiguous ids,
-            edge-balanced) or "random".
+        partitioner: "metis" (needs pymetis), "kaminpar" (needs kaminpar; faster), "streaming" (fastest of those that
+            look at edges, in memory for vertices only), "range" (contiguous ids, edge-balanced), "random", or "auto":
+            METIS up to 20M edges, beyond it KaMinPar where it is installed, else streaming.
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
             propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
         columns: names of the source, destination and, with a third, weight column of a table or an edge list with a
@@ -56,7 +57,7 @@ class PreprocessConfig:
 
     partitions: int = 4
     chunks: int | str = 32
-    partitioner: str = "metis"
+    partitioner: str = "auto"
     order: str = "auto"
     columns: tuple[str, ...] | None = None
     relabel: bool = False

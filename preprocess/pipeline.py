@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -109,7 +110,10 @@ def _run(load: Callable[[Path], read.RawGraph], path: str | os.PathLike[str], co
 
         progress.enter("partition")
         edges = (graph.in_edge_start, graph.source)
-        part = partition.partition_vertices(config.partitioner, *edges, m, train_mask=train, seed=config.seed)
+        partitioner, note = partition.choose_partitioner(config.partitioner, len(graph.source))
+        if note:
+            print(f"hongtu: note: {note}", file=sys.stderr)
+        part = partition.partition_vertices(partitioner, *edges, m, train_mask=train, seed=config.seed)
         statistics |= partition.partition_statistics(part, *edges, m, train)
 
         progress.enter("order")
@@ -137,7 +141,7 @@ def _run(load: Callable[[Path], read.RawGraph], path: str | os.PathLike[str], co
 
         progress.enter("write")
         _write_arrays(writer, raw, original_id, topology, schedules["paper"], config)
-        writer.commit(_header(raw, topology, config, statistics, volumes))
+        writer.commit(_header(raw, topology, config, statistics, volumes, partitioner))
     return open_artifact(path)
 
 
@@ -169,7 +173,9 @@ def _write_arrays(
         features[lo : lo + step] = clean.normalize_rows(block) if config.normalize_features else block
 
 
-def _header(raw: read.RawGraph, topology, config: PreprocessConfig, statistics: dict, volumes: dict) -> dict[str, Any]:
+def _header(
+    raw: read.RawGraph, topology, config: PreprocessConfig, statistics: dict, volumes: dict, partitioner: str
+) -> dict[str, Any]:
     """The manifest without its table of arrays: no paths, no times, so that equal inputs give equal bytes."""
     paper = volumes["paper"]
     return {
@@ -185,7 +191,7 @@ def _header(raw: read.RawGraph, topology, config: PreprocessConfig, statistics: 
         "v_ori": paper["v_ori"],
         "v_p2p": paper["v_p2p"],
         "v_ru": paper["v_ru"],
-        "settings": config.settings(),
+        "settings": config.settings() | {"partitioner": partitioner},
         "statistics": {**statistics, **{split: int(mask.sum()) for split, mask in raw.masks.items()}},
         "volume": volumes,
     }

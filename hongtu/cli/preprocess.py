@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--partitions", type=int, default=4, metavar="M", help="one for each device (default: 4)")
     add("--chunks", type=_chunks, default=32, metavar="N", help="chunks per partition, or 'auto' (default: 32)")
-    add("--partitioner", choices=PARTITIONERS, default="metis", help="default: metis")
+    add("--partitioner", choices=PARTITIONERS, default="auto", help="default: auto, METIS for small graphs")
     add("--order", choices=ORDERS, default="auto", help="order of vertices inside a partition (default: auto)")
     add("--columns", metavar="S,D[,W]", help="names of the source, destination and weight columns of a table")
     add("--relabel", action="store_true", help="number vertices whose ids are arbitrary integers or names")
