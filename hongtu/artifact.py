@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -254,45 +255,43 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
 
 
 class ArtifactWriter:
-    """Writes arrays into a temporary sibling of ``path``; ``commit`` adds the manifest and renames it into place.
+    """Writes arrays into a temporary directory beside ``path``; ``commit`` adds the manifest and renames it into place.
 
     Use as a context manager: leaving it without ``commit`` removes everything that was written.
+
+    Args:
+        path: the artifact to make.
+        force: replace one that is there.
+        directory: an existing directory to write into, on the same file system; whoever gives it removes it. None: a
+            new sibling of ``path``.
 
     Raises:
         InputError: when ``path`` exists and ``force`` is false.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False, directory: Path | None = None) -> None:
         self.path = Path(path)
-        self.force = force
         check_output(self.path, force=force, marker=MANIFEST)
-        self._temporary = temporary_sibling(self.path)
-        self._arrays: dict[str, np.ndarray] = {}
+        self._given = directory is not None
+        self._directory = directory or temporary_sibling(self.path)
+        self._names: set[str] = set()
 
     def __enter__(self) -> ArtifactWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def scratch(self) -> Path:
-        """A directory for what is needed only until ``commit``."""
-        folder = self._temporary / "scratch"
-        folder.mkdir(exist_ok=True)
-        return folder
+        if not self._given:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def create(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """A writable memory map for array ``name``; fill it before ``commit``."""
+        self.adopt(name)
+        return create_array(self._directory / f"{name}.npy", dtype, shape)
+
+    def adopt(self, name: str) -> None:
+        """Take an array that is in the directory already."""
         assert name in ARRAYS, name
-        file = self._temporary / f"{name}.npy"
-        if 0 in shape:
-            np.save(file, np.empty(shape, dtype))
-            array = np.empty(shape, dtype)
-        else:
-            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
-            reserve(file)
-        self._arrays[name] = array
-        return array
+        self._names.add(name)
 
     def add(self, name: str, array: np.ndarray) -> None:
         """Store a whole array."""
@@ -300,23 +299,32 @@ class ArtifactWriter:
 
     def commit(self, header: dict[str, Any]) -> None:
         """Write the manifest and move the artifact into place; ``header`` holds everything but the array table."""
-        table = {}
-        for name, array in self._arrays.items():
-            if isinstance(array, np.memmap):
-                array.flush()
-            file = self._temporary / f"{name}.npy"
-            table[name] = {
-                "dtype": str(array.dtype),
-                "shape": list(array.shape),
-                "bytes": file.stat().st_size,
-                "hash": file_hash(file),
-            }
-        self._arrays.clear()
-        shutil.rmtree(self._temporary / "scratch", ignore_errors=True)
-        manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": table}
+        names = [name for name in ARRAYS if name in self._names]
+        with ThreadPoolExecutor() as pool:
+            entries = list(pool.map(_entry, (self._directory / f"{name}.npy" for name in names)))
+        manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": dict(zip(names, entries))}
         manifest["hash"] = _hash(_manifest_text(manifest))
-        (self._temporary / MANIFEST).write_bytes(_manifest_text(manifest))
-        replace_directory(self._temporary, self.path)
+        (self._directory / MANIFEST).write_bytes(_manifest_text(manifest))
+        replace_directory(self._directory, self.path)
+
+
+def create_array(file: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A writable memory map of a new .npy file; an array without elements is saved and returned, for it has no map."""
+    if 0 in shape:
+        np.save(file, np.empty(shape, dtype))
+        return np.empty(shape, dtype)
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    reserve(file)
+    return array
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    """The manifest's entry of a file, which is on disk then."""
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())
+    array = np.load(file, mmap_mode=None if file.stat().st_size < 4096 else "r", allow_pickle=False)
+    entry = {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": file.stat().st_size}
+    return {**entry, "hash": file_hash(file)}
 
 
 def file_hash(file: Path) -> str:

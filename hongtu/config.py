@@ -53,6 +53,8 @@ class PreprocessConfig:
             keeps the input's.
         split: which row of ``[S, N]`` masks to use.
         force: replace an artifact that already exists.
+        resume: continue after the last finished stage of the same run, where one was interrupted; only for a graph on
+            disk.
     """
 
     partitions: int = 4
@@ -70,6 +72,7 @@ class PreprocessConfig:
     random_split: tuple[float, float, float] | None = None
     split: int = 0
     force: bool = False
+    resume: bool = False
 
     @property
     def embedding(self) -> int:
@@ -86,7 +89,7 @@ class PreprocessConfig:
         set_field(self, "split", _integer("split", self.split, 0))
         _one_of("partitioner", self.partitioner, PARTITIONERS)
         _one_of("order", self.order, ORDERS)
-        for name in ("relabel", "undirected", "self_loops", "normalize_features", "force"):
+        for name in ("relabel", "undirected", "self_loops", "normalize_features", "force", "resume"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
         if self.columns is not None:
@@ -112,7 +115,7 @@ class PreprocessConfig:
     def settings(self) -> dict[str, Any]:
         """Everything that decides the artifact's content, for its manifest."""
         settings = asdict(self)
-        del settings["force"]
+        del settings["force"], settings["resume"]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 

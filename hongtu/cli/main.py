@@ -41,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         return int(stop.code or 0)
     except InputError as error:
         return _fail(str(error), 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted", 130)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}", 1)
 

@@ -33,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
     add("--random-split", metavar="A,B,C", help="random train, val and test masks of these fractions")
     add("--split", type=int, default=0, metavar="K", help="which of several splits in the masks (default: 0)")
     add("--force", action="store_true", help="replace an existing artifact")
+    add("--resume", action="store_true", help="continue the same run where it was interrupted, if it was")
     add("--json", action="store_true", help="print the artifact's summary as one JSON object")
     parser.set_defaults(run=run)
 

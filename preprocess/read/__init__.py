@@ -3,10 +3,11 @@
 from hongtu.preprocess.read.arrays import from_arrays
 from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.keep import features_of, to_pieces
 from hongtu.preprocess.read.open import read_data, read_input
-from hongtu.preprocess.read.source import Names
 from hongtu.preprocess.read.synthesize import synthesize_features
 
 __all__ = [
-    "Names", "RawGraph", "from_arrays", "read_data", "read_directory", "read_input", "synthesize_features",
+    "RawGraph", "features_of", "from_arrays", "read_data", "read_directory", "read_input", "synthesize_features",
+    "to_pieces",
 ]  # fmt: skip

@@ -135,18 +135,6 @@ def test_output_below_a_file_is_refused(source, tmp_path, capsys):
     assert "file is not a writable directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error, code", [(KeyboardInterrupt, 130), (OSError("No space left on device"), 1)])
-@pytest.mark.parametrize("at", ["_write_arrays", "_header"])
-def test_an_interrupted_preprocess_leaves_nothing(at, error, code, source, tmp_path, monkeypatch, capsys):
-    def stop(*_):
-        raise error
-
-    monkeypatch.setattr(f"hongtu.preprocess.pipeline.{at}", stop)
-    assert preprocess(source, tmp_path / "out") == code
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
     writer = ArtifactWriter(tmp_path / "out")  # never committed, never cleaned up
     writer.add("original_id", np.arange(3, dtype=np.int32))

@@ -33,7 +33,7 @@ SITS_ON = {
     "output": "errors",
     "vertex_ids": "errors",
     "artifact": "output topology vertex_ids",
-    "preprocess": "artifact config",
+    "preprocess": "artifact config host_memory",
     "plan": "artifact config metrics",
     "cuda_ext": "errors",
     "ops": "kernels attention_kernels cuda_ext",
@@ -60,7 +60,13 @@ SITS_ON = {
 }
 NO_TORCH = ("errors", "kernels", "metrics", "config", "topology", "artifact", "preprocess", "plan")
 MAY_IMPORT_TORCH = {"hongtu.preprocess.read.formats.torch_file"}  # to read a .pt file, inside the function that does
-SHARED = {"kaminpar", "undirected"}  # what several stages of preprocessing use, no stage itself
+SHARED = {
+    "bits",
+    "bucket_sort",
+    "kaminpar",
+    "undirected",
+    "vertex_blocks",
+}  # what several stages of preprocessing use, no stage itself
 COMPOSERS = {"", "pipeline", "generate"}  # the stages of preprocessing are siblings: only these put them together
 OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu
 
