@@ -14,7 +14,8 @@ import numpy as np
 from hongtu.artifact import VERSION, Artifact, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess import chunks, clean, csc, features, order, partition, read, reorganize, volume
+from hongtu.host_memory import available_bytes
+from hongtu.preprocess import chunks, clean, csc, features, memory, order, partition, read, reorganize, volume
 from hongtu.preprocess.workspace import Workspace
 
 SPLITS = ("train", "val", "test")
@@ -107,10 +108,11 @@ def _run(
     with Workspace(Path(path), identity, force=config.force, resume=config.resume) as work:
         raw = work.stage("read", lambda: read.to_pieces(load(work.scratch)))
         n, e = config.resolve_chunks(raw["vertices"]), raw["input_edges"]
+        partitioner = _plan(raw, config, work)
         graph = work.stage("csc", lambda: _csc(raw, config, work), e)
         work.drop("edges", "edge_weight")
         in_edges = (graph.get("start"), graph.get("source"))  # dropped where a later stage is finished
-        parts = work.stage("partition", lambda: _partition(raw, in_edges, config, work), e)
+        parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config, work), e)
         ordered = work.stage("order", lambda: _order(in_edges, parts["part"], n, config, work), e)
         new = work.stage("renumber", lambda: _renumber(graph, ordered["original_id"], work), e)
         work.drop("csc_start", "csc_source", "csc_weight")
@@ -125,8 +127,21 @@ def _run(
             raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
         shape = {"edges": len(sets["local_source"]), "feature_width": width, "weighted": "weight" in new}
-        work.commit(_header(raw, shape, config, parts["partitioner"], statistics, volumes["volume"]))
+        work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
+
+
+def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str:
+    """The partitioner to use; tells the user where time or memory may run short."""
+    vertices, edges = raw["vertices"], raw["input_edges"] * (1 + config.undirected)
+    partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
+    orders = order.candidates(edges) if config.order == "auto" else [config.order]
+    work.predicted = memory.predicted_peak(vertices, edges, partitioner, orders)
+    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"])
+    for note in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
+        if note:
+            print(f"hongtu: note: {note}", file=sys.stderr)
+    return partitioner
 
 
 def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
@@ -156,17 +171,18 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
 
 
 def _partition(
-    raw: dict[str, Any], in_edges: tuple[np.ndarray, np.ndarray], config: PreprocessConfig, work: Workspace
+    raw: dict[str, Any],
+    in_edges: tuple[np.ndarray, np.ndarray],
+    partitioner: str,
+    config: PreprocessConfig,
+    work: Workspace,
 ) -> dict[str, Any]:
-    partitioner, note = partition.choose_partitioner(config.partitioner, len(in_edges[1]))
-    if note:
-        print(f"hongtu: note: {note}", file=sys.stderr)
     m, train = config.partitions, raw["train_mask"]
     settings = {"train_mask": train, "seed": config.seed, "create": work.maker()}
     part = partition.partition_vertices(partitioner, *in_edges, m, **settings)
     work.drop("destination", "start", "value", "neighbour")
     statistics = partition.partition_statistics(part, *in_edges, m, train)
-    return {"part": part, "partitioner": partitioner, "statistics": statistics}
+    return {"part": part, "statistics": statistics}
 
 
 def _order(in_edges, part: np.ndarray, chunks: int, config: PreprocessConfig, work: Workspace) -> dict[str, Any]:

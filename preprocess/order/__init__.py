@@ -20,7 +20,7 @@ from hongtu.preprocess.order.cut import cut_chunks
 from hongtu.preprocess.order.recursive import kaminpar_order, recursive_order
 from hongtu.preprocess.undirected import symmetric_neighbours
 
-__all__ = ["ORDERS", "cut_chunks", "order_vertices"]
+__all__ = ["ORDERS", "candidates", "cut_chunks", "order_vertices"]
 
 COARSER = 4  # candidates are judged with the buffer that the paper's plan needs at this many times fewer chunks
 MOST_EDGES = 20_000_000  # that partitioners are asked to order

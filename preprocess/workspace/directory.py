@@ -55,6 +55,7 @@ class Workspace:
         if resume and identity is None:
             raise InputError("resume: only a graph on disk can be continued; leave it out")
         self.path, self.force, self.identity = path, force, identity
+        self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
         self.directory = path.parent / f".{path.name}.partial"
         self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,9 @@ class Workspace:
     def log(self, name: str, seconds: float, edges: int = 0) -> None:
         """Add a line to the log, and show the rate."""
         rate = edges / max(seconds, 1e-9)
-        line = {"stage": name, "seconds": round(seconds, 4), "peak_anonymous_bytes": self.watch.peak}
+        line = {"stage": name, "seconds": round(seconds, 4), "peak_bytes": self.watch.peak}
+        if self.predicted:
+            line["predicted_bytes"] = self.predicted
         with (self.artifact / LOG).open("a") as stream:
             stream.write(json.dumps(line | ({"edges_per_second": round(rate)} if edges else {})) + "\n")
         self.progress.finish(name, rate)

@@ -146,7 +146,8 @@ def test_the_log(source, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out" / "stages.jsonl").read_text().splitlines()]
     names = ["read", "csc", "partition", "order", "renumber", "chunks", "reorganise", "volume", "write"]
     assert [line["stage"] for line in lines] == names
-    assert all(line["seconds"] > 0 and line["peak_anonymous_bytes"] > 0 for line in lines)
+    assert all(line["seconds"] > 0 and line["peak_bytes"] > 0 for line in lines)
+    assert all(line["predicted_bytes"] > 0 for line in lines[1:])
     assert "stages" not in (tmp_path / "out" / "manifest.json").read_text()
 
 
