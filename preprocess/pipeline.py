@@ -112,7 +112,7 @@ def _run(
         graph = work.stage("csc", lambda: _csc(raw, config, work), e)
         work.drop("edges", "edge_weight")
         in_edges = (graph.get("start"), graph.get("source"))  # dropped where a later stage is finished
-        parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config, work), e)
+        parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config), e)
         ordered = work.stage("order", lambda: _order(in_edges, parts["part"], n, config, work), e)
         new = work.stage("renumber", lambda: _renumber(graph, ordered["original_id"], work), e)
         work.drop("csc_start", "csc_source", "csc_weight")
@@ -175,22 +175,16 @@ def _partition(
     in_edges: tuple[np.ndarray, np.ndarray],
     partitioner: str,
     config: PreprocessConfig,
-    work: Workspace,
 ) -> dict[str, Any]:
     m, train = config.partitions, raw["train_mask"]
-    settings = {"train_mask": train, "seed": config.seed, "create": work.maker()}
-    part = partition.partition_vertices(partitioner, *in_edges, m, **settings)
-    work.drop("destination", "start", "value", "neighbour")
+    part = partition.partition_vertices(partitioner, *in_edges, m, train_mask=train, seed=config.seed)
     statistics = partition.partition_statistics(part, *in_edges, m, train)
     return {"part": part, "statistics": statistics}
 
 
 def _order(in_edges, part: np.ndarray, chunks: int, config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
     start, source = in_edges
-    found = order.order_vertices(
-        config.order, start, source, part, config.partitions, chunks, config.seed, work.maker()
-    )
-    work.drop("destination", "start", "value", "neighbour")
+    found = order.order_vertices(config.order, start, source, part, config.partitions, chunks, config.seed)
     original_id, chunk_start, counted = found
     arrays = {"original_id": work.put("original_id", original_id), "chunk_start": work.put("chunk_start", chunk_start)}
     return {**arrays, "counted": counted}

@@ -8,38 +8,34 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, group_by_key, in_memory
+from hongtu.preprocess.bucket_sort import group_by_key, in_memory
 
 
-def transpose(
-    in_edge_start: np.ndarray, source: np.ndarray, create: Create = in_memory
-) -> tuple[np.ndarray, np.ndarray]:
-    """Who reads every vertex: starts int64 [V + 1] and destinations int32 [E], ascending.
+def transpose(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Who reads every vertex: starts int64 [V + 1] and destinations int32 [E], ascending. Takes 14 bytes per edge.
 
     >>> start, reader = transpose(np.array([0, 2, 3, 4]), np.int32([0, 1, 0, 0]))
     >>> start.tolist(), reader.tolist()  # 0->0, 1->0, 0->1, 0->2
     ([0, 3, 4, 4], [0, 1, 2, 0])
     """
-    destination = create("destination", "int32", source.shape)
+    destination = np.empty(source.shape, dtype=np.int32)
     _destinations(in_edge_start, destination)
-    return group_by_key([(source, destination)], None, len(in_edge_start) - 1, create)[:2]
+    return group_by_key([(source, destination)], None, len(in_edge_start) - 1, in_memory)[:2]
 
 
-def symmetric_neighbours(
-    in_edge_start: np.ndarray, source: np.ndarray, create: Create = in_memory
-) -> tuple[np.ndarray, np.ndarray]:
+def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Undirected neighbour lists without duplicates and self-loops: starts int64 [V + 1] and neighbours int32 [A].
 
     >>> start, neighbour = symmetric_neighbours(np.array([0, 2, 3, 4]), np.int32([0, 1, 0, 0]))
     >>> start.tolist(), neighbour.tolist()  # 0->0, 1->0, 0->1, 0->2
     ([0, 2, 3, 4], [1, 2, 0, 0])
     """
-    out_start, reader = transpose(in_edge_start, source, create)
+    out_start, reader = transpose(in_edge_start, source)
     bounds = np.linspace(0, len(in_edge_start) - 1, numba.get_num_threads() + 1).astype(np.int64)
     graph = (in_edge_start, source, out_start, reader, bounds)
     start = np.zeros(len(in_edge_start), dtype=np.int64)
     np.cumsum(_merge(*graph, start, np.empty(0, dtype=np.int32), False), out=start[1:])
-    neighbour = create("neighbour", "int32", (int(start[-1]),))
+    neighbour = np.empty(int(start[-1]), dtype=np.int32)
     _merge(*graph, start, neighbour, True)
     return start, neighbour
 

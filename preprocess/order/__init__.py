@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.bucket_sort import Create, in_memory
 from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.order.clusters import cluster_order
 from hongtu.preprocess.order.count import count_loads
@@ -53,14 +52,7 @@ def candidates(num_edges: int) -> list[str]:
 
 
 def order_vertices(
-    name: str,
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    part: np.ndarray,
-    partitions: int,
-    chunks: int,
-    seed: int,
-    create: Create = in_memory,
+    name: str, in_edge_start: np.ndarray, source: np.ndarray, part: np.ndarray, partitions: int, chunks: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """New ids: partition by partition, inside a partition in the order ``name``.
 
@@ -69,7 +61,6 @@ def order_vertices(
         in_edge_start, source: the graph's CSC over original ids.
         part: int32 [V], partition of every vertex.
         chunks: n, the grain at which "auto" judges.
-        create: makes arrays that are as long as the edges, on disk perhaps.
 
     Returns:
         original_id int32 [V] (new -> original), chunk_start int64 [m * n + 1], and what "auto" counted: rows loaded
@@ -78,25 +69,19 @@ def order_vertices(
     partition_start = np.zeros(partitions + 1, dtype=np.int64)
     np.cumsum(np.bincount(part, minlength=partitions), out=partition_start[1:])
     if name == "auto":
-        best, counted = _judge(in_edge_start, source, part, partition_start, chunks, seed, create)
+        best, counted = _judge(in_edge_start, source, part, partition_start, chunks, seed)
     else:
-        neighbours = symmetric_neighbours(in_edge_start, source, create) if name != "input" else (None, None)
+        neighbours = symmetric_neighbours(in_edge_start, source) if name != "input" else (None, None)
         best, counted = ORDERS[name](*neighbours, part, seed), {}
     return best, _cut(best, in_edge_start, partition_start, chunks), counted
 
 
 def _judge(
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    part: np.ndarray,
-    partition_start: np.ndarray,
-    chunks: int,
-    seed: int,
-    create: Create,
+    in_edge_start: np.ndarray, source: np.ndarray, part: np.ndarray, partition_start: np.ndarray, chunks: int, seed: int
 ) -> tuple[np.ndarray, dict[str, int]]:
     partitions = len(partition_start) - 1
     chunks = min(chunks, MOST_STEPS)
-    neighbours = symmetric_neighbours(in_edge_start, source, create)
+    neighbours = symmetric_neighbours(in_edge_start, source)
     graph = (part, partitions, in_edge_start, source)
     plain = input_order(*neighbours, part, seed)
     coarse = _cut(plain, in_edge_start, partition_start, max(1, chunks // COARSER))

@@ -1,7 +1,6 @@
 """Stage 4: which device owns which vertex. A registry of pure functions, one file each.
 
-Each has the signature ``(in_edge_start, source, partitions, *, train_mask, seed, create) -> int32 [V]``; ``create``
-makes arrays that are as long as the edges, on disk perhaps.
+Each has the signature ``(in_edge_start, source, partitions, *, train_mask, seed) -> int32 [V]``.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, in_memory
 from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.partition.balance import partition_statistics
 from hongtu.preprocess.partition.kaminpar import kaminpar_partition
@@ -57,16 +55,9 @@ def choose_partitioner(name: str, num_edges: int) -> tuple[str, str]:
 
 
 def partition_vertices(
-    name: str,
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    partitions: int,
-    *,
-    train_mask: np.ndarray,
-    seed: int,
-    create: Create = in_memory,
+    name: str, in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
 ) -> np.ndarray:
     """The partition of every vertex, int32 [V]; a partition may be empty."""
     if partitions == 1:
         return np.zeros(len(in_edge_start) - 1, dtype=np.int32)
-    return PARTITIONERS[name](in_edge_start, source, partitions, train_mask=train_mask, seed=seed, create=create)
+    return PARTITIONERS[name](in_edge_start, source, partitions, train_mask=train_mask, seed=seed)

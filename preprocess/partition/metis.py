@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.bucket_sort import Create, in_memory
 from hongtu.preprocess.undirected import symmetric_neighbours
 
 EDGE_SHARE, TRAIN_SHARE = 0.8, 0.2  # of the combined weight
@@ -18,13 +17,7 @@ MAX_TOTAL_WEIGHT = 1 << 30  # METIS may be built with 32-bit integers
 
 
 def metis_partition(
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    partitions: int,
-    *,
-    train_mask: np.ndarray,
-    seed: int,
-    create: Create = in_memory,
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
 ) -> np.ndarray:
     """The METIS partition of every vertex, int32 [V]; the same seed gives the same partition.
 
@@ -41,7 +34,7 @@ def metis_partition(
             "partitioner 'metis' needs pymetis; run `pip install pymetis`, or pass --partitioner range"
         ) from None
     integer = pymetis.zero_copy_dtype()
-    start, neighbour = symmetric_neighbours(in_edge_start, source, create)
+    start, neighbour = symmetric_neighbours(in_edge_start, source)
     if len(neighbour) > np.iinfo(integer).max:
         raise InputError(
             f"partitioner 'metis': {len(neighbour)} adjacency entries, but this pymetis counts in {integer}; "

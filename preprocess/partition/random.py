@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, in_memory
-
 
 def random_partition(
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    partitions: int,
-    *,
-    train_mask: np.ndarray,
-    seed: int,
-    create: Create = in_memory,
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
 ) -> np.ndarray:
     """A random partition of every vertex; sizes differ by at most one."""
     part = np.arange(len(in_edge_start) - 1, dtype=np.int32) % np.int32(partitions)

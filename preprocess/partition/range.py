@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, in_memory
-
 
 def range_partition(
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    partitions: int,
-    *,
-    train_mask: np.ndarray,
-    seed: int,
-    create: Create = in_memory,
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
 ) -> np.ndarray:
     """The range of each vertex; deterministic, needs nothing but the degrees.
 

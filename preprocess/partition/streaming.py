@@ -13,7 +13,6 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, in_memory
 from hongtu.preprocess.partition.range import range_partition
 from hongtu.preprocess.undirected import transpose
 
@@ -24,13 +23,7 @@ SLACK = 1.2  # how full a partition may be, over the mean: less room costs a mul
 
 
 def streaming_partition(
-    in_edge_start: np.ndarray,
-    source: np.ndarray,
-    partitions: int,
-    *,
-    train_mask: np.ndarray,
-    seed: int,
-    create: Create = in_memory,
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
 ) -> np.ndarray:
     """The partition of every vertex, int32 [V]; deterministic, the seed is not used.
 
@@ -40,7 +33,7 @@ def streaming_partition(
     [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
     """
     num_vertices = len(in_edge_start) - 1
-    graph = (in_edge_start, source, *transpose(in_edge_start, source, create))
+    graph = (in_edge_start, source, *transpose(in_edge_start, source))
     ranges = range_partition(in_edge_start, source, partitions, train_mask=train_mask, seed=seed)
     part: np.ndarray = ranges.astype(_number(partitions))
     weights = (np.ones(num_vertices), np.diff(in_edge_start) + 1, train_mask)
