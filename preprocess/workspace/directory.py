@@ -56,7 +56,7 @@ class Workspace:
             raise InputError("resume: only a graph on disk can be continued; leave it out")
         self.path, self.force, self.identity = path, force, identity
         self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
-        self.directory = path.parent / f".{path.name}.partial"
+        self.directory = path.absolute().parent / f".{path.name}.partial"
         self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.directory, os.O_RDONLY)
