@@ -91,7 +91,8 @@ def preprocess_graph(
 
 def _files(path: Path) -> list[list[Any]]:
     """What tells whether the input is still the same: name, size, times and place of every file."""
-    found = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    patterns = ("*", "raw/*", "split/*/*")  # where readers look; the artifact may lie elsewhere inside the input
+    found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in found if file.is_file()]
     return [[str(f.absolute()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in stats]
 

@@ -122,6 +122,12 @@ def test_a_changing_input_is_refused(source, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_the_artifact_may_lie_inside_the_input(source, tmp_path):
+    assert preprocess(source, source / "artifact") == 0
+    assert preprocess(source, tmp_path / "out") == 0
+    assert contents(source / "artifact") == contents(tmp_path / "out")
+
+
 def test_two_processes_do_not_share_a_workspace(source, tmp_path, capsys):
     with Workspace(tmp_path / "out", {}, force=False, resume=False):
         assert preprocess(source, tmp_path / "out", "--resume") == 2
