@@ -13,6 +13,7 @@ continued after one.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -58,6 +59,7 @@ class Workspace:
         self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
         self.directory = path.absolute().parent / f".{path.name}.partial"
         self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
+        self._made = [parent for parent in self.directory.parents if not parent.exists()]  # the deepest first
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.directory, os.O_RDONLY)
         try:
@@ -103,6 +105,9 @@ class Workspace:
         kept = kind is KeyboardInterrupt and self.identity is not None and bool(self._finished)
         if not kept:
             shutil.rmtree(self.directory, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty where the artifact is
+                for parent in self._made:
+                    parent.rmdir()
         os.close(self._lock)
         if kept:
             raise KeyboardInterrupt(
@@ -212,11 +217,8 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 def _write_back(file: Path) -> None:
     """Start writing to disk what later stages do not touch, beside their work."""
-    try:
-        with file.open("rb") as stream:
-            os.fdatasync(stream.fileno())
-    except OSError:
-        pass  # the commit does it again, and says so
+    with contextlib.suppress(OSError), file.open("rb") as stream:  # the commit does it again, and says what is wrong
+        os.fdatasync(stream.fileno())
 
 
 def _boot() -> str:

@@ -128,6 +128,12 @@ def test_the_artifact_may_lie_inside_the_input(source, tmp_path):
     assert contents(source / "artifact") == contents(tmp_path / "out")
 
 
+def test_a_refusal_leaves_no_parent_directories(source, tmp_path):
+    (source / "labels.npy").unlink()
+    assert preprocess(source, tmp_path / "new" / "deeper" / "out") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_two_processes_do_not_share_a_workspace(source, tmp_path, capsys):
     with Workspace(tmp_path / "out", {}, force=False, resume=False):
         assert preprocess(source, tmp_path / "out", "--resume") == 2
