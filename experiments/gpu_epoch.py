@@ -14,6 +14,7 @@ import copy
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -61,7 +62,9 @@ def main() -> None:
             )
     losses = [row[name]["losses"] for name in row if isinstance(row[name], dict) and "losses" in row[name]]
     row["losses_agree"] = all(np.allclose(found, losses[0], rtol=TOLERANCE) for found in losses)
+    row["ran"] = "seconds" in unlimited
     print(json.dumps(row))
+    sys.exit(not (row["ran"] and row["losses_agree"]))
 
 
 def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -333,8 +333,10 @@ class ArtifactWriter:
     def commit(self, header: dict[str, Any]) -> None:
         """Write the manifest and move the artifact into place; ``header`` holds everything but the array table."""
         names = [name for name in ARRAYS if name in self._names]
+        files = [self._directory / f"{name}.npy" for name in names]
+        forms = [_form(file) for file in files]  # here: reading a header in two threads fails at times in Python 3.11
         with ThreadPoolExecutor() as pool:
-            entries = list(pool.map(_entry, (self._directory / f"{name}.npy" for name in names)))
+            entries = [form | {"hash": digest} for form, digest in zip(forms, pool.map(_store, files), strict=True)]
         manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": dict(zip(names, entries))}
         manifest["hash"] = _hash(_manifest_text(manifest))
         (self._directory / MANIFEST).write_bytes(_manifest_text(manifest))
@@ -351,13 +353,17 @@ def create_array(file: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def _entry(file: Path) -> dict[str, Any]:
-    """The manifest's entry of a file, which is on disk then."""
+def _form(file: Path) -> dict[str, Any]:
+    """The manifest's entry of a file, but for its hash."""
+    array = np.load(file, mmap_mode=None if file.stat().st_size < 4096 else "r", allow_pickle=False)
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": file.stat().st_size}
+
+
+def _store(file: Path) -> str:
+    """Have a file on disk; returns its hash."""
     with open(file, "rb") as stream:
         os.fsync(stream.fileno())
-    array = np.load(file, mmap_mode=None if file.stat().st_size < 4096 else "r", allow_pickle=False)
-    entry = {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": file.stat().st_size}
-    return {**entry, "hash": file_hash(file)}
+    return file_hash(file)
 
 
 def file_hash(file: Path) -> str:

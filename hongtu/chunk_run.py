@@ -190,6 +190,8 @@ class ChunkRun:
                 spare = self.inputs.own(p.checkpoint) if self._in_place() else self.device.buffer("aggregate")
                 a = spare[: self.inputs.num_dst]
                 kernels_for(cache).csc_aggregate(*self._csc(), cache, a)
+                if p.keep and not self._in_place() and not self.shape.combined:
+                    a = a.clone()  # what is kept until backward must not lie in scratch memory
             return self.network.combine(p.layer, a, s, self.inputs.rows) if self.shape.combined else a
 
     def _in_place(self) -> bool:

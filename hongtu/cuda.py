@@ -7,7 +7,7 @@ import queue
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -102,13 +102,18 @@ class HostThread:
 
 
 def _work_off(work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[HostThread]) -> None:
-    while (piece := work.get()) is not None:
+    while True:
+        piece = work.get()
+        if piece is None:
+            return
         try:
             piece()
         except BaseException as error:  # raised where the host waits for it
             thread = owner()
             if thread is not None:
                 thread.fail(error)
+            del thread
+        del piece  # an event holds its thread, which could not go
 
 
 class CudaDevice(StagedDevice):
@@ -136,7 +141,7 @@ class CudaBackend:
         name: "cuda" for all that are visible, or "cuda:K" for one.
 
     Raises:
-        InputError: there is no such GPU.
+        InputError: there is no such GPU, or cuda-bindings is missing.
     """
 
     hardware = H200
@@ -148,10 +153,14 @@ class CudaBackend:
             raise InputError(f"device {name!r}: no CUDA GPU is visible to torch; use device='cpu', see `hongtu doctor`")
         if index is not None and index >= count:
             raise InputError(f"device {name!r}: there are {count} GPUs, from cuda:0 on")
+        try:
+            import cuda.bindings
+            import cuda.core  # noqa: F401
+        except ImportError as error:
+            raise InputError(f"device {name!r}: {error}; run `pip install 'hongtu[cuda]'`") from error
         self._gpus = list(range(count)) if index is None else [index]
         self._streams: dict[int, tuple[CudaStream, CudaStream, CudaStream]] = {}
-        self._warned: set[tuple[int, int]] = set()
-        self._near = [processors_near(gpu) for gpu in self._gpus]
+        self._near: list[str] = []
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory that every GPU reads at its own address; a partition's rows are near its GPU."""
@@ -167,13 +176,16 @@ class CudaBackend:
 
     def memory(self, partitions: int) -> int | None:
         """What is free on the GPU that has the least, less a margin, for each partition on it."""
-        sharing = -(-partitions // len(self._gpus))
-        free = min(torch.cuda.mem_get_info(gpu)[0] for gpu in self._gpus)
-        return int(free - free // MARGIN) // sharing
+        used = self._gpus[:partitions]
+        free = min(torch.cuda.mem_get_info(gpu)[0] for gpu in used)
+        return int(free - free // MARGIN) // -(-partitions // len(used))
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""
         host = HostThread()
+        used = self._gpus[:partitions]
+        self._near = [processors_near(self.gpu_of(i)) for i in range(partitions)]
+        reach = {gpu: _reach(gpu, used) for gpu in used}
         made: list[Device] = []
         for i in range(partitions):
             gpu = self.gpu_of(i)
@@ -183,31 +195,38 @@ class CudaBackend:
             kernels = kernels_for(torch.empty(0, device=where))
             streams = Streams(*self._streams[gpu], host)
             name, pin = f"device {i}", self.pinned
-            made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, self._reach(gpu)))
+            made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, *reach[gpu]))
         return made
 
-    def _reach(self, gpu: int) -> Callable[[Tensor], bool]:
-        """Whether a GPU reaches a tensor itself; peer access is enabled where the hardware has it."""
-        reached = {gpu} | {peer for peer in self._gpus if peer != gpu and enable_peer(gpu, peer)}
-        for peer in set(self._gpus) - reached:
-            if (gpu, peer) not in self._warned:
-                warnings.warn(
-                    f"cuda:{gpu} cannot reach cuda:{peer}: rows between them go through the host", stacklevel=4
-                )
-            self._warned.add((gpu, peer))
 
-        def reaches(tensor: Tensor) -> bool:
-            return tensor.get_device() in reached if tensor.is_cuda else tensor.data_ptr() in REGISTERED
+def _reach(gpu: int, used: Sequence[int]) -> tuple[Callable[[Tensor], bool], Callable[[Tensor], bool]]:
+    """Which tensors a GPU reads and writes itself, and to which it adds while peers do; peer access is enabled where
+    the hardware has it."""
+    reads, adds = {gpu}, {gpu}
+    for peer in used:
+        if peer != gpu:
+            reachable, atomic = enable_peer(gpu, peer)
+            reads |= {peer} if reachable else set()
+            adds |= {peer} if reachable and atomic else set()
+            if not (reachable and atomic):
+                what = "add to" if reachable else "reach"
+                warnings.warn(f"cuda:{gpu} cannot {what} cuda:{peer}: those rows take a detour", stacklevel=5)
 
-        return reaches
+    def reaches(tensor: Tensor) -> bool:
+        return tensor.get_device() in reads if tensor.is_cuda else tensor.data_ptr() in REGISTERED
+
+    return reaches, lambda tensor: tensor.get_device() in adds
 
 
-def enable_peer(gpu: int, peer: int) -> bool:
-    """Let a GPU read and write a peer's memory; False where the hardware cannot."""
+def enable_peer(gpu: int, peer: int) -> tuple[bool, bool]:
+    """Let a GPU read and write a peer's memory: whether it can, and whether its atomics work there."""
     if not torch.cuda.can_device_access_peer(gpu, peer):
-        return False
+        return False, False
     from cuda.bindings import runtime
 
     with torch.cuda.device(gpu):
         (status,) = runtime.cudaDeviceEnablePeerAccess(peer, 0)
-    return status in (runtime.cudaError_t.cudaSuccess, runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled)
+    good = runtime.cudaError_t.cudaSuccess
+    atomics = runtime.cudaDeviceP2PAttr.cudaDevP2PAttrNativeAtomicSupported
+    _, atomic = runtime.cudaDeviceGetP2PAttribute(atomics, gpu, peer)
+    return status in (good, runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled), bool(atomic)

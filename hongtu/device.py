@@ -48,8 +48,8 @@ class Device(ABC):
         self._buffers: dict[str, Tensor] = {}
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
-        self._workspace = WorkspaceTracker(self._account)
         self._pool = Pool(self._empty)
+        self._workspace = WorkspaceTracker(self._account)
 
     # ---------------------------------------------------------------- memory
 
@@ -138,6 +138,8 @@ class Device(ABC):
                 f"the budget is {self.budget}",
                 taken=workspace,
             )
+        if self.budget is not None and total + self._pool.idle > self.budget:
+            self._pool.shrink(self.budget - total)
         self.arena_peak = max(self.arena_peak, self.arena)
         self.peak = max(self.peak, total)
 

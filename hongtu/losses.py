@@ -76,7 +76,7 @@ class MeanLoss:
         if chosen is None:
             rows = mask.nonzero().squeeze(1)
         else:
-            rows = torch.nonzero_static(mask, size=chosen).squeeze(1)
+            rows = _positions(mask, chosen)
         gradient = torch.zeros_like(out)
         if len(rows) == 0:
             return gradient, out.new_zeros((), dtype=torch.float64)
@@ -97,6 +97,14 @@ class MeanLoss:
         if self._multi_label:
             return label_bytes.view(torch.float32).to(dtype)
         return label_bytes.view(torch.int64).squeeze(1)
+
+
+def _positions(mask: Tensor, count: int) -> Tensor:
+    """int64 [count], where a mask is True, without waiting for a GPU where torch can."""
+    try:
+        return torch.nonzero_static(mask, size=count).squeeze(1)
+    except NotImplementedError:  # older torch, on CUDA
+        return mask.nonzero().squeeze(1)
 
 
 def score(out: Tensor, labels: Tensor, mask: Tensor) -> float:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.dispatch import kernels_for
+from hongtu.cuda_ext.arguments import HUB
+from hongtu.dispatch import NUMBA, kernels_for
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -120,6 +121,13 @@ def edge_gather(x_SF: Tensor, local_source: Tensor) -> Tensor:
     return _EdgeGather.apply(x_SF, local_source)
 
 
+def _hub_scratch(like_EH: Tensor, copies: int, num_dst: int) -> Tensor | None:
+    """On the CPU, where layers are probed: memory that the CUDA kernels take beside their outputs."""
+    if len(like_EH) > HUB and kernels_for(like_EH) is NUMBA:
+        return like_EH.new_empty((copies, num_dst, like_EH.shape[1]))
+    return None
+
+
 class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits_EH, indptr, exclude, extra_DH):
@@ -128,7 +136,9 @@ class _EdgeSoftmax(torch.autograd.Function):
         extra = alpha_DH if extra_DH is None else _plain(extra_DH)
         mask = logits_EH.new_empty(0, dtype=torch.bool) if exclude is None else _plain(exclude)
         ctx.indptr = _plain(indptr)
+        held = _hub_scratch(logits_EH, 2, len(indptr) - 1)
         kernels_for(logits_EH).segment_softmax(ctx.indptr, _plain(logits_EH), mask, extra, alpha_EH, alpha_DH)
+        del held
         ctx.has_extra = extra_DH is not None
         ctx.save_for_backward(alpha_EH, alpha_DH)
         return alpha_EH, alpha_DH
@@ -139,7 +149,9 @@ class _EdgeSoftmax(torch.autograd.Function):
         alpha_EH, alpha_DH = ctx.saved_tensors
         out_EH, out_DH = torch.empty_like(alpha_EH), torch.empty_like(alpha_DH)
         given = (_plain(tensor) for tensor in (alpha_EH, alpha_DH, grad_EH, grad_DH))
+        held = _hub_scratch(alpha_EH, 1, len(ctx.indptr) - 1)
         kernels_for(alpha_EH).segment_softmax_backward(ctx.indptr, *given, out_EH, out_DH)
+        del held
         return out_EH, None, None, out_DH if ctx.has_extra else None
 
 

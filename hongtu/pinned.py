@@ -25,19 +25,24 @@ class Registered:
 
     def add(self, array: np.ndarray) -> bool:
         """Register an array until it is dropped; False when the driver refuses."""
-        start, runtime = array.ctypes.data, torch.cuda.cudart()
-        if int(runtime.cudaHostRegister(start, array.nbytes, PORTABLE | MAPPED)) != 0:
+        from cuda.bindings import driver  # the runtime would remember a refusal and fail the next launch for it
+
+        start = array.ctypes.data
+        (status,) = driver.cuMemHostRegister(start, array.nbytes, PORTABLE | MAPPED)
+        if int(status) != 0:
             return False
         self._ends[start] = start + array.nbytes
         weakref.finalize(array, self._remove, start)
         return True
 
     def _remove(self, start: int) -> None:
+        from cuda.bindings import driver
+
         del self._ends[start]
-        torch.cuda.cudart().cudaHostUnregister(start)
+        driver.cuMemHostUnregister(start)
 
 
-PORTABLE, MAPPED = 1, 2  # cudaHostRegister's flags
+PORTABLE, MAPPED = 1, 2  # cuMemHostRegister's flags
 REGISTERED = Registered()
 
 

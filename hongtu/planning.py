@@ -6,6 +6,7 @@ Features and labels are not read; layers run on toy blocks only, to learn widths
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -111,7 +112,7 @@ def plan_network(
             artifact.masks["train"],
         )
 
-    never, always = ((first,) * len(network.layers) for first in (False, True))
+    never = (False,) * len(network.layers)
     loss.check_output(shape_with(never).output)
     sides = never
     if strategy.transform_first:
@@ -121,8 +122,10 @@ def plan_network(
     except BudgetError as refused:  # what saves time may cost memory
         least = refused
     uncached = replace(strategy, cache_input_aggregate=False)
-    for other in (never, always) if strategy.transform_first else (never,):
+    for other in _other_sides(network, sides) if strategy.transform_first else (never,):
         for used in dict.fromkeys((strategy, uncached)):
+            if (other, used) == (sides, strategy):
+                continue
             try:
                 return plan(other, used)
             except BudgetError as refused:
@@ -175,6 +178,20 @@ def _choose_sides(
             if found < best:
                 chosen, best = trial, found
     return tuple(chosen)
+
+
+MOST_SIDES = 3  # layers of which every combination is tried
+
+
+def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool, ...]]:
+    """Sides to try where the chosen ones do not fit, those first: every combination, or, of many layers, all on one
+    side and each alone on its other one."""
+    free = [k for k, layer in enumerate(network.layers) if layer.can_transform_first]
+    if len(free) <= MOST_SIDES:
+        combinations = [dict(zip(free, picked)) for picked in itertools.product((False, True), repeat=len(free))]
+    else:
+        combinations = [dict.fromkeys(free, side) for side in (False, True)] + [{k: not chosen[k]} for k in free]
+    return [chosen, *(tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)]
 
 
 def make_loss(artifact: Artifact, loss: str | VertexLoss) -> MeanLoss:

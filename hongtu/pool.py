@@ -37,7 +37,7 @@ class Pool:
         if spare:
             self._idle -= nbytes
             return spare.pop().view(dtype).view(shape)
-        self._shrink(self._most_out - self._out)
+        self.shrink(self._most_out - self._out)
         return self._make(shape, dtype)
 
     def give(self, tensor: Tensor) -> None:
@@ -47,7 +47,12 @@ class Pool:
             self._idle += tensor.nbytes
             self._spare.setdefault(tensor.nbytes, []).append(tensor.view(-1).view(torch.uint8))
 
-    def _shrink(self, most: int) -> None:
+    @property
+    def idle(self) -> int:
+        """Bytes that are held for the next one who asks."""
+        return self._idle
+
+    def shrink(self, most: int) -> None:
         """Drop spare memory until no more than that is idle, the largest first."""
         for nbytes in sorted(self._spare, reverse=True):
             spare = self._spare[nbytes]

@@ -27,6 +27,7 @@ class StagedDevice(Device):
         name, budget, traffic, streams, kernels: as for ``Device``.
         where: the torch device of its tensors.
         reaches: whether the device can read and write a tensor of the host or a peer itself; others take a detour.
+        adds: the same for adding to a peer's tensor while others do; default: as ``reaches``.
         pinned: makes host memory that the device can read and write; what it made is free again when it is dropped.
     """
 
@@ -40,9 +41,10 @@ class StagedDevice(Device):
         where: torch.device,
         pinned: Make,
         reaches: Callable[[Tensor], bool] = lambda tensor: True,
+        adds: Callable[[Tensor], bool] | None = None,
     ) -> None:
         super().__init__(name, budget, traffic, streams, kernels)
-        self.where, self._reaches = where, reaches
+        self.where, self._reaches, self._adds = where, reaches, adds or reaches
         self._staging_pool = Pool(pinned)
         self._host: dict[str, Tensor] = {}
 
@@ -147,12 +149,13 @@ class StagedDevice(Device):
         return torch.empty(shape, dtype=dtype, device=self.where)
 
     def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        if self._reaches(peer_cache):
+        if self._adds(peer_cache):
             self.kernels.add_rows(cache, slots, peer_cache, peer_slots, "system")
         else:
             _settle(peer_cache)
             rows = cache.index_select(0, slots).to(peer_cache.device)
             peer_cache.index_add_(0, peer_slots.to(peer_cache.device), rows)
+            _settle(peer_cache)
 
     def drain(self) -> None:
         streams = self.streams

@@ -83,7 +83,7 @@ def report(found: dict[str, Any]) -> str:
     for name, (purpose, remedy) in OPTIONAL.items():
         version = found["packages"][name]
         state = f"{version}" if version else f"not installed: `{remedy}`"
-        lines.append(f"  {name:<16}{state}  ({purpose})")
+        lines.append(f"  {name:<18}{state}  ({purpose})")
     if "hardware" in found:
         lines += _measured(found["hardware"], found["profile"])
     return "\n".join(lines)

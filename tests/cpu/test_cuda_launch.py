@@ -133,7 +133,7 @@ def test_bad_tensors_are_refused_before_a_launch():
         ),
         r"shape of dst: found \(4, 5\)": lambda: kernels.copy_rows(on_cpu, None, rows, None, torch.zeros(4, 5), None),
         r"strides of dst": lambda: kernels.zero_rows(on_cpu, None, torch.zeros(6, 4).T, None),
-        r"device of dst: found cpu, expected a GPU": lambda: kernels.copy_rows(on_gpu, None, rows, None, rows, None),
+        r"device of dst: found cpu, expected a GPU": lambda: kernels.zero_rows(on_gpu, None, rows, None),
         r"dtype of out: found torch.float16": lambda: kernels.csc_aggregate(
             on_cpu, None, indptr, source, None, None, False, rows, out.half()
         ),

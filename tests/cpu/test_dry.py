@@ -5,9 +5,11 @@ Exactness of training through it, predictions that hold, and that every wait is 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +55,17 @@ def test_batches_overlap_and_stay_exact(model):
         trainer = check(model, problem, (4, 8), device=device, strategy=strategy, device_memory=some)
     assert trainer.plan.choice.staging == 2
     assert trainer.plan.topology.chunks == 8
+
+
+def test_memory_that_kernels_take_for_hubs_is_planned():
+    problem = training.awkward()
+    hub = np.stack([np.arange(600) % problem.num_vertices, np.zeros(600, dtype=np.int64)])
+    weights = np.ones(600, dtype=np.float32)
+    edges, weights = np.concatenate([problem.edges, hub], axis=1), np.concatenate([problem.weights, weights])
+    problem = dataclasses.replace(problem, edges=edges, weights=weights)
+    device = DryBackend()
+    for grain in ((1, 1), (1, 7)):
+        check(SIX[4], problem, grain, device=device, device_memory="smallest")
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3])

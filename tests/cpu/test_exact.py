@@ -653,3 +653,28 @@ def test_layers_that_work_in_place(strategy, reduce):
         for name, gradient in expected.items():
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-9, atol=1e-12)
     assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@functools.cache
+def few_labels():
+    """Few vertices carry a loss, so that every layer computes a part of its own."""
+    problem = training.awkward()
+    train = np.zeros(problem.num_vertices, dtype=bool)
+    train[np.flatnonzero(problem.masks["train"])[::25]] = True
+    return dataclasses.replace(problem, masks=problem.masks | {"train": train})
+
+
+@pytest.mark.parametrize("group", [True, False])
+@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GATConv"])
+def test_what_pruned_layers_keep_until_backward(name, group):
+    """Three layers, each with a checkpoint or kept rows of its own part of the graph."""
+    ours, theirs = getattr(hnn, name), getattr(pyg, name)
+    model = Model(
+        f"three-{name}",
+        lambda f, c: [ours(f, H, activation="relu"), ours(H, H, activation="relu"), ours(H, c)],
+        lambda f, c: [theirs(f, H), theirs(H, H), theirs(H, c)],
+        torch.relu,
+    )
+    for grain in ((1, 7), (4, 8)):
+        trainer = check(model, few_labels(), grain, epochs=2, strategy=Strategy(group=group))
+        assert any(view.active is not None for view in trainer.plan.views.values()), "nothing was pruned"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -41,17 +42,29 @@ def test_report_and_resumption(monkeypatch, tmp_path):
 
 
 def test_limits(monkeypatch, tmp_path):
-    sleep = (sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)")
+    sleep = ("sh", "-c", "sleep 77.25 & echo begun; wait")
     parts = [gpu_check.Part("slow", sleep, 1), gpu_check.Part("fails", (sys.executable, "-c", "1/0"), 20)]
     monkeypatch.setattr(gpu_check, "parts", lambda options: parts)
     code, rows = check(monkeypatch, tmp_path)
     assert [row["status"] for row in rows] == ["took too long", "failed"]
     assert rows[0]["seconds"] < 30
-    assert "begun" in (tmp_path / "slow.log").read_text()
+    assert "begun" in (tmp_path / "slow.out").read_text()
+    assert subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True).stdout == b"", "a child was left behind"
     assert "ZeroDivisionError" in (tmp_path / "fails.log").read_text()
     assert code == 1
     _, rows = check(monkeypatch, tmp_path, "--seconds", "0")
     assert [row["status"] for row in rows[2:]] == ["no time left"] * 2
+
+
+def test_tests_that_were_all_skipped_are_not_done(monkeypatch, tmp_path):
+    skipped = (sys.executable, "-c", "print('7 skipped in 1.0s')")
+    monkeypatch.setattr(gpu_check, "parts", lambda options: [gpu_check.Part("tests", skipped, 20, shows=" passed")])
+    code, rows = check(monkeypatch, tmp_path)
+    assert rows[-1]["status"] == "done"
+    assert code == 0  # on a dry device there is nothing else to show
+    code, rows = check(monkeypatch, tmp_path, "--device", "cuda")
+    assert rows[-1]["status"] == "failed"
+    assert code == 1
 
 
 def test_every_part_is_bounded(tmp_path):

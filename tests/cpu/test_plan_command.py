@@ -166,7 +166,7 @@ def test_plan_model_is_the_trainers_plan(artifact):
 def test_doctor(capsys):
     found = json.loads(output(capsys, "doctor", "--json"))
     assert found["torch"] and found["cores"] >= 1 and found["memory"] > 0
-    assert found["packages"].keys() == {"torch_geometric", "torch_sparse", "kaminpar", "cuda-core"}
+    assert found["packages"].keys() == {"torch_geometric", "torch_sparse", "kaminpar", "nvidia-cuda-nvrtc", "cuda-core"}
     assert found["packages"]["torch_geometric"] is not None
     text = output(capsys, "doctor")
     assert "cores" in text and "gpu" in text
