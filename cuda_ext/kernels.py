@@ -56,7 +56,7 @@ def copy_rows(
         src: [N, F]; may be in pinned host memory, which a GPU reads at the same address. float32 or float64 as
             ``dst``, or bfloat16 to float32, or float32 to bfloat16.
         src_index: int32 [K], or None for all rows in order.
-        dst: [M, F].
+        dst: [M, F]; may be in pinned host memory as well.
         dst_index: int32 [K], unique, or None for all rows in order.
         max_blocks: leaves the other multiprocessors to what runs beside a copy over a slow link.
     """
@@ -282,10 +282,13 @@ def _moved(
     rows, width = src.shape
     index = src_index if dst_index is None else dst_index
     count = rows if index is None else index.shape[0]
+    dst_shape = (count if dst_index is None else dst.shape[0], width)
     args = (
         address_anywhere(kernel, "src", src, src.dtype, (count if src_index is None else rows, width)),
         optional(launcher, kernel, "src_index", src_index, torch.int32, count),
-        address(launcher, kernel, "dst", dst, dst.dtype, (count if dst_index is None else dst.shape[0], width)),
+        address_anywhere(kernel, "dst", dst, dst.dtype, dst_shape)
+        if kernel == "copy_rows"
+        else address(launcher, kernel, "dst", dst, dst.dtype, dst_shape),
         optional(launcher, kernel, "dst_index", dst_index, torch.int32, count),
         count,
         width,

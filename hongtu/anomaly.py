@@ -88,8 +88,10 @@ class _WatchedLoss:
     def __init__(self, loss: MeanLoss, watch: _Watch) -> None:
         self._loss, self._watch = loss, watch
 
-    def gradient(self, out: Tensor, label_bytes: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        found = self._loss.gradient(out, label_bytes, mask)
+    def gradient(
+        self, out: Tensor, label_bytes: Tensor, mask: Tensor, chosen: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        found = self._loss.gradient(out, label_bytes, mask, chosen)
         first, end = 0, len(out)
         if not self._good(*found):
             while end - first > 1:  # the first half that is not finite

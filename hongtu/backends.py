@@ -30,6 +30,9 @@ class Backend(Protocol):
     def where(self, gpu: int) -> torch.device:
         """The torch device of its tensors."""
 
+    def memory(self, partitions: int) -> int | None:
+        """Bytes that each of so many partitions may take where no budget is set; None: no limit but the host's."""
+
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition."""
 
@@ -45,6 +48,9 @@ class CpuBackend:
 
     def where(self, gpu: int) -> torch.device:
         return torch.device("cpu")
+
+    def memory(self, partitions: int) -> int | None:
+        return None
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         return [CpuDevice(f"device {i}", budget, traffic) for i in range(partitions)]

@@ -25,6 +25,7 @@ class ChunkInputs:
         first, end: the chunk's vertices.
         num_dst: D, those that the pass computes.
         index: int32 [D], their positions in the chunk, or None for all of them.
+        num_train: how many of them are in the train mask, where the pass has the loss.
         vertex: destinations' rows by vertex tensor, and "labels" and "train_mask" where the pass has the loss.
         slots: int32 [S], the slot of every source, where the pass has edges; so has it ``block``.
     """
@@ -59,6 +60,8 @@ class ChunkInputs:
         if needs.labels:
             self._bring("labels", "read")
             self._bring("train_mask", "read")
+            mask = host.rows("train_mask", self.first, self.end).numpy()
+            self.num_train = int(np.count_nonzero(mask if self.index is None else mask[self.index]))
         if needs.edges:
             self._bring_edges(plan, i, batch, chunk)
         self._rows = (*p.inputs, *p.gradients)

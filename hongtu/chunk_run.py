@@ -174,7 +174,7 @@ class ChunkRun:
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
         labels, mask = self.inputs.vertex["labels"], self.inputs.vertex["train_mask"]
-        gradient, part = self.executor.loss.gradient(out, labels, mask)
+        gradient, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
         self.executor.loss_values[self.i].add_(part)
         return gradient
 

@@ -1,24 +1,23 @@
-"""GPUs: CUDA streams and events, pinned host memory of exact size, the thread that adds gradients on the host."""
+"""GPUs: CUDA streams and events, peers, and the thread that adds gradients up on the host."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import queue
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.device import Device
-from hongtu.dispatch import Kernels, kernels_for
+from hongtu.dispatch import kernels_for
 from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.metrics import Traffic
-from hongtu.plan.hardware import H200
+from hongtu.pinned import REGISTERED, pinned, processors_near
+from hongtu.plan.hardware import H200, MARGIN
 from hongtu.staged_device import StagedDevice
 from hongtu.streams import Event, Streams
 
@@ -42,7 +41,7 @@ class CudaStream:
     def __init__(self, where: torch.device, priority: int = 0) -> None:
         self.stream = torch.cuda.Stream(where, priority=priority)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         with torch.cuda.stream(self.stream):
             work()
 
@@ -74,13 +73,13 @@ class HostThread:
     """A stream on a thread of the host: gradient rows are added up beside the main thread."""
 
     def __init__(self) -> None:
-        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_QUEUED)
+        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(_QUEUED)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=_work_off, args=(self._work, weakref.ref(self)), daemon=True)
         self._thread.start()
         weakref.finalize(self, self._work.put, None)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         self._work.put(work)
 
     def record(self) -> HostEvent:
@@ -102,7 +101,7 @@ class HostThread:
             raise error
 
 
-def _work_off(work: queue.Queue[Callable[[], None] | None], owner: weakref.ref[HostThread]) -> None:
+def _work_off(work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[HostThread]) -> None:
     while (piece := work.get()) is not None:
         try:
             piece()
@@ -113,43 +112,10 @@ def _work_off(work: queue.Queue[Callable[[], None] | None], owner: weakref.ref[H
 
 
 class CudaDevice(StagedDevice):
-    """A partition's share of a GPU.
+    """A partition's share of a GPU."""
 
-    Args:
-        reachable: which tensors of peers the GPU can read and write itself.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        budget: int | None,
-        traffic: Traffic,
-        streams: Streams,
-        kernels: Kernels,
-        where: torch.device,
-        reachable: Callable[[Tensor], bool],
-    ) -> None:
-        super().__init__(name, budget, traffic, streams, kernels, where, pinned)
-        self._reachable = reachable
-
-    def pull_rows(self, peer_cache: Tensor, peer_slots: Tensor, cache: Tensor, slots: Tensor) -> None:
-        if self._reachable(peer_cache):
-            super().pull_rows(peer_cache, peer_slots, cache, slots)
-            return
-
-        def through_the_host() -> None:
-            rows = peer_cache.index_select(0, peer_slots.to(peer_cache.device)).to(self.where)
-            cache.index_copy_(0, slots.long(), rows)
-            self.traffic.add("pull", rows.nbytes, len(slots))
-
-        self.streams.load.run(through_the_host)
-
-    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        if self._reachable(peer_cache):
-            super()._add_to_peer(cache, slots, peer_cache, peer_slots)
-        else:
-            rows = cache.index_select(0, slots).to(peer_cache.device)
-            peer_cache.index_add_(0, peer_slots.to(peer_cache.device), rows)
+    def begin(self) -> None:
+        torch.cuda.synchronize(self.where)
 
     def abandon(self) -> None:
         torch.cuda.synchronize(self.where)
@@ -185,11 +151,11 @@ class CudaBackend:
         self._gpus = list(range(count)) if index is None else [index]
         self._streams: dict[int, tuple[CudaStream, CudaStream, CudaStream]] = {}
         self._warned: set[tuple[int, int]] = set()
+        self._near = [processors_near(gpu) for gpu in self._gpus]
 
-    @staticmethod
-    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that every GPU reads at its own address."""
-        return pinned(shape, dtype)
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory that every GPU reads at its own address; a partition's rows are near its GPU."""
+        return pinned(shape, dtype, self._near)
 
     def gpu_of(self, partition: int) -> int:
         """The GPU that runs a partition."""
@@ -198,6 +164,12 @@ class CudaBackend:
     def where(self, gpu: int) -> torch.device:
         """The torch device of a GPU's tensors."""
         return torch.device("cuda", gpu)
+
+    def memory(self, partitions: int) -> int | None:
+        """What is free on the GPU that has the least, less a margin, for each partition on it."""
+        sharing = -(-partitions // len(self._gpus))
+        free = min(torch.cuda.mem_get_info(gpu)[0] for gpu in self._gpus)
+        return int(free - free // MARGIN) // sharing
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""
@@ -210,7 +182,8 @@ class CudaBackend:
                 self._streams[gpu] = (CudaStream(where), CudaStream(where, priority=-1), CudaStream(where))
             kernels = kernels_for(torch.empty(0, device=where))
             streams = Streams(*self._streams[gpu], host)
-            made.append(CudaDevice(f"device {i}", budget, traffic, streams, kernels, where, self._reach(gpu)))
+            name, pin = f"device {i}", self.pinned
+            made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, self._reach(gpu)))
         return made
 
     def _reach(self, gpu: int) -> Callable[[Tensor], bool]:
@@ -222,7 +195,11 @@ class CudaBackend:
                     f"cuda:{gpu} cannot reach cuda:{peer}: rows between them go through the host", stacklevel=4
                 )
             self._warned.add((gpu, peer))
-        return lambda tensor: tensor.get_device() in reached
+
+        def reaches(tensor: Tensor) -> bool:
+            return tensor.get_device() in reached if tensor.is_cuda else tensor.data_ptr() in REGISTERED
+
+        return reaches
 
 
 def enable_peer(gpu: int, peer: int) -> bool:
@@ -234,28 +211,3 @@ def enable_peer(gpu: int, peer: int) -> bool:
     with torch.cuda.device(gpu):
         (status,) = runtime.cudaDeviceEnablePeerAccess(peer, 0)
     return status in (runtime.cudaError_t.cudaSuccess, runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled)
-
-
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Page-aligned host memory of exact size, registered with the driver until the tensor's memory is dropped.
-
-    torch's own pinned allocator rounds up to powers of two, which would not do for what fills most of a machine.
-
-    Raises:
-        InputError: the driver refuses, mostly because the system limits locked memory.
-    """
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    pages = mmap.mmap(-1, nbytes)
-    array = np.frombuffer(pages, dtype=np.uint8)
-    address = array.ctypes.data
-    runtime = torch.cuda.cudart()
-    status = int(runtime.cudaHostRegister(address, nbytes, 3))  # portable, mapped
-    if status != 0:
-        raise InputError(
-            f"pinned host memory: the driver refused {nbytes} bytes (CUDA error {status}); raise the limit of locked "
-            "memory (`ulimit -l unlimited`), or use a machine with more memory"
-        )
-    weakref.finalize(array, runtime.cudaHostUnregister, address)
-    return torch.from_numpy(array).view(dtype).view(shape)

@@ -22,7 +22,7 @@ from hongtu.dispatch import NUMBA, Kernels
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
-from hongtu.streams import Inline, Stream, Streams
+from hongtu.streams import Inline, Streams
 from hongtu.workspace import WorkspaceTracker
 
 
@@ -145,11 +145,11 @@ class Device(ABC):
 
     def load_rows(self, host: Tensor, rows: Tensor, cache: Tensor, slots: Tensor) -> None:
         """On ``load``: ``cache[slots] = host[rows]`` over the host link."""
-        self._move("load", self.streams.load, host, rows, cache, slots)
+        self._move("load", host, rows, cache, slots)
 
     def pull_rows(self, peer_cache: Tensor, peer_slots: Tensor, cache: Tensor, slots: Tensor) -> None:
         """On ``load``: ``cache[slots] = peer_cache[peer_slots]`` over the peer link."""
-        self._move("pull", self.streams.load, peer_cache, peer_slots, cache, slots)
+        self._move("pull", peer_cache, peer_slots, cache, slots)
 
     def push_rows(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
         """On ``compute``: ``peer_cache[peer_slots] += cache[slots]`` over the peer link."""
@@ -166,14 +166,17 @@ class Device(ABC):
         if len(slots):
             self.streams.compute.run(lambda: self.kernels.zero_rows(cache, slots))
 
-    def _move(self, link: str, stream: Stream, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
+    def _move(self, link: str, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
         def move() -> None:
             start = perf_counter()
-            self.kernels.copy_rows(src, src_index, dst, dst_index)
+            self._copy_rows(src, src_index, dst, dst_index)
             self._count(link, dst, dst_index, start)
 
         if len(dst_index):
-            stream.run(move)
+            self.streams.load.run(move)
+
+    def _copy_rows(self, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
+        self.kernels.copy_rows(src, src_index, dst, dst_index)
 
     def _count(self, link: str, rows: Tensor, index: Tensor, start: float) -> None:
         nbytes = len(index) * rows.shape[1] * rows.itemsize
@@ -222,6 +225,10 @@ class Device(ABC):
     @abstractmethod
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """The host's side of a pass's staging memory."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Before work is queued: wait for what was done to the device's tensors outside of its streams."""
 
     @abstractmethod
     def drain(self) -> None:
@@ -291,6 +298,9 @@ class CpuDevice(Device):
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """There is none: the host's memory is the device's."""
+
+    def begin(self) -> None:
+        """There is nothing to wait for."""
 
     def drain(self) -> None:
         """Everything is done already."""

@@ -7,11 +7,11 @@ a wait that is missing shows as a wrong number.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +38,7 @@ class Scheduler:
     """
 
     def __init__(self, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._random = random.Random(seed)
         self._queues: list[Queue] = []
         self._speed: list[float] = []
         self.ignored = ignored
@@ -47,7 +47,7 @@ class Scheduler:
     def queue(self) -> Queue:
         """A new stream."""
         self._queues.append(Queue(self))
-        self._speed.append(float(SLOWEST ** self._rng.random()))
+        self._speed.append(SLOWEST ** self._random.random())
         return self._queues[-1]
 
     def until(self, moment: Moment) -> None:
@@ -55,8 +55,8 @@ class Scheduler:
         while not moment.passed:
             ready = [k for k, queue in enumerate(self._queues) if queue.ready]
             assert ready, "the streams wait for each other"
-            speed = np.array([self._speed[k] for k in ready])
-            self._queues[self._rng.choice(ready, p=speed / speed.sum())].step()
+            chosen = ready[0] if len(ready) == 1 else self._random.choices(ready, [self._speed[k] for k in ready])[0]
+            self._queues[chosen].step()
 
     def drop_all(self) -> None:
         """Forget all work, after an error."""
@@ -82,9 +82,9 @@ class Queue:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._work: deque[Callable[[], None] | Moment | tuple[Moment]] = deque()
+        self._work: deque[Callable[[], object] | Moment | tuple[Moment]] = deque()
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         self._work.append(work)
 
     def record(self) -> Moment:
@@ -135,9 +135,17 @@ class DryDevice(StagedDevice):
     """A GPU played by the CPU."""
 
     def __init__(
-        self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels, scheduler: Scheduler
+        self,
+        name: str,
+        budget: int | None,
+        traffic: Traffic,
+        streams: Streams,
+        kernels: Kernels,
+        scheduler: Scheduler,
+        detours: bool,
     ) -> None:
-        super().__init__(name, budget, traffic, streams, kernels, torch.device("cpu"), poisoned)
+        where = torch.device("cpu")
+        super().__init__(name, budget, traffic, streams, kernels, where, poisoned, lambda tensor: not detours)
         self._scheduler = scheduler
         self._pool = self._staging_pool = Fresh()
 
@@ -145,6 +153,9 @@ class DryDevice(StagedDevice):
     def computing(self) -> Iterator[None]:
         with using(self.kernels), super().computing():
             yield
+
+    def begin(self) -> None:
+        """There is nothing to wait for."""
 
     def abandon(self) -> None:
         self._scheduler.drop_all()
@@ -156,6 +167,7 @@ class DryBackend:
     Args:
         gpus: how many there are; partitions are dealt to them in turn. None: one for each partition.
         seed, ignored: as for ``Scheduler``.
+        detours: GPUs reach neither the host's memory nor each other's themselves.
 
     Raises:
         KernelError: no C++ compiler is installed.
@@ -164,10 +176,12 @@ class DryBackend:
     hardware = dataclasses.replace(H200, name="dry")
     pinned = staticmethod(poisoned)
 
-    def __init__(self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset(), detours: bool = False
+    ) -> None:
         from hongtu.cuda_ext.dry import DryLauncher
 
-        self.gpus = gpus
+        self.gpus, self.detours = gpus, detours
         self.scheduler = Scheduler(seed, ignored)
         self.kernels: Kernels = CudaKernels(DryLauncher())
 
@@ -179,14 +193,17 @@ class DryBackend:
         """The torch device of a GPU's tensors."""
         return torch.device("cpu")
 
+    def memory(self, partitions: int) -> int | None:
+        """There is no limit."""
+        return None
+
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""
         queue = self.scheduler.queue
         host = queue()
         gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}
-        return [
-            DryDevice(
-                f"device {i}", budget, traffic, Streams(*gpus[self.gpu_of(i)], host), self.kernels, self.scheduler
-            )
-            for i in range(partitions)
-        ]
+        made: list[Device] = []
+        for i in range(partitions):
+            streams = Streams(*gpus[self.gpu_of(i)], host)
+            made.append(DryDevice(f"device {i}", budget, traffic, streams, self.kernels, self.scheduler, self.detours))
+        return made

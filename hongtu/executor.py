@@ -64,8 +64,9 @@ class Executor:
 
     def run(self, passes: tuple[Pass, ...]) -> float:
         """Run passes in order; returns the loss where one of them evaluates it, else 0."""
-        for value in self.loss_values:
+        for device, value in zip(self.devices, self.loss_values, strict=True):
             value.zero_()
+            device.begin()
         before = self.host.names(), [device.placed() for device in self.devices]
         try:
             for p in passes:
@@ -97,7 +98,7 @@ class Executor:
         for i, device in enumerate(self.devices):
             buffer = device.place(name, (self.plan.resident_rows(name, i), columns), self.host.dtype)
             if zero:
-                buffer.zero_()
+                device.streams.compute.run(buffer.zero_)
 
     def _free(self, name: str) -> None:
         if name in self.plan.resident:

@@ -59,32 +59,38 @@ class MeanLoss:
         if self._named and not fits:
             raise InputError(f"the last layer has {columns} columns, the labels have {self._num_classes} classes")
 
-    def gradient(self, out: Tensor, label_bytes: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, out: Tensor, label_bytes: Tensor, mask: Tensor, chosen: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Gradient of the mean loss by one chunk's output, and the chunk's part of the mean.
 
         Args:
             out: [D, C].
             label_bytes: uint8 [D, B], raw labels of the chunk's rows.
             mask: bool [D], the chunk's part of the train mask.
+            chosen: how many are True, where that is known: else a GPU is asked, which means waiting for it.
 
         Returns:
             gradient [D, C] and the part of the loss, float64, on the device of ``out``.
         """
-        chosen = mask.nonzero().squeeze(1)
+        if chosen is None:
+            rows = mask.nonzero().squeeze(1)
+        else:
+            rows = torch.nonzero_static(mask, size=chosen).squeeze(1)
         gradient = torch.zeros_like(out)
-        if len(chosen) == 0:
+        if len(rows) == 0:
             return gradient, out.new_zeros((), dtype=torch.float64)
         with torch.enable_grad():
-            picked = out.detach().index_select(0, chosen).requires_grad_()
-            losses = self._loss(picked, self._targets(label_bytes.index_select(0, chosen), out.dtype))
-            if losses.shape != (len(chosen),):
+            picked = out.detach().index_select(0, rows).requires_grad_()
+            losses = self._loss(picked, self._targets(label_bytes.index_select(0, rows), out.dtype))
+            if losses.shape != (len(rows),):
                 raise InputError(
-                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(chosen)},)"
+                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},)"
                 )
             total = losses.sum()
             (total / self._count).backward()
         assert picked.grad is not None
-        gradient.index_copy_(0, chosen, picked.grad)
+        gradient.index_copy_(0, rows, picked.grad)
         return gradient, losses.detach().double().sum() / self._count
 
     def _targets(self, label_bytes: Tensor, dtype: torch.dtype) -> Tensor:

@@ -204,6 +204,8 @@ def _model_bytes(model: nn.Module) -> int:
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
+    if optimizer.state:
+        return _state_bytes(optimizer)
     trial = copy.deepcopy(optimizer)
     for group in trial.param_groups:
         for parameter in group["params"]:
@@ -212,5 +214,9 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
         trial.step()
     except TypeError as error:
         raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
-    state = trial.state_dict()["state"].values()
+    return _state_bytes(trial)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    state = optimizer.state_dict()["state"].values()
     return sum(v.nbytes for entry in state for v in entry.values() if isinstance(v, Tensor))

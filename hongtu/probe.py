@@ -47,7 +47,7 @@ def _probe_view(
     device = CpuDevice("probe", None, Traffic())
     workspace: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]):
-        network = Network(copy.deepcopy(model), RowContext())
+        network = Network(copy.deepcopy(model).cpu(), RowContext())
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

@@ -6,6 +6,8 @@ passes through a set of staging memory on both sides. The host adds gradient row
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ class StagedDevice(Device):
     Args:
         name, budget, traffic, streams, kernels: as for ``Device``.
         where: the torch device of its tensors.
+        reaches: whether the device can read and write a tensor of the host or a peer itself; others take a detour.
         pinned: makes host memory that the device can read and write; what it made is free again when it is dropped.
     """
 
@@ -36,9 +39,10 @@ class StagedDevice(Device):
         kernels: Kernels,
         where: torch.device,
         pinned: Make,
+        reaches: Callable[[Tensor], bool] = lambda tensor: True,
     ) -> None:
         super().__init__(name, budget, traffic, streams, kernels)
-        self.where = where
+        self.where, self._reaches = where, reaches
         self._staging_pool = Pool(pinned)
         self._host: dict[str, Tensor] = {}
 
@@ -74,7 +78,7 @@ class StagedDevice(Device):
         rows = self.staging("row_in_chunk", number)[: len(index)]
 
         def gather() -> None:
-            self.kernels.copy_rows(host, rows, part, None)
+            self._copy_rows(host, rows, part, None)
             self.traffic.add(link, part.nbytes)
 
         if len(index):
@@ -94,7 +98,7 @@ class StagedDevice(Device):
             rows = self.staging("row_in_chunk", number)[:count]
 
             def scatter() -> None:
-                self.kernels.copy_rows(part, None, host, rows)
+                self._copy_rows(part, None, host, rows)
                 self.traffic.add("write", part.nbytes)
 
             self.streams.flush.run(scatter)
@@ -128,13 +132,36 @@ class StagedDevice(Device):
         target.copy_(source, non_blocking=True)
         self.traffic.add(link, target.nbytes)
 
+    def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
+        if self._reaches(src) and self._reaches(dst):
+            self.kernels.copy_rows(src, src_index, dst, dst_index)
+            return
+        _settle(src, dst)
+        rows = src if src_index is None else src.index_select(0, src_index.to(src.device))
+        if dst_index is None:
+            dst.copy_(rows)
+        else:
+            dst.index_copy_(0, dst_index.to(dst.device).long(), rows.to(dst.device))
+
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.where)
 
     def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        self.kernels.add_rows(cache, slots, peer_cache, peer_slots, "system")
+        if self._reaches(peer_cache):
+            self.kernels.add_rows(cache, slots, peer_cache, peer_slots, "system")
+        else:
+            _settle(peer_cache)
+            rows = cache.index_select(0, slots).to(peer_cache.device)
+            peer_cache.index_add_(0, peer_slots.to(peer_cache.device), rows)
 
     def drain(self) -> None:
         streams = self.streams
         for stream in (streams.load, streams.compute, streams.flush, streams.host):
             stream.record().synchronize("drain: the pass is done")
+
+
+def _settle(*tensors: Tensor) -> None:
+    """On a detour, which other streams do not know of: wait for all work on these tensors' GPUs."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)

@@ -21,7 +21,7 @@ class Event(Protocol):
 class Stream(Protocol):
     """A queue of work that runs in order."""
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         """Put work into the queue; what it reads must stay until the queue is drained."""
 
     def record(self) -> Event:
@@ -44,7 +44,7 @@ DONE = Done()
 class Inline:
     """A stream that does its work at once."""
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         work()
 
     def record(self) -> Event:

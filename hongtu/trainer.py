@@ -101,6 +101,7 @@ class Trainer:
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
         self.strategy = get_strategy(strategy)
+        self.hardware = hardware or backend.hardware
         self._dtype = dtype
         self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
@@ -115,22 +116,34 @@ class Trainer:
             width = self.artifact.feature_width
             make = embedding_optimizer or optimizer
             self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
-        make_plan = partial(
+        plan_one = partial(
             plan_network,
             self.artifact,
             loss=self._loss,
             optimizer=self.optimizer,
             strategy=self.strategy,
             dtype=dtype,
-            hardware=hardware or backend.hardware,
+            hardware=self.hardware,
             make_embedding_optimizer=embedding_optimizer or optimizer,
         )
+
+        partitions = self.artifact.topology.partitions
+
+        def make_plan(
+            *, network: Network, budget: int | None, correct: Callable[[str, int], int] | None
+        ) -> ExecutionPlan:
+            network.modules.cpu()  # layers are tried on the CPU; the engine takes them where they run
+            plan = plan_one(network=network, budget=budget, correct=correct)
+            memory = backend.memory(partitions)
+            if budget is None and memory is not None and plan.likely_bytes > memory:
+                plan = plan_one(network=network, budget=memory, correct=correct)
+            return plan
 
         make_engine = partial(
             Engine, self.artifact, self._network, self._loss,
             embedding=self.embedding, budget=self._budget, dtype=dtype, backend=backend,
         )  # fmt: skip
-        probe = partial(probe_workspace, model=self.model, loss=self._loss, dtype=dtype)
+        probe = partial(probe_workspace, loss=self._loss, dtype=dtype)
         self._relief = Relief(self._network, make_plan, make_engine, probe, self._budget, on_oom)
         self.epoch = 0
         self.history: list[dict[str, Any]] = []

@@ -23,8 +23,10 @@ DEGREES = {
     "isolated": [0] * 5,
     "mixed": [0, 3, 1, 0, 7, 4, 5, 2, 0],
     "many": [int(k) for k in np.random.default_rng(0).integers(0, 9, 300)],
-    # hubs have more than 512 in-edges and are cut into slices of 512; slices with two hubs, with many others, at ends
-    "hubs": [1300, 0, 513, 3, 0, 512, 511, 0, 0, 1025, 2, 600],
+    # hubs have more than 512 in-edges and are cut into slices of 512: slices with two hubs, with many others, a hub at
+    # the start of a slice (edge 4608), and a destination that is just none
+    "hubs": [1300, 0, 513, 3, 0, 512, 511, 0, 0, 1025, 2, 600, 142, 700],
+    "no_hub": [0, 512],
     "one_hub": [1, 0, 515],
 }
 LARGE = ("many", "hubs")  # at few widths

@@ -19,7 +19,8 @@ OPTIONAL = {
     "torch_geometric": ("wrapping its convolutions as hongtu.nn.PyGLayer", "pip install torch_geometric"),
     "torch_sparse": ("comparing against its kernels", "pip install --no-build-isolation torch-sparse"),
     "kaminpar": ("partitioning large graphs faster than METIS", "pip install kaminpar"),
-    "cuda-core": ("the CUDA runtime, in a later version", "pip install cuda-core 'cuda-bindings<14'"),
+    "nvidia-cuda-nvrtc": ("compiling the CUDA kernels", "pip install 'hongtu[cuda]', or torch's CUDA build"),
+    "cuda-core": ("training on GPUs", "pip install cuda-core 'cuda-bindings<14'"),
 }
 
 
@@ -91,7 +92,7 @@ def report(found: dict[str, Any]) -> str:
 def _gpus(found: dict[str, Any]) -> str:
     if found["gpus"]:
         names = ", ".join(f"{gpu['name']} ({size(gpu['memory'])})" for gpu in found["gpus"])
-        return f"{names}; this version does not use it"
+        return f"{names}: training runs there with `--device cuda`"
     if found["torch_cuda"] is None:
         return "none: this torch is built without CUDA, which training on the CPU does not need"
     return "none that torch can use"

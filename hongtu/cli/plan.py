@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.plan.report import traffic_chart
     from hongtu.planning import plan_model
 
-    hardware = load_hardware(options.hardware)
+    hardware = load_hardware(options.hardware or "cpu")
     if options.plot is not None:
         check_plot(options.plot)
     artifact = open_artifact(options.artifact)

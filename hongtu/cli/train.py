@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     add("--lr", type=float, default=0.01, help="learning rate of Adam (default: 0.01)")
     add("--weight-decay", type=float, default=0.0, help="default: 0")
     add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--device", default="cpu", help="cpu, cuda (all GPUs), cuda:K, or dry (CUDA's engine on the CPU); default: cpu")
     add("--deterministic", action="store_true", help="refuse operations whose result may differ from run to run")
     add("--on-oom", choices=("raise", "replan"), default="raise", help="when layers take more device memory than when "
         "they were planned: stop, or run the epoch again with smaller groups of chunks (default: raise)")  # fmt: skip
@@ -60,8 +60,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes per partition, like 2GiB (default: no limit; `plan`: what --hardware has, less a margin)",
     )
     add("--strategy", choices=("full", "paper", "none"), default="full", help="default: full")
-    add("--hardware", default="cpu", metavar="NAME|FILE",
-        help="what plans are compared for: cpu, a100x4, h200 or a profile (default: cpu)")  # fmt: skip
+    add("--hardware", metavar="NAME|FILE",
+        help="what plans are compared for: cpu, a100x4, h200 or a profile (default: --device; plan: cpu)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -210,7 +210,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
         device_memory=budget,
         strategy=options.strategy,
         seed=options.seed,
-        hardware=load_hardware(options.hardware),
+        hardware=None if options.hardware is None else load_hardware(options.hardware),
         deterministic=options.deterministic,
         on_oom=options.on_oom,
     )

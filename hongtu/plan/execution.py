@@ -210,6 +210,16 @@ class ExecutionPlan:
         lists = (self.passes.setup, self.passes.train, self.passes.evaluate)
         return {"pinned host": max(self._pinned(passes) for passes in lists), "pageable host": self._pageable}
 
+    @property
+    def likely_bytes(self) -> int:
+        """About the most that one device holds, with what stages keep until backward, which is not planned."""
+        kept = 0
+        for p in self.passes.train:
+            if p.keep and p.direction == "forward":
+                kept += sum(self.passes.width[name] for name in (*p.inputs, *p.outputs))
+        own = int(np.diff(self.topology.partition_start).max())
+        return max(self.device_bytes.values()) + 2 * own * kept * self.shape.itemsize
+
     def tightest_pass(self, device: int) -> Pass:
         """The pass that needs the most memory on a device."""
         return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.workspace.get(p.name, 0))

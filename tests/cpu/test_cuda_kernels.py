@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hongtu.cuda_ext import kernels
 from hongtu.cuda_ext.dry import DryLauncher, compiler
 from hongtu.cuda_ext.sources import FOLDER, KernelError
 from tests.kernel_machine import Machine
-from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
+from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, random
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,12 @@ def test_nothing_is_read_past_an_end(launcher, width, dtype):
         AttentionParity().test_gated_sum(machine, graph, width, dtype, 0)
     AttentionParity().test_attend(machine, 1, width, 0, dtype, 0)
     DropoutParity().test_dropout(machine, width, 0.5, dtype, 0)
+
+
+def test_nothing_is_read_past_the_last_of_rows_that_start_between_lines(launcher):
+    machine = Machine(launcher, stream=None, device="cpu", fenced=True)
+    for count in range(1, 70):
+        src = random(count, 63, dtype=np.float32)  # the last row starts closer to a line than those beside it
+        given = machine.tensor(src), None, machine.tensor(np.zeros_like(src)), None
+        kernels.copy_rows(launcher, None, *given)
+        np.testing.assert_array_equal(given[2].numpy(), src)

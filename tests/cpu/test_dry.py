@@ -15,6 +15,7 @@ from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
 from hongtu.plan.strategy import Strategy, get_strategy
 from tests import training
+from tests.staged import EXACT, budget, check
 from tests.training import SIX, STRATEGIES
 
 try:
@@ -22,34 +23,12 @@ try:
 except KernelError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-EXACT = 1e-9  # of the largest gradient entry
 GRAINS = ((1, 7), (4, 8))  # (m, n)
 SEEDS = 12  # orders of work tried per wait that is left out
 
 six = pytest.mark.parametrize("model", SIX, ids=repr)
 grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
-
-
-def budget(model, problem, grain, times, **options):
-    """So many times the smallest budget."""
-    artifact = training.prepare(problem, *grain)
-    options = {"loss": model.loss, "dtype": torch.float64, "optimizer": training.sgd} | options
-    return int(times * training.smallest_budget(artifact, lambda: model.build(problem), **options))
-
-
-def check(model, problem, grain, epochs=2, **options):
-    trainer = training.make_trainer(model, problem, grain, **options)
-    found = training.train(trainer, epochs)
-    expected = training.train_reference(model, problem)
-    training.assert_same(found, training.Outcome(expected.losses[:epochs], expected.gradients[:epochs]), EXACT)
-    record = trainer.train_epoch()
-    assert record.bytes == trainer.plan.bytes
-    assert record.rows == trainer.plan.rows
-    assert record.arena_bytes == trainer.plan.arena_bytes
-    if options.get("device_memory") is not None:
-        assert all(record.peak_bytes[name] <= peak for name, peak in trainer.plan.peak_bytes.items())
-    return trainer
 
 
 @strategies
@@ -82,6 +61,13 @@ def test_partitions_share_gpus(gpus):
     problem = training.awkward()
     for model in SIX[:1] + SIX[4:5]:
         check(model, problem, (4, 8), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
+
+
+@pytest.mark.parametrize("model", [SIX[0], SIX[4]], ids=repr)
+def test_rows_that_a_gpu_does_not_reach_take_a_detour(model):
+    for strategy in STRATEGIES:
+        device = DryBackend(seed=5, detours=True)
+        check(model, training.awkward(), (4, 8), device=device, strategy=strategy, device_memory="smallest")
 
 
 def test_evaluation_and_prediction(tmp_path):

@@ -1,0 +1,168 @@
+"""Everything that a machine with a GPU has to say, in one command: environment, tests, links, epochs.
+
+    make gpu-check OUT=DIR
+
+Writes DIR/gpu-check.jsonl (one line per part), DIR/gpu-check.txt (for people) and a log per part. Each part has a time
+limit, and all together end within --seconds; parts that are done are not run again, so an interrupted check goes on.
+Works on a machine without a package registry: it needs what `hongtu` needs, pytest, and torch_geometric.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.records import append
+
+PYTHON = sys.executable
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to find out.
+
+    Attributes:
+        command: run from the repository's root; its last line may be a JSON object, the part's result.
+        limit: seconds.
+        needs_gpu: left out on another device.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: int
+    needs_gpu: bool = False
+
+
+def parts(options: argparse.Namespace) -> list[Part]:
+    """What is to be done, the most important first."""
+    graph, artifact = options.out / "graph", options.out / "artifact"
+    size = ("--vertices", str(options.vertices), "--edges", str(15 * options.vertices))
+    on = ("--device", options.device)
+    found = [
+        Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 60),
+        Part("links", (PYTHON, "-m", "experiments.gpu_links", *on, "--megabytes", str(options.megabytes)), 120),
+        Part("tests", (PYTHON, "-m", "pytest", "-q", "-x", "tests/gpu"), 200),
+        Part("sanitizer", ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", PYTHON, "-m", "pytest",
+             "-q", "-x", "tests/gpu/test_training.py", "-k", "gcn-m1n7-full or gat-m1n7-full"), 90, needs_gpu=True),
+        Part("graph", (PYTHON, "-m", "hongtu", "generate", "citation", str(graph), *size, "--features", "128",
+             "--classes", "40", "--seed", "1"), 120),
+        Part("artifact", (PYTHON, "-m", "hongtu", "preprocess", str(graph), str(artifact), "--partitions", "1",
+             "--chunks", str(options.chunks), "--order", options.order), 200),
+    ]  # fmt: skip
+    for model, layers in (("gcn", 2), ("gcn", 3), ("gat", 2)):
+        command = (PYTHON, "-m", "experiments.gpu_epoch", str(artifact), *on, "--model", model, "--layers", str(layers))
+        more = ("--epochs", str(options.epochs), "--timeline")
+        found.append(Part(f"{model} of {layers} layers", (*command, *more), 150))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda", help="'dry' tries the check itself, without a GPU")
+    parser.add_argument("--vertices", type=int, default=4_000_000, help="of the graph that epochs are timed on")
+    parser.add_argument("--chunks", type=int, default=256, help="of its finest grain (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="timed of each run (default: %(default)s)")
+    parser.add_argument("--order", default="clusters", help="of its vertices (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=2048, help="of host rows for the links")
+    parser.add_argument("--seconds", type=int, default=520, help="for everything (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="just these parts")
+    options = parser.parse_args()
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + options.seconds
+    for part in parts(options):
+        if part.name not in finished(options.out) and (options.only is None or part.name in options.only):
+            row = run(part, options, end)
+            append(options.out / "gpu-check.jsonl", row)
+            print(line(row), flush=True)
+    rows = latest(options.out)
+    (options.out / "gpu-check.txt").write_text("\n".join(map(line, rows.values())) + "\n")
+    sys.exit(any(row["status"] not in (DONE, "left out") for row in rows.values()))
+
+
+def run(part: Part, options: argparse.Namespace, end: float) -> dict[str, Any]:
+    """Run a part within its limit and the time that is left."""
+    row: dict[str, Any] = {
+        "part": part.name,
+        "command": " ".join(("python", *part.command[1:])),
+        "device": options.device,
+    }
+    if part.needs_gpu and not options.device.startswith("cuda"):
+        return row | {"status": "left out", "why": "needs a GPU"}
+    left = end - time.monotonic()
+    if left < 1:
+        return row | {"status": "no time left"}
+    log = options.out / f"{part.name.replace(' ', '-')}.log"
+    start = time.monotonic()
+    with open(log, "w") as stream:
+        try:
+            done = subprocess.run(
+                part.command, stdout=subprocess.PIPE, stderr=stream, timeout=min(part.limit, left), text=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as expired:
+            stream.write(
+                (expired.stdout or b"").decode() if isinstance(expired.stdout, bytes) else expired.stdout or ""
+            )
+            return row | {"status": "took too long", "seconds": time.monotonic() - start}
+        except FileNotFoundError:
+            return row | {"status": "left out", "why": f"there is no {part.command[0]} here"}
+        stream.write(done.stdout)
+    row |= {"status": DONE if done.returncode == 0 else "failed", "seconds": time.monotonic() - start}
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    try:
+        return row | {"result": json.loads(last[0])}
+    except ValueError:
+        return row | {"said": last[0]}
+
+
+def finished(out: Path) -> set[str]:
+    """The parts that are done."""
+    return {name for name, row in latest(out).items() if row["status"] == DONE}
+
+
+def latest(out: Path) -> dict[str, dict[str, Any]]:
+    """What was found last, by part."""
+    file = out / "gpu-check.jsonl"
+    rows = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+    return {row["part"]: row for row in rows}
+
+
+def line(row: dict[str, Any]) -> str:
+    """One part for people."""
+    text = (
+        f"{row['part']:18s} {row['status']:14s} {row.get('seconds', 0):6.1f} s  {row.get('why', row.get('said', ''))}"
+    )
+    result = row.get("result")
+    if not isinstance(result, dict):
+        return text.rstrip()
+    if row["part"] == "links":
+        text += f"copy {result['copy']:.1f} GB/s, a chunk {result['chunk_seconds'] * 1e3:.2f} ms"
+        for size, both in result["rows"].items():
+            direct, through_host = both["zero_copy"], both["host_gather"]
+            text += f"\n    rows of {size:>4s} bytes: zero-copy {direct:5.1f}, host gather {through_host:5.1f} GB/s"
+    elif "unlimited" in result:
+        text += "losses agree" if result["losses_agree"] else "LOSSES DIFFER"
+        for name, run in result.items():
+            if isinstance(run, dict):
+                text += f"\n    {name:14s} " + (
+                    f"{run['seconds']:.4f} s, allocated {run['allocated'] / 2**30:.2f} GiB"
+                    if "seconds" in run
+                    else run["error"]
+                )
+    elif row["part"] == "environment":
+        text += ", ".join(gpu["name"] for gpu in result["gpus"]) or "no GPU"
+    return text.rstrip()
+
+
+if __name__ == "__main__":
+    main()

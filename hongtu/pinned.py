@@ -1,0 +1,102 @@
+"""Pinned host memory of exact size, near the GPUs that use it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Registered:
+    """Ranges of host memory that every GPU reads and writes at their own addresses."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}
+
+    def __contains__(self, address: int) -> bool:
+        return any(start <= address < end for start, end in self._ends.items())
+
+    def add(self, array: np.ndarray) -> bool:
+        """Register an array until it is dropped; False when the driver refuses."""
+        start, runtime = array.ctypes.data, torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(start, array.nbytes, PORTABLE | MAPPED)) != 0:
+            return False
+        self._ends[start] = start + array.nbytes
+        weakref.finalize(array, self._remove, start)
+        return True
+
+    def _remove(self, start: int) -> None:
+        del self._ends[start]
+        torch.cuda.cudart().cudaHostUnregister(start)
+
+
+PORTABLE, MAPPED = 1, 2  # cudaHostRegister's flags
+REGISTERED = Registered()
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = ()) -> Tensor:
+    """Page-aligned host memory of exact size, registered with the driver until the tensor's memory is dropped.
+
+    torch's own pinned allocator rounds up to powers of two, which would not do for what fills most of a machine. Where
+    the driver refuses, mostly because the system limits locked memory, the memory is pageable: a warning says so, and
+    rows go through the host's processor.
+
+    Args:
+        near: lists of processors; that many parts of the memory are placed near them, in order.
+    """
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    array = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    if len(set(near)) > 1:
+        touch_near(array, near)
+    if not REGISTERED.add(array):
+        warnings.warn(
+            f"the driver refused to pin {nbytes} bytes of host memory: rows are gathered by the host, which is slow; "
+            "raise the limit of locked memory (`ulimit -l unlimited`)",
+            stacklevel=2,
+        )
+    return torch.from_numpy(array).view(dtype).view(shape)
+
+
+def touch_near(array: np.ndarray, near: Sequence[str]) -> None:
+    """Write to every page of part k of an array from a processor of list k: the system then takes its memory there."""
+    before = os.sched_getaffinity(0)
+    try:
+        for k, listed in enumerate(near):
+            os.sched_setaffinity(0, processors(listed) & before or before)
+            part = array[k * len(array) // len(near) : (k + 1) * len(array) // len(near)]
+            part[:: mmap.PAGESIZE] = 0
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def processors(listed: str) -> set[int]:
+    """Numbers of a list as Linux writes it.
+
+    >>> sorted(processors("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    found: set[int] = set()
+    for part in listed.strip().split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def processors_near(gpu: int) -> str:
+    """The processors on the socket of a GPU, as Linux lists them; all where it does not say."""
+    from cuda.bindings import runtime
+
+    _, bus = runtime.cudaDeviceGetPCIBusId(32, gpu)
+    try:
+        return Path(f"/sys/bus/pci/devices/{bus.decode().rstrip(chr(0)).lower()}/local_cpulist").read_text()
+    except (OSError, AttributeError):
+        return f"0-{(os.cpu_count() or 1) - 1}"

@@ -1,0 +1,37 @@
+"""Training on devices with memory of their own: exact, and what the plan predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests import training
+
+EXACT = 1e-9  # of the largest gradient entry, in float64
+SINGLE = 1e-4  # in float32
+
+
+def budget(model: Any, problem: Any, grain: tuple[int, int], times: float, **options: Any) -> int:
+    """So many times the smallest budget."""
+    artifact = training.prepare(problem, *grain)
+    options = {"loss": model.loss, "dtype": torch.float64, "optimizer": training.sgd} | options
+    return int(times * training.smallest_budget(artifact, lambda: model.build(problem), **options))
+
+
+def check(
+    model: Any, problem: Any, grain: tuple[int, int], epochs: int = 2, tolerance: float = EXACT, **options: Any
+) -> Any:
+    """Losses and gradients are the reference's, and the counters the plan's; returns the trainer."""
+    trainer = training.make_trainer(model, problem, grain, **options)
+    found = training.train(trainer, epochs)
+    found.gradients[:] = [{name: g.cpu() for name, g in gradients.items()} for gradients in found.gradients]
+    expected = training.train_reference(model, problem)
+    training.assert_same(found, training.Outcome(expected.losses[:epochs], expected.gradients[:epochs]), tolerance)
+    record = trainer.train_epoch()
+    assert record.bytes == trainer.plan.bytes
+    assert record.rows == trainer.plan.rows
+    assert record.arena_bytes == trainer.plan.arena_bytes
+    if options.get("device_memory") is not None:
+        assert all(record.peak_bytes[name] <= peak for name, peak in trainer.plan.peak_bytes.items())
+    return trainer
