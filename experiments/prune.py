@@ -22,7 +22,7 @@ from experiments.records import append, machine
 from hongtu.models import build_layers
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition
-from hongtu.preprocess.clean import clean_edges
+from hongtu.preprocess.clean import coalesce
 from hongtu.preprocess.kaminpar import kaminpar_installed
 
 
@@ -78,8 +78,9 @@ def compare(options: argparse.Namespace) -> dict:
 
 def cluster(edges: np.ndarray, num_vertices: int, share: float, undirected: bool) -> np.ndarray:
     """bool [V]: one of ``1 / share`` parts of a partition."""
-    source, destination, _ = clean_edges(edges, None, num_vertices, undirected=undirected, self_loops=False)
-    graph = csc.build_csc(source, destination, None, num_vertices)
+    graph = csc.build_csc(edges[0], edges[1], None, num_vertices, undirected=undirected)
+    if undirected:
+        graph = csc.Csc(*coalesce(graph.in_edge_start, graph.source, None))
     everyone = np.ones(num_vertices, dtype=bool)
     name = "kaminpar" if kaminpar_installed() else "metis"
     arrays = graph.in_edge_start, graph.source

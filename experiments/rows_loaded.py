@@ -22,7 +22,7 @@ from hongtu.errors import BudgetError
 from hongtu.plan.hardware import Hardware, load_hardware
 from hongtu.plan.transfer import TransferPlan, plan_transfers
 from hongtu.preprocess import csc, order, partition, reorganize
-from hongtu.preprocess.clean import clean_edges
+from hongtu.preprocess.clean import coalesce
 from hongtu.topology import Topology, build_topology
 
 PAPER_CHUNKS = 32
@@ -52,8 +52,8 @@ def read(path: Path, undirected: bool) -> csc.Csc:
     meta = path / "meta.json"
     nodes = json.loads(meta.read_text()).get("nodes") if meta.exists() else None
     num_vertices = int(edges.max()) + 1 if nodes is None else nodes
-    source, destination, _ = clean_edges(edges, None, num_vertices, undirected=undirected, self_loops=False)
-    return csc.build_csc(source, destination, None, num_vertices)
+    graph = csc.build_csc(edges[0], edges[1], None, num_vertices, undirected=undirected)
+    return csc.Csc(*coalesce(graph.in_edge_start, graph.source, None)) if undirected else graph
 
 
 def measure(graph: csc.Csc, m: int, seed: int) -> dict:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hongtu.errors import InputError
 from hongtu.npy import open_npy
 from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.topology import Topology
+from hongtu.vertex_ids import VertexIds
 
 FORMAT = "hongtu-artifact"
 VERSION = 1
@@ -29,7 +31,10 @@ MANIFEST = "manifest.json"
 
 # name -> (dtypes allowed, dimensions, required)
 ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "original_id": (("int32",), 1, True),  # [V] original id of every new id
+    "original_id": (("int32",), 1, True),  # [V] original number of every new id
+    "vertex_id": (("int64",), 1, False),  # [V] the input's own id of every original number, where it is another
+    "name_start": (("int64",), 1, False),  # [V + 1] the same, where ids are text: starts in name_text
+    "name_text": (("uint8",), 1, False),  # UTF-8
     "chunk_start": (("int64",), 1, True),  # [m * n + 1]
     "in_edge_start": (("int64",), 1, True),  # [V + 1]
     "source_start": (("int64",), 1, True),  # [m * n + 1]
@@ -54,6 +59,7 @@ class Artifact:
         path: the directory.
         manifest: the parsed ``manifest.json``.
         original_id: int32 [V].
+        vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
         features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
         labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
         masks: ``{"train" | "val" | "test": bool [V]}``.
@@ -66,6 +72,8 @@ class Artifact:
         self.manifest = manifest
         self._opened = {file: _file_identity(file) for file in (path / f"{name}.npy" for name in arrays)}
         self.original_id = arrays["original_id"]
+        ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
+        self.vertex_ids = VertexIds(*ids) if ids[0] is not None or ids[1] is not None else None
         self.features = arrays.get("features")
         self.labels = arrays["labels"]
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
@@ -125,6 +133,20 @@ class Artifact:
                 raise InputError(
                     f"{file}: cut from {size} to {now.st_size} bytes while it was in use; run `hongtu preprocess` again"
                 )
+
+    def numbers(self, vertices: Iterable[Any]) -> np.ndarray:
+        """int64, the original numbers of vertices named as the input names them.
+
+        Raises:
+            InputError: for a vertex that is not there.
+        """
+        if self.vertex_ids is not None:
+            return self.vertex_ids.numbers(vertices)
+        numbers = np.array(list(vertices))
+        bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_vertices)) if numbers.dtype.kind in "iu" else [0]
+        if len(numbers) and len(bad):
+            raise InputError(f"vertex {numbers[bad[0]]!r}, expected an integer from 0 to {self.num_vertices - 1}")
+        return numbers.astype(np.int64)
 
     def verify(self) -> None:
         """Read the manifest and every array, compare their hashes with those in the manifest, and the indices with
@@ -235,6 +257,8 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
     expected: dict[str, tuple[int, ...]] = {
         "original_id": (v,),
+        "vertex_id": (v,),
+        "name_start": (v + 1,),
         "chunk_start": (m * n + 1,),
         "in_edge_start": (v + 1,),
         "source_start": (m * n + 1,),
@@ -250,46 +274,57 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
             raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
-    for name, last in (("chunk_start", v), ("source_start", len(arrays["sources"])), ("in_edge_start", e)):
+    if ("name_start" in arrays) != ("name_text" in arrays):
+        raise InputError(
+            f"{path / MANIFEST}: one of name_start and name_text is missing; run `hongtu preprocess` again"
+        )
+    ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
+    if "name_start" in arrays:
+        ends["name_start"] = len(arrays["name_text"])
+    for name, last in ends.items():
         array = arrays[name]
         if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):
             raise InputError(f"{path / name}.npy: expected an ascending array from 0 to {last}; preprocess again")
 
 
 class ArtifactWriter:
-    """Writes arrays into a temporary sibling of ``path``; ``commit`` adds the manifest and renames it into place.
+    """Writes arrays into a temporary directory beside ``path``; ``commit`` adds the manifest and renames it into place.
 
     Use as a context manager: leaving it without ``commit`` removes everything that was written.
+
+    Args:
+        path: the artifact to make.
+        force: replace one that is there.
+        directory: an existing directory to write into, on the same file system; whoever gives it removes it. None: a
+            new sibling of ``path``.
 
     Raises:
         InputError: when ``path`` exists and ``force`` is false.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False, directory: Path | None = None) -> None:
         self.path = Path(path)
-        self.force = force
         check_output(self.path, force=force, marker=MANIFEST)
-        self._temporary = temporary_sibling(self.path)
-        self._arrays: dict[str, np.ndarray] = {}
+        self._given = directory is not None
+        self._directory = directory or temporary_sibling(self.path)
+        self._names: set[str] = set()
 
     def __enter__(self) -> ArtifactWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        if not self._given:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def create(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """A writable memory map for array ``name``; fill it before ``commit``."""
+        self.adopt(name)
+        return create_array(self._directory / f"{name}.npy", dtype, shape)
+
+    def adopt(self, name: str) -> None:
+        """Take an array that is in the directory already."""
         assert name in ARRAYS, name
-        file = self._temporary / f"{name}.npy"
-        if 0 in shape:
-            np.save(file, np.empty(shape, dtype))
-            array = np.empty(shape, dtype)
-        else:
-            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
-            reserve(file)
-        self._arrays[name] = array
-        return array
+        self._names.add(name)
 
     def add(self, name: str, array: np.ndarray) -> None:
         """Store a whole array."""
@@ -297,22 +332,32 @@ class ArtifactWriter:
 
     def commit(self, header: dict[str, Any]) -> None:
         """Write the manifest and move the artifact into place; ``header`` holds everything but the array table."""
-        table = {}
-        for name, array in self._arrays.items():
-            if isinstance(array, np.memmap):
-                array.flush()
-            file = self._temporary / f"{name}.npy"
-            table[name] = {
-                "dtype": str(array.dtype),
-                "shape": list(array.shape),
-                "bytes": file.stat().st_size,
-                "hash": file_hash(file),
-            }
-        self._arrays.clear()
-        manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": table}
+        names = [name for name in ARRAYS if name in self._names]
+        with ThreadPoolExecutor() as pool:
+            entries = list(pool.map(_entry, (self._directory / f"{name}.npy" for name in names)))
+        manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": dict(zip(names, entries))}
         manifest["hash"] = _hash(_manifest_text(manifest))
-        (self._temporary / MANIFEST).write_bytes(_manifest_text(manifest))
-        replace_directory(self._temporary, self.path)
+        (self._directory / MANIFEST).write_bytes(_manifest_text(manifest))
+        replace_directory(self._directory, self.path)
+
+
+def create_array(file: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A writable memory map of a new .npy file; an array without elements is saved and returned, for it has no map."""
+    if 0 in shape:
+        np.save(file, np.empty(shape, dtype))
+        return np.empty(shape, dtype)
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    reserve(file)
+    return array
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    """The manifest's entry of a file, which is on disk then."""
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())
+    array = np.load(file, mmap_mode=None if file.stat().st_size < 4096 else "r", allow_pickle=False)
+    entry = {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": file.stat().st_size}
+    return {**entry, "hash": file_hash(file)}
 
 
 def file_hash(file: Path) -> str:

@@ -17,7 +17,7 @@ from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
-from hongtu.plan.arena import Needs
+from hongtu.plan.arena import Needs, aggregates_in_place
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import Pass
 from hongtu.streams import Turn
@@ -146,7 +146,7 @@ class ChunkRun:
             a = self.inputs.vertex[p.source]
         else:
             a = self._aggregate(s)
-            if p.checkpoint is not None:
+            if p.checkpoint is not None and not self._in_place():
                 a = self._emit(a, p.checkpoint)
         if self.shape.combined:
             s = ()
@@ -180,15 +180,21 @@ class ChunkRun:
 
     def _aggregate(self, s: tuple[Tensor, ...]) -> Tensor:
         """The linear aggregate, together with s where the layer combines them; no gradients."""
-        assert self.p.layer is not None and self.shape is not None and self.inputs.block is not None
+        p = self.p
+        assert p.layer is not None and self.shape is not None and self.inputs.block is not None
         with torch.no_grad():
             cache = self._cache("value")
             if self.shape.reduce is None:
-                a = self.network.aggregate(self.p.layer, self.inputs.block, cache.index_select(0, self.inputs.slots), s)
+                a = self.network.aggregate(p.layer, self.inputs.block, cache.index_select(0, self.inputs.slots), s)
             else:
-                a = self.device.buffer("aggregate")[: self.inputs.num_dst]
+                spare = self.inputs.own(p.checkpoint) if self._in_place() else self.device.buffer("aggregate")
+                a = spare[: self.inputs.num_dst]
                 kernels_for(cache).csc_aggregate(*self._csc(), cache, a)
-            return self.network.combine(self.p.layer, a, s, self.inputs.rows) if self.shape.combined else a
+            return self.network.combine(p.layer, a, s, self.inputs.rows) if self.shape.combined else a
+
+    def _in_place(self) -> bool:
+        reduces = self.shape is not None and self.shape.reduce is not None
+        return reduces and aggregates_in_place(self.p, self.plan.shape, self.plan.view(self.p), self.plan.resident)
 
     def _combine_gradient(self, grad_DA: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         """Gradients of the plain aggregate and of s; both are linear, so their values do not matter."""

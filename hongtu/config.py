@@ -10,7 +10,7 @@ from typing import Any
 
 from hongtu.errors import InputError
 
-PARTITIONERS = ("metis", "kaminpar", "range", "random")
+PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
@@ -31,10 +31,16 @@ class PreprocessConfig:
         partitions: m, one per device; at least 1.
         chunks: n, chunks per partition, at least 1, or "auto": ``max(1, min(512, V // (partitions * 256)))``;
             the planner runs groups of chunks as one where that is faster.
-        partitioner: "metis" (needs pymetis), "kaminpar" (needs kaminpar; faster), "range" (contiguous ids,
-            edge-balanced) or "random".
+        partitioner: "metis" (needs pymetis), "kaminpar" (needs kaminpar; faster), "streaming" (fastest of those that
+            look at edges, in memory for vertices only), "range" (contiguous ids, edge-balanced), "random", or "auto":
+            METIS up to 20M edges, beyond it KaMinPar where it is installed, else streaming.
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
             propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
+        columns: names of the source, destination and, with a third, weight column of a table or an edge list with a
+            first line of names; in an edge list without names the first two (three) columns are meant. None: tables
+            have "source" and "destination" (and "weight"), edge lists two columns.
+        relabel: number the vertices from 0, in the order in which the edges name them (or of ``ids.npy``); their ids
+            may be any integers or text. The artifact keeps them.
         undirected: add the reverse of every edge, then merge duplicates, summing weights (a self-loop is its own
             reverse and counts twice, as in torch_geometric's ``to_undirected``).
         self_loops: add one self-loop, of weight 1, to each vertex that has none.
@@ -47,12 +53,16 @@ class PreprocessConfig:
             keeps the input's.
         split: which row of ``[S, N]`` masks to use.
         force: replace an artifact that already exists.
+        resume: continue after the last finished stage of the same run, where one was interrupted; only for a graph on
+            disk.
     """
 
     partitions: int = 4
     chunks: int | str = 32
-    partitioner: str = "metis"
+    partitioner: str = "auto"
     order: str = "auto"
+    columns: tuple[str, ...] | None = None
+    relabel: bool = False
     undirected: bool = False
     self_loops: bool = False
     normalize_features: bool = False
@@ -62,6 +72,7 @@ class PreprocessConfig:
     random_split: tuple[float, float, float] | None = None
     split: int = 0
     force: bool = False
+    resume: bool = False
 
     @property
     def embedding(self) -> int:
@@ -78,9 +89,11 @@ class PreprocessConfig:
         set_field(self, "split", _integer("split", self.split, 0))
         _one_of("partitioner", self.partitioner, PARTITIONERS)
         _one_of("order", self.order, ORDERS)
-        for name in ("undirected", "self_loops", "normalize_features", "force"):
+        for name in ("relabel", "undirected", "self_loops", "normalize_features", "force", "resume"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
+        if self.columns is not None:
+            set_field(self, "columns", _columns(self.columns))
         _check_features(self.features)
         if self.embedding and self.normalize_features:
             raise InputError("normalize_features: embeddings are learned; leave it out")
@@ -102,10 +115,8 @@ class PreprocessConfig:
     def settings(self) -> dict[str, Any]:
         """Everything that decides the artifact's content, for its manifest."""
         settings = asdict(self)
-        del settings["force"]
-        if self.random_split is not None:
-            settings["random_split"] = list(self.random_split)
-        return settings
+        del settings["force"], settings["resume"]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
 def spec_width(field: str, spec: Any, forms: tuple[str, ...]) -> int:
@@ -161,6 +172,14 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def _check_features(spec: str | None) -> None:
     if spec is not None:
         spec_width("features", spec, ("random:F", "degree", "embedding:D"))
+
+
+def _columns(value: Any) -> tuple[str, ...]:
+    """Two or three names, from a sequence or from "src,dst,weight"."""
+    names = tuple(name.strip() for name in (value.split(",") if isinstance(value, str) else value))
+    if len(names) not in (2, 3) or not all(names) or len(set(names)) < len(names):
+        raise InputError(f"columns: {value!r}, expected two or three names, such as source,destination,weight")
+    return names
 
 
 def _fractions(value: Any) -> tuple[float, float, float]:

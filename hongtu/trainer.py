@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
@@ -209,9 +209,16 @@ class Trainer:
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
         return self._infer(lambda out: {split: score(out, labels, mask) for split, mask in masks.items()})
 
-    def predict(self) -> Tensor:
-        """[N, C]: the model's output for every vertex, in the original order, without dropout."""
-        return self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
+    def predict(self, vertices: Iterable[Any] | None = None) -> Tensor:
+        """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
+        ``artifact.vertex_ids[k]`` where the input has ids of its own.
+
+        Args:
+            vertices: the vertices whose rows to return, in this order, named as the input names them; None: all.
+        """
+        numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
+        ordered = self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
+        return ordered if numbers is None else ordered[numbers]
 
     def _infer(self, use: Callable[[Tensor], T]) -> T:
         """What is made of the output [V, C], in new order."""

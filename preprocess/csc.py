@@ -1,6 +1,6 @@
-"""Stage 3: in-edges grouped by destination, in input order within each (that position is an edge's identity).
+"""In-edges grouped by destination, in input order within each (that position is an edge's identity).
 
-Legend: V vertices, E edges.
+Legend: V vertices, E edges, T threads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
+
+from hongtu.preprocess.bucket_sort import Create, group_by_key, in_memory
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,27 @@ class Csc:
     weight: np.ndarray | None
 
 
-def build_csc(source: np.ndarray, destination: np.ndarray, weight: np.ndarray | None, num_vertices: int) -> Csc:
-    """A stable counting sort of the edges by destination.
+def build_csc(
+    source: np.ndarray,
+    destination: np.ndarray,
+    weight: np.ndarray | None,
+    num_vertices: int,
+    *,
+    undirected: bool = False,
+    create: Create = in_memory,
+) -> Csc:
+    """A stable counting sort of the edges by destination; ``undirected`` adds the reverse of every edge after them all.
 
     >>> # five vertices; edges 3->1, 0->2, 4->1, 3->0, 0->4
     >>> csc = build_csc(np.int32([3, 0, 4, 3, 0]), np.int32([1, 2, 1, 0, 4]), None, 5)
     >>> csc.in_edge_start.tolist(), csc.source.tolist()
     ([0, 1, 3, 4, 4, 5], [3, 3, 4, 0, 0])
     """
-    has_weight = weight is not None
-    start, sorted_source, sorted_weight = _group(
-        source, destination, weight if has_weight else np.empty(0, dtype=np.float32), has_weight, num_vertices
-    )
-    return Csc(start, sorted_source, sorted_weight if has_weight else None)
+    pairs = [(destination, source)] + ([(source, destination)] if undirected else [])
+    return Csc(*group_by_key(pairs, weight, num_vertices, create))
 
 
-def renumber(csc: Csc, original_id: np.ndarray) -> Csc:
+def renumber(csc: Csc, original_id: np.ndarray, create: Create = in_memory) -> Csc:
     """The same graph where vertex v is what was vertex ``original_id[v]``; each in-edge list keeps its order.
 
     >>> csc = Csc(np.array([0, 1, 1, 3]), np.int32([2, 0, 1]), None)  # 2->0, 0->2, 1->2
@@ -49,84 +56,89 @@ def renumber(csc: Csc, original_id: np.ndarray) -> Csc:
     >>> new.in_edge_start.tolist(), new.source.tolist()
     ([0, 2, 3, 3], [1, 2, 0])
     """
+    new_id = np.empty(len(original_id), dtype=np.int32)
+    new_id[original_id] = np.arange(len(original_id), dtype=np.int32)
+    start = create("start", "int64", (len(original_id) + 1,))
+    start[0] = 0
+    np.cumsum(np.diff(csc.in_edge_start)[original_id], out=start[1:])
+    source = create("value", "int32", csc.source.shape)
     has_weight = csc.weight is not None
-    weight = csc.weight if has_weight else np.empty(0, dtype=np.float32)
-    start, source, new_weight = _renumber(csc.in_edge_start, csc.source, weight, has_weight, original_id)
-    return Csc(start, source, new_weight if has_weight else None)
+    weight = create("weight", "float32", csc.weight.shape) if has_weight else None
+    none = np.empty(0, dtype=np.float32)
+    given, into = (csc.weight, weight) if has_weight else (none, none)
+    bounds = even_blocks(start, BLOCKS * numba.get_num_threads())
+    _renumber(csc.in_edge_start, csc.source, given, has_weight, original_id, new_id, bounds, start, source, into)
+    return Csc(start, source, weight)
+
+
+BLOCKS = 8  # of vertices, per thread
+
+
+def even_blocks(in_edge_start: np.ndarray, blocks: int) -> np.ndarray:
+    """First vertex of each of some ranges with about as many edges, then V; int64 [blocks + 1].
+
+    >>> even_blocks(np.array([0, 6, 6, 7, 8]), 2).tolist()
+    [0, 1, 4]
+    """
+    num_vertices = len(in_edge_start) - 1
+    inner = np.searchsorted(in_edge_start, np.linspace(0, in_edge_start[-1], blocks + 1)[1:-1])
+    return np.concatenate([[0], np.minimum(inner, num_vertices), [num_vertices]]).astype(np.int64)
 
 
 def degrees(csc: Csc) -> tuple[np.ndarray, np.ndarray]:
     """In-degree and out-degree, int64 [V]."""
-    return np.diff(csc.in_edge_start), np.bincount(csc.source, minlength=len(csc.in_edge_start) - 1)
+    return np.diff(csc.in_edge_start), _out_degree(csc.source, len(csc.in_edge_start) - 1)
 
 
 def statistics(csc: Csc) -> dict[str, int]:
     """Counts for the manifest: repeated edges (beyond the first), self-loops, vertices without an edge to another."""
-    duplicates, loops, isolated = _statistics(csc.in_edge_start, csc.source)
+    bounds = even_blocks(csc.in_edge_start, numba.get_num_threads())
+    duplicates, loops, isolated = _statistics(csc.in_edge_start, csc.source, bounds)
     return {
-        "duplicate_edges": duplicates,
-        "self_loops": loops,
-        "isolated_vertices": isolated,
+        "duplicate_edges": int(duplicates),
+        "self_loops": int(loops),
+        "isolated_vertices": int(isolated),
         "max_in_degree": int(np.diff(csc.in_edge_start).max()),
     }
 
 
-@numba.njit(cache=True)
-def _group(source, destination, weight, has_weight, num_vertices):
-    start = np.zeros(num_vertices + 1, dtype=np.int64)
-    for e in range(len(destination)):
-        start[destination[e] + 1] += 1
-    for v in range(num_vertices):
-        start[v + 1] += start[v]
-    at = start[:-1].copy()
-    sorted_source = np.empty(len(source), dtype=np.int32)
-    sorted_weight = np.empty(len(weight), dtype=np.float32)
-    for e in range(len(destination)):
-        k = at[destination[e]]
-        at[destination[e]] += 1
-        sorted_source[k] = source[e]
-        if has_weight:
-            sorted_weight[k] = weight[e]
-    return start, sorted_source, sorted_weight
+@numba.njit(cache=True, parallel=True)
+def _renumber(in_edge_start, source, weight, has_weight, original_id, new_id, bounds, start, new_source, new_weight):
+    for block in numba.prange(len(bounds) - 1):
+        for v in range(bounds[block], bounds[block + 1]):
+            k = start[v]
+            for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
+                new_source[k] = new_id[source[e]]
+                if has_weight:
+                    new_weight[k] = weight[e]
+                k += 1
 
 
 @numba.njit(cache=True)
-def _renumber(in_edge_start, source, weight, has_weight, original_id):
-    num_vertices = len(original_id)
-    new_id = np.empty(num_vertices, dtype=np.int32)
-    start = np.zeros(num_vertices + 1, dtype=np.int64)
-    for v in range(num_vertices):
-        old = original_id[v]
-        new_id[old] = v
-        start[v + 1] = start[v] + in_edge_start[old + 1] - in_edge_start[old]
-    new_source = np.empty(len(source), dtype=np.int32)
-    new_weight = np.empty(len(weight), dtype=np.float32)
-    for v in range(num_vertices):
-        k = start[v]
-        for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
-            new_source[k] = new_id[source[e]]
-            if has_weight:
-                new_weight[k] = weight[e]
-            k += 1
-    return start, new_source, new_weight
+def _out_degree(source, num_vertices):
+    degree = np.zeros(num_vertices, dtype=np.int64)
+    for e in range(len(source)):
+        degree[source[e]] += 1
+    return degree
 
 
-@numba.njit(cache=True)
-def _statistics(in_edge_start, source):
+@numba.njit(cache=True, parallel=True)
+def _statistics(in_edge_start, source, bounds):
     num_vertices = len(in_edge_start) - 1
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
-    linked = np.zeros(num_vertices, dtype=np.bool_)
-    duplicates = 0
-    loops = 0
-    for v in range(num_vertices):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            u = source[e]
-            if seen_by[u] == v:
-                duplicates += 1
-            seen_by[u] = v
-            if u == v:
-                loops += 1
-            else:
-                linked[u] = True
-                linked[v] = True
-    return duplicates, loops, num_vertices - linked.sum()
+    linked = np.zeros(num_vertices, dtype=np.bool_)  # threads only ever write True
+    duplicates = np.zeros(len(bounds) - 1, dtype=np.int64)
+    loops = np.zeros(len(bounds) - 1, dtype=np.int64)
+    for t in numba.prange(len(bounds) - 1):
+        seen_by = np.full(num_vertices, -1, dtype=np.int32)
+        for v in range(bounds[t], bounds[t + 1]):
+            for e in range(in_edge_start[v], in_edge_start[v + 1]):
+                u = source[e]
+                if seen_by[u] == v:
+                    duplicates[t] += 1
+                seen_by[u] = v
+                if u == v:
+                    loops[t] += 1
+                else:
+                    linked[u] = True
+                    linked[v] = True
+    return duplicates.sum(), loops.sum(), num_vertices - linked.sum()

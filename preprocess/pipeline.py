@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from hongtu.artifact import MANIFEST, Artifact, ArtifactWriter, open_artifact
+from hongtu.artifact import VERSION, Artifact, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.output import check_output
-from hongtu.preprocess import clean, csc, order, partition, read, reorganize, volume
-from hongtu.topology import build_topology
+from hongtu.host_memory import available_bytes
+from hongtu.preprocess import chunks, clean, csc, features, memory, order, partition, read, reorganize, volume
+from hongtu.preprocess.workspace import Workspace
 
-STAGES = ("read", "clean", "csc", "partition", "order", "renumber", "chunks", "reorganise", "volume", "write")
-BLOCK_ELEMENTS = 1 << 24  # of features, copied in one step
+SPLITS = ("train", "val", "test")
 
 
 def preprocess_directory(
     source: str | os.PathLike[str], artifact: str | os.PathLike[str], config: PreprocessConfig
 ) -> Artifact:
-    """Preprocess a directory in the neutral format.
+    """Preprocess a graph on disk: a directory in the neutral format, or any other that ``read_input`` knows.
 
     Raises:
         InputError: when the input is wrong or the output exists; nothing is written then.
     """
-    return _run(lambda: read.read_directory(Path(source), config), artifact, config)
+    path = Path(source)
+    return _run(lambda scratch: read.read_input(path, config, scratch), artifact, config, lambda: _files(path))
 
 
 def preprocess_graph(
-    edges: Any,
-    num_vertices: int,
-    artifact: str | os.PathLike[str],
+    edges: Any = None,
+    num_vertices: int | None = None,
+    artifact: str | os.PathLike[str] | None = None,
     *,
+    data: Any = None,
     features: Any = None,
     labels: Any = None,
     masks: Mapping[str, Any] | None = None,
@@ -52,6 +53,8 @@ def preprocess_graph(
         edges: int32 or int64 [2, E], row 0 = source, row 1 = destination.
         num_vertices: V.
         artifact: directory to write.
+        data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
+            others are given) or a NetworkX graph, whose vertices then have the graph's order and names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C".
         masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
@@ -72,123 +75,190 @@ def preprocess_graph(
     if isinstance(labels, str):
         config["labels"], labels = labels, None
     settings = PreprocessConfig(partitions=partitions, chunks=chunks, **config)
+    if artifact is None or (data is None) == (edges is None):
+        raise InputError("preprocess_graph: pass artifact=DIRECTORY, and either edges and num_vertices or data")
     arrays = {"features": features, "labels": labels, "masks": masks, "edge_weight": edge_weight}
-    return _run(lambda: read.from_arrays(edges, num_vertices, settings, **arrays), artifact, settings)
+
+    def load(scratch: Path) -> read.RawGraph:
+        if data is None:
+            return read.from_arrays(edges, num_vertices, settings, **arrays)
+        if num_vertices is not None or edge_weight is not None:
+            raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
+        return read.read_data(data, settings, scratch, features=features, labels=labels, masks=masks)
+
+    return _run(load, artifact, settings)
 
 
-def _run(load: Callable[[], read.RawGraph], path: str | os.PathLike[str], config: PreprocessConfig) -> Artifact:
-    check_output(Path(path), force=config.force, marker=MANIFEST)
+def _files(path: Path) -> list[list[Any]]:
+    """What tells whether the input is still the same: name, size, times and place of every file."""
+    patterns = ("*", "raw/*", "split/*/*")  # where readers look; the artifact may lie elsewhere inside the input
+    found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
+    stats = [(file, file.stat()) for file in found if file.is_file()]
+    return [[str(f.absolute()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in stats]
+
+
+def _run(
+    load: Callable[[Path], read.RawGraph],
+    path: str | os.PathLike[str],
+    config: PreprocessConfig,
+    files: Callable[[], list[list[Any]]] | None = None,
+) -> Artifact:
     m = config.partitions
-    with _Progress() as progress:
-        progress.enter("read")
-        raw = load()
-        v, n = raw.num_vertices, config.resolve_chunks(raw.num_vertices)
-        train = raw.masks["train"]
-
-        progress.enter("clean")
-        flags = {"undirected": config.undirected, "self_loops": config.self_loops}
-        source, destination, weight = clean.clean_edges(raw.edges, raw.edge_weight, v, **flags)
-
-        progress.enter("csc")
-        graph = csc.build_csc(source, destination, weight, v)
-        del source, destination, weight
-        if config.features and not config.embedding:
-            raw.features = read.synthesize_features(config.features, *csc.degrees(graph), config.seed)
-        statistics: dict[str, Any] = {"input_edges": int(raw.edges.shape[1]), **csc.statistics(graph)}
-
-        progress.enter("partition")
-        edges = (graph.in_edge_start, graph.source)
-        part = partition.partition_vertices(config.partitioner, *edges, m, train_mask=train, seed=config.seed)
-        statistics |= partition.partition_statistics(part, *edges, m, train)
-
-        progress.enter("order")
-        original_id, chunk_start, counted = order.order_vertices(config.order, *edges, part, m, n, config.seed)
-        statistics["order"] = counted
-
-        progress.enter("renumber")
-        graph = csc.renumber(graph, original_id)
-
-        progress.enter("chunks")
-        topology = build_topology(m, chunk_start, graph.in_edge_start, graph.source, graph.weight)
-
-        progress.enter("reorganise")
-        neighbour_sets = (topology.source_start, topology.sources)
-        schedules = {
-            "input": np.tile(np.arange(n, dtype=np.int32), (m, 1)),
-            "paper": reorganize.reorganize(*neighbour_sets, m, v),
-        }
-
-        progress.enter("volume")
-        volumes = {
-            name: volume.count_volume(*neighbour_sets, topology.partition_start, schedule).to_dict()
-            for name, schedule in schedules.items()
-        }
-
-        progress.enter("write")
-        with ArtifactWriter(path, force=config.force) as writer:
-            _write_arrays(writer, raw, original_id, topology, schedules["paper"], config)
-            writer.commit(_header(raw, topology, config, statistics, volumes))
+    given = None if files is None else files()
+    identity = None if given is None else {"files": given, "settings": config.settings(), "version": VERSION}
+    with Workspace(Path(path), identity, force=config.force, resume=config.resume) as work:
+        raw = work.stage("read", lambda: read.to_pieces(load(work.scratch)))
+        n, e = config.resolve_chunks(raw["vertices"]), raw["input_edges"]
+        partitioner = _plan(raw, config, work)
+        graph = work.stage("csc", lambda: _csc(raw, config, work), e)
+        work.drop("edges", "edge_weight")
+        in_edges = (graph.get("start"), graph.get("source"))  # dropped where a later stage is finished
+        parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config), e)
+        ordered = work.stage("order", lambda: _order(in_edges, parts["part"], n, config, work), e)
+        new = work.stage("renumber", lambda: _renumber(graph, ordered["original_id"], work), e)
+        work.drop("csc_start", "csc_source", "csc_weight")
+        sets = work.stage("chunks", lambda: _chunks(ordered["chunk_start"], new, work), e)
+        work.drop("new_source")
+        sources = (sets["source_start"], sets["sources"])
+        tour = work.stage("reorganise", lambda: _reorganise(sources, m, raw["vertices"], work), e)
+        starts = ordered["chunk_start"][::n]
+        volumes = work.stage("volume", lambda: _volumes(sources, starts, tour["schedule_paper"]))
+        width = work.stage("write", lambda: _write(raw, graph, ordered["original_id"], config, work))["width"]
+        if files is not None and files() != given:
+            raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
+        statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
+        shape = {"edges": len(sets["local_source"]), "feature_width": width, "weighted": "weight" in new}
+        work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
 
 
-def _write_arrays(
-    writer: ArtifactWriter, raw: read.RawGraph, original_id: np.ndarray, topology, schedule, config: PreprocessConfig
-) -> None:
-    writer.add("original_id", original_id)
-    for name in ("chunk_start", "in_edge_start", "source_start", "sources", "local_source"):
-        writer.add(name, getattr(topology, name))
-    if topology.edge_weight is not None:
-        writer.add("edge_weight", topology.edge_weight)
-    writer.add("schedule_paper", schedule)
-    writer.add("labels", raw.labels[original_id])
-    for split, mask in raw.masks.items():
-        writer.add(f"{split}_mask", mask[original_id])
+def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str:
+    """The partitioner to use; tells the user where time or memory may run short."""
+    vertices, edges = raw["vertices"], raw["input_edges"] * (1 + config.undirected)
+    partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
+    orders = order.candidates(edges) if config.order == "auto" else [config.order]
+    work.predicted = memory.predicted_peak(vertices, edges, partitioner, orders)
+    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"])
+    for note in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
+        if note:
+            print(f"hongtu: note: {note}", file=sys.stderr)
+    return partitioner
+
+
+def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
+    """In-edges by destination, as the flags want them, and features made of degrees or at random."""
+    source, destination = raw["edges"]
+    weight = raw.get("edge_weight")
+    if weight is not None and weight.dtype not in (np.float32, np.float64):
+        weight = weight.astype(np.float32)
+    final = work.maker(start="csc_start", value="csc_source", weight="csc_weight")
+    changed = config.undirected or config.self_loops
+    first = work.maker(start="first_start", value="first_source", weight="first_weight") if changed else final
+    graph = csc.build_csc(source, destination, weight, raw["vertices"], undirected=config.undirected, create=first)
+    if config.undirected:
+        second = work.maker(start="second_start", value="second_source", weight="second_weight")
+        merged = clean.coalesce(graph.in_edge_start, graph.source, graph.weight, second if config.self_loops else final)
+        graph = csc.Csc(*merged)
+    if config.self_loops:
+        graph = csc.Csc(*clean.add_self_loops(graph.in_edge_start, graph.source, graph.weight, final))
+    work.drop(*(f"{when}_{array}" for when in ("first", "second") for array in ("start", "source", "weight")))
+    found: dict[str, Any] = {"start": graph.in_edge_start, "source": graph.source}
+    if graph.weight is not None:
+        found["weight"] = graph.weight
+    if config.features and not config.embedding:
+        made = work.maker(features="made_features")
+        found["features"] = read.synthesize_features(config.features, *csc.degrees(graph), config.seed, made)
+    return {**found, "statistics": {"input_edges": len(source), **csc.statistics(graph)}}
+
+
+def _partition(
+    raw: dict[str, Any],
+    in_edges: tuple[np.ndarray, np.ndarray],
+    partitioner: str,
+    config: PreprocessConfig,
+) -> dict[str, Any]:
+    m, train = config.partitions, raw["train_mask"]
+    part = partition.partition_vertices(partitioner, *in_edges, m, train_mask=train, seed=config.seed)
+    statistics = partition.partition_statistics(part, *in_edges, m, train)
+    return {"part": part, "statistics": statistics}
+
+
+def _order(in_edges, part: np.ndarray, chunks: int, config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
+    start, source = in_edges
+    found = order.order_vertices(config.order, start, source, part, config.partitions, chunks, config.seed)
+    original_id, chunk_start, counted = found
+    arrays = {"original_id": work.put("original_id", original_id), "chunk_start": work.put("chunk_start", chunk_start)}
+    return {**arrays, "counted": counted}
+
+
+def _renumber(graph: dict[str, Any], original_id: np.ndarray, work: Workspace) -> dict[str, Any]:
+    old = csc.Csc(graph["start"], graph["source"], graph.get("weight"))
+    create = work.maker(start="in_edge_start", value="new_source", weight="edge_weight")
+    new = csc.renumber(old, original_id, create)
+    found = {"start": new.in_edge_start, "source": new.source}
+    return found if new.weight is None else {**found, "weight": new.weight}
+
+
+def _chunks(chunk_start: np.ndarray, graph: dict[str, Any], work: Workspace) -> dict[str, Any]:
+    found = chunks.neighbour_sets(chunk_start, graph["start"], graph["source"], work.maker())
+    return {"source_start": work.put("source_start", found[0]), "sources": found[1], "local_source": found[2]}
+
+
+def _reorganise(
+    sources: tuple[np.ndarray, np.ndarray], partitions: int, num_vertices: int, work: Workspace
+) -> dict[str, Any]:
+    return {"schedule_paper": work.put("schedule_paper", reorganize.reorganize(*sources, partitions, num_vertices))}
+
+
+def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
+    plain = np.tile(np.arange(paper.shape[1], dtype=np.int32), (len(paper), 1))
+    schedules = {"input": plain, "paper": paper}
+    count = {
+        name: volume.count_volume(sources[0], sources[1], partition_start, which) for name, which in schedules.items()
+    }
+    return {"volume": {name: found.to_dict() for name, found in count.items()}}
+
+
+def _write(
+    raw: dict[str, Any], graph: dict[str, Any], original_id: np.ndarray, config: PreprocessConfig, work: Workspace
+) -> dict[str, Any]:
+    """Everything that belongs to vertices, in new order."""
+    for name in ("labels", "train_mask", "val_mask", "test_mask"):
+        work.put(name, raw[name][original_id])
+    for name in ("vertex_id", "name_start", "name_text"):  # by original number
+        if name in raw:
+            work.put(name, raw[name])
     if config.embedding:
-        return
-    width = raw.features.shape[1]
-    features = writer.create("features", "float32", (len(original_id), width))
-    step = max(1, BLOCK_ELEMENTS // width)
-    for lo in range(0, len(original_id), step):
-        block = raw.features[original_id[lo : lo + step]]
-        block = (block if isinstance(block, np.ndarray) else block.toarray()).astype(np.float32, copy=False)
-        features[lo : lo + step] = clean.normalize_rows(block) if config.normalize_features else block
+        return {"width": config.embedding}
+    given = graph["features"] if "features" in graph else read.features_of(raw)
+    into = work.maker()("features", "float32", given.shape)
+    change = clean.normalize_rows if config.normalize_features else None
+    features.copy_rows(given, original_id, into, change, lambda share: work.progress.within("write", share))
+    return {"width": int(given.shape[1])}
 
 
-def _header(raw: read.RawGraph, topology, config: PreprocessConfig, statistics: dict, volumes: dict) -> dict[str, Any]:
+def _header(
+    raw: dict[str, Any],
+    shape: dict[str, Any],
+    config: PreprocessConfig,
+    partitioner: str,
+    statistics: dict,
+    volumes: dict,
+) -> dict[str, Any]:
     """The manifest without its table of arrays: no paths, no times, so that equal inputs give equal bytes."""
     paper = volumes["paper"]
     return {
-        "vertices": topology.num_vertices,
-        "edges": topology.num_edges,
-        "partitions": topology.partitions,
-        "chunks": topology.chunks,
-        "feature_width": config.embedding or int(raw.features.shape[1]),
-        "classes": raw.classes,
-        "task": "multilabel" if raw.labels.ndim == 2 else "multiclass",
-        "weighted": topology.edge_weight is not None,
-        "alpha": round(paper["v_ori"] / topology.num_vertices, 6),
+        "vertices": raw["vertices"],
+        **shape,
+        "partitions": config.partitions,
+        "chunks": config.resolve_chunks(raw["vertices"]),
+        "classes": raw["classes"],
+        "task": "multilabel" if raw["labels"].ndim == 2 else "multiclass",
+        "alpha": round(paper["v_ori"] / raw["vertices"], 6),
         "v_ori": paper["v_ori"],
         "v_p2p": paper["v_p2p"],
         "v_ru": paper["v_ru"],
-        "settings": config.settings(),
-        "statistics": {**statistics, **{split: int(mask.sum()) for split, mask in raw.masks.items()}},
+        "settings": config.settings() | {"partitioner": partitioner},
+        "statistics": {**statistics, **{split: int(raw[f"{split}_mask"].sum()) for split in SPLITS}},
         "volume": volumes,
     }
-
-
-class _Progress:
-    """One bar over the stages on stderr, only on a terminal."""
-
-    def __enter__(self) -> _Progress:
-        self.bar = tqdm(total=len(STAGES), disable=None, leave=False, bar_format="{desc:<12} {bar} {elapsed}")
-        self.entered = 0
-        return self
-
-    def enter(self, stage: str) -> None:
-        assert STAGES[self.entered] == stage, stage
-        self.bar.update(min(self.entered, 1))
-        self.bar.set_description_str(stage)
-        self.entered += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()

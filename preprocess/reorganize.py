@@ -1,16 +1,22 @@
-"""Stage 7: which chunks run together and in which order (HongTu, Algorithm 4).
+"""Which chunks run together and in which order (HongTu, Algorithm 4).
 
 Phase 1 (between devices): partition 0's chunks are the batches; each further partition gives every batch, in turn,
 its unused chunk that shares most sources with the batch so far. Phase 2 (inside a device): a greedy tour over the
 batches that always goes to the unvisited one sharing most transition vertices with the current one.
 
-Legend: V vertices, m partitions, n chunks per partition, T_j the union of the neighbour sets of batch j.
+Overlaps are counted block of vertices by block of vertices: which batches need a vertex is a row of bits.
+
+Legend: V vertices, m partitions, n chunks per partition, T_j the union of the neighbour sets of batch j, W words of 64
+batches.
 """
 
 from __future__ import annotations
 
 import numba
 import numpy as np
+
+from hongtu.preprocess.bits import lowest
+from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 
 
 def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, num_vertices: int) -> np.ndarray:
@@ -30,75 +36,87 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     [[0, 1], [1, 0]]
     """
     chunks = (len(source_start) - 1) // partitions
-    assigned, list_start, list_length, batches = _assign(source_start, sources, partitions, chunks, num_vertices)
-    tour = _tour(_batch_overlap(list_start, list_length, batches, chunks))
+    cuts = block_cuts(source_start, sources, num_vertices)
+    threads = numba.get_num_threads()
+    assigned = np.tile(np.arange(chunks, dtype=np.int32), (partitions, 1))
+    for i in range(1, partitions):
+        assigned[i] = _assign(_chunk_overlap(cuts, sources, assigned[:i], chunks, threads))
+    tour = _tour(_batch_overlap(cuts, sources, assigned, chunks, threads))
     return np.ascontiguousarray(assigned[:, tour])
 
 
-@numba.njit(cache=True)
-def _assign(source_start, sources, partitions, chunks, num_vertices):
-    """Phase 1; also, for every vertex, the list of batches whose T contains it."""
-    list_start = np.zeros(num_vertices + 1, dtype=np.int64)  # room for one entry per neighbour set that has v
-    for s in range(len(sources)):
-        list_start[sources[s] + 1] += 1
-    for v in range(num_vertices):
-        list_start[v + 1] += list_start[v]
-    list_length = np.zeros(num_vertices, dtype=np.int32)
-    batches = np.empty(len(sources), dtype=np.int32)
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
-    assigned = np.empty((partitions, chunks), dtype=np.int32)
-    for i in range(partitions):
-        own_start = source_start[i * chunks : (i + 1) * chunks + 1]
-        overlap = _chunk_overlap(own_start, sources, list_start, list_length, batches)
-        used = np.zeros(chunks, dtype=np.bool_)
+@numba.njit(inline="always")
+def _needed_by(cuts, sources, assigned, chunks, block):
+    """uint64 [vertices of the block, W]: bit j of a vertex is set where T_j, of the partitions so far, has it."""
+    needed = np.zeros((1 << BITS, (chunks + 63) // 64), dtype=np.uint64)
+    for i in range(len(assigned)):
         for j in range(chunks):
-            assigned[i, j] = j if i == 0 else _best_unused(overlap, used, j)
-            used[assigned[i, j]] = True
-            stamp = i * chunks + j
-            for earlier in range(i):
-                c = earlier * chunks + assigned[earlier, j]
-                for s in range(source_start[c], source_start[c + 1]):
-                    seen_by[sources[s]] = stamp
-            for s in range(own_start[assigned[i, j]], own_start[assigned[i, j] + 1]):
-                v = sources[s]
-                if seen_by[v] != stamp:  # new in this batch
-                    batches[list_start[v] + list_length[v]] = j
-                    list_length[v] += 1
-    return assigned, list_start, list_length, batches
+            c = i * chunks + assigned[i, j]
+            for s in range(cuts[c, block], cuts[c, block + 1]):
+                needed[sources[s] & ((1 << BITS) - 1), j >> 6] |= np.uint64(1) << np.uint64(j & 63)
+    return needed
+
+
+@numba.njit(cache=True, parallel=True)
+def _chunk_overlap(cuts, sources, assigned, chunks, threads):
+    """|N_c n T_j| for every chunk c of the next partition and every batch j so far, int64 [n, n]."""
+    overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
+    first, blocks = len(assigned) * chunks, cuts.shape[1] - 1
+    for t in numba.prange(threads):
+        own = np.zeros((chunks, chunks), dtype=np.int64)
+        for block in range(t, blocks, threads):
+            needed = _needed_by(cuts, sources, assigned, chunks, block)
+            for c in range(chunks):
+                for s in range(cuts[first + c, block], cuts[first + c, block + 1]):
+                    v = sources[s] & ((1 << BITS) - 1)
+                    for w in range(needed.shape[1]):
+                        left = needed[v, w]
+                        while left != 0:
+                            own[c, (w << 6) + lowest(left)] += 1
+                            left &= left - np.uint64(1)
+        overlap[t] = own
+    return overlap.sum(axis=0)
 
 
 @numba.njit(cache=True)
-def _chunk_overlap(own_start, sources, list_start, list_length, batches):
-    """|N_c n T_j| for every chunk c of one partition and every batch j so far, int64 [n, n]."""
-    chunks = len(own_start) - 1
-    overlap = np.zeros((chunks, chunks), dtype=np.int64)
-    for c in range(chunks):
-        for s in range(own_start[c], own_start[c + 1]):
-            first = list_start[sources[s]]
-            for k in range(first, first + list_length[sources[s]]):
-                overlap[c, batches[k]] += 1
-    return overlap
+def _assign(overlap):
+    """The chunk for every batch, in turn; ties go to the lowest index."""
+    chunks = len(overlap)
+    chosen = np.empty(chunks, dtype=np.int32)
+    used = np.zeros(chunks, dtype=np.bool_)
+    for j in range(chunks):
+        best = -1
+        for c in range(chunks):
+            if not used[c] and (best < 0 or overlap[c, j] > overlap[best, j]):
+                best = c
+        used[best] = True
+        chosen[j] = best
+    return chosen
 
 
-@numba.njit(cache=True)
-def _best_unused(overlap, used, batch):
-    best = -1
-    for c in range(len(used)):
-        if not used[c] and (best < 0 or overlap[c, batch] > overlap[best, batch]):
-            best = c
-    return best
-
-
-@numba.njit(cache=True)
-def _batch_overlap(list_start, list_length, batches, chunks):
+@numba.njit(cache=True, parallel=True)
+def _batch_overlap(cuts, sources, assigned, chunks, threads):
     """|T_j n T_k| for every pair of batches, int64 [n, n]."""
-    overlap = np.zeros((chunks, chunks), dtype=np.int64)
-    for v in range(len(list_length)):
-        end = list_start[v] + list_length[v]
-        for a in range(list_start[v], end):
-            for b in range(a + 1, end):
-                overlap[batches[a], batches[b]] += 1
-    return overlap + overlap.T
+    overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
+    for t in numba.prange(threads):
+        own = np.zeros((chunks, chunks), dtype=np.int64)
+        batches = np.empty(chunks, dtype=np.int64)
+        for block in range(t, cuts.shape[1] - 1, threads):
+            needed = _needed_by(cuts, sources, assigned, chunks, block)
+            for v in range(1 << BITS):
+                count = 0
+                for w in range(needed.shape[1]):
+                    left = needed[v, w]
+                    while left != 0:
+                        batches[count] = (w << 6) + lowest(left)
+                        count += 1
+                        left &= left - np.uint64(1)
+                for a in range(count):
+                    for b in range(a + 1, count):
+                        own[batches[a], batches[b]] += 1
+        overlap[t] = own
+    total = overlap.sum(axis=0)
+    return total + total.T
 
 
 @numba.njit(cache=True)

@@ -1,51 +1,70 @@
-"""The graph made undirected: what partitioners and orders look at."""
+"""The graph read the other way, and made undirected: what partitioners and orders look at.
+
+Legend: V vertices, E edges, A adjacency entries, T threads.
+"""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
+from hongtu.preprocess.bucket_sort import group_by_key, in_memory
+
+
+def transpose(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Who reads every vertex: starts int64 [V + 1] and destinations int32 [E], ascending. Takes 14 bytes per edge.
+
+    >>> start, reader = transpose(np.array([0, 2, 3, 4]), np.int32([0, 1, 0, 0]))
+    >>> start.tolist(), reader.tolist()  # 0->0, 1->0, 0->1, 0->2
+    ([0, 3, 4, 4], [0, 1, 2, 0])
+    """
+    destination = np.empty(source.shape, dtype=np.int32)
+    _destinations(in_edge_start, destination)
+    return group_by_key([(source, destination)], None, len(in_edge_start) - 1, in_memory)[:2]
+
 
 def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Undirected neighbour lists without duplicates and self-loops: starts int64 [V + 1] and neighbours int32.
+    """Undirected neighbour lists without duplicates and self-loops: starts int64 [V + 1] and neighbours int32 [A].
 
     >>> start, neighbour = symmetric_neighbours(np.array([0, 2, 3, 4]), np.int32([0, 1, 0, 0]))
     >>> start.tolist(), neighbour.tolist()  # 0->0, 1->0, 0->1, 0->2
     ([0, 2, 3, 4], [1, 2, 0, 0])
     """
-    return _symmetric(in_edge_start, source)
+    out_start, reader = transpose(in_edge_start, source)
+    bounds = np.linspace(0, len(in_edge_start) - 1, numba.get_num_threads() + 1).astype(np.int64)
+    graph = (in_edge_start, source, out_start, reader, bounds)
+    start = np.zeros(len(in_edge_start), dtype=np.int64)
+    np.cumsum(_merge(*graph, start, np.empty(0, dtype=np.int32), False), out=start[1:])
+    neighbour = np.empty(int(start[-1]), dtype=np.int32)
+    _merge(*graph, start, neighbour, True)
+    return start, neighbour
 
 
-@numba.njit(cache=True, nogil=True)
-def _symmetric(in_edge_start, source):
+@numba.njit(cache=True, parallel=True)
+def _destinations(in_edge_start, destination):
+    for v in numba.prange(len(in_edge_start) - 1):
+        destination[in_edge_start[v] : in_edge_start[v + 1]] = v
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _merge(in_edge_start, source, out_start, reader, bounds, start, neighbour, write):
+    """How many neighbours every vertex has, int64 [V]; written to ``neighbour`` where ``start`` says, if ``write``."""
     num_vertices = len(in_edge_start) - 1
-    room = np.zeros(num_vertices + 1, dtype=np.int64)  # start of each list before duplicates are dropped
-    for v in range(num_vertices):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            if source[e] != v:
-                room[v + 1] += 1
-                room[source[e] + 1] += 1
-    for v in range(num_vertices):
-        room[v + 1] += room[v]
-    at = room[:-1].copy()
-    neighbour = np.empty(room[num_vertices], dtype=np.int32)
-    for v in range(num_vertices):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            u = source[e]
-            if u != v:
-                neighbour[at[v]] = u
-                at[v] += 1
-                neighbour[at[u]] = v
-                at[u] += 1
-    start = np.zeros(num_vertices + 1, dtype=np.int64)
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
-    kept = 0
-    for v in range(num_vertices):
-        for e in range(room[v], room[v + 1]):
-            u = neighbour[e]
-            if seen_by[u] != v:
-                seen_by[u] = v
-                neighbour[kept] = u
-                kept += 1
-        start[v + 1] = kept
-    return start, neighbour[:kept].copy()
+    count = np.zeros(num_vertices, dtype=np.int64)
+    for t in numba.prange(len(bounds) - 1):
+        seen_by = np.full(num_vertices, -1, dtype=np.int32)
+        for v in range(bounds[t], bounds[t + 1]):
+            seen_by[v] = v
+            for e in range(in_edge_start[v], in_edge_start[v + 1]):
+                if seen_by[source[e]] != v:
+                    seen_by[source[e]] = v
+                    if write:
+                        neighbour[start[v] + count[v]] = source[e]
+                    count[v] += 1
+            for e in range(out_start[v], out_start[v + 1]):
+                if seen_by[reader[e]] != v:
+                    seen_by[reader[e]] = v
+                    if write:
+                        neighbour[start[v] + count[v]] = reader[e]
+                    count[v] += 1
+    return count

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 import numba
 import numpy as np
 
+from hongtu.preprocess.vertex_blocks import BITS, block_cuts
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -43,40 +45,34 @@ def count_volume(
     >>> count_volume(start, sources, np.array([0, 2, 3]), np.int32([[0, 1], [1, 0]]))
     Volume(v_ori=6, v_p2p=3, v_ru=3, pulled=3)
     """
-    v_p2p, v_ru = _transition_rows(source_start, sources, partition_start[-1], schedule)
-    pulled = _pulled_rows(source_start, sources, partition_start, schedule)
-    return Volume(v_ori=len(sources), v_p2p=v_p2p, v_ru=v_ru, pulled=pulled)
+    cuts = block_cuts(source_start, sources, int(partition_start[-1]))
+    v_p2p, v_ru, pulled = _count(cuts, sources, np.asarray(partition_start), schedule)
+    return Volume(v_ori=len(sources), v_p2p=int(v_p2p), v_ru=int(v_ru), pulled=int(pulled))
 
 
-@numba.njit(cache=True)
-def _transition_rows(source_start, sources, num_vertices, schedule):
+@numba.njit(cache=True, parallel=True)
+def _count(cuts, sources, partition_start, schedule):
     partitions, chunks = schedule.shape
-    last = np.full(num_vertices, -2, dtype=np.int32)  # the latest batch whose T has the vertex
-    v_p2p = 0
-    v_ru = 0
-    for k in range(chunks):
-        for i in range(partitions):
-            c = i * chunks + schedule[i, k]
-            for s in range(source_start[c], source_start[c + 1]):
-                before = last[sources[s]]
-                if before != k:
-                    v_p2p += 1
-                    v_ru += before != k - 1
-                    last[sources[s]] = k
-    return v_p2p, v_ru
-
-
-@numba.njit(cache=True)
-def _pulled_rows(source_start, sources, partition_start, schedule):
-    partitions, chunks = schedule.shape
-    pulled = 0
-    for i in range(partitions):
-        last = np.full(partition_start[partitions], -2, dtype=np.int32)
+    counts = np.zeros((cuts.shape[1] - 1, 3), dtype=np.int64)
+    for block in numba.prange(cuts.shape[1] - 1):
+        base = block << BITS
+        in_batch = np.full(1 << BITS, -2, dtype=np.int32)  # the latest batch whose T has the vertex
         for k in range(chunks):
-            c = i * chunks + schedule[i, k]
-            for s in range(source_start[c], source_start[c + 1]):
-                v = sources[s]
-                if v < partition_start[i] or v >= partition_start[i + 1]:
-                    pulled += last[v] != k - 1
-                    last[v] = k
-    return pulled
+            for i in range(partitions):
+                c = i * chunks + schedule[i, k]
+                for s in range(cuts[c, block], cuts[c, block + 1]):
+                    before = in_batch[sources[s] - base]
+                    if before != k:
+                        counts[block, 0] += 1
+                        counts[block, 1] += before != k - 1
+                        in_batch[sources[s] - base] = k
+        for i in range(partitions):
+            on_device = np.full(1 << BITS, -2, dtype=np.int32)  # the latest batch that reads it on device i
+            for k in range(chunks):
+                c = i * chunks + schedule[i, k]
+                for s in range(cuts[c, block], cuts[c, block + 1]):
+                    v = sources[s]
+                    if v < partition_start[i] or v >= partition_start[i + 1]:
+                        counts[block, 2] += on_device[v - base] != k - 1
+                        on_device[v - base] = k
+    return counts[:, 0].sum(), counts[:, 1].sum(), counts[:, 2].sum()

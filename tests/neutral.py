@@ -35,5 +35,5 @@ def write(directory: Path, arrays: dict[str, Any], meta: dict[str, Any] | None =
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file of a directory, by name."""
-    return {file.name: file.read_bytes() for file in sorted(directory.iterdir())}
+    """Every file of a directory, by name, less the log of an artifact's stages, which holds times."""
+    return {file.name: file.read_bytes() for file in sorted(directory.iterdir()) if file.name != "stages.jsonl"}

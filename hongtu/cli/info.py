@@ -61,9 +61,12 @@ def table(info: dict[str, Any]) -> str:
         "  counted     "
         + ", ".join(
             f"{key.replace('_', ' ')} {statistics.get(key, 0):,}"
-            for key in ("duplicate_edges", "self_loops", "isolated_vertices", "max_in_degree", "edge_cut")
+            for key in ("duplicate_edges", "self_loops", "isolated_vertices", "max_in_degree")
         ),
-        "  balance     " + ", ".join(f"{k} {x:.3f}" for k, x in statistics.get("balance", {}).items()) + "  (max/mean)",
+        f"  partition   {info.get('settings', {}).get('partitioner', '?')}: edge cut {statistics.get('edge_cut', 0):,} "
+        f"({statistics.get('edge_cut', 0) / max(info['edges'], 1):.1%}), alpha {info.get('alpha', 0):.2f}, balance "
+        + ", ".join(f"{k} {x:.3f}" for k, x in statistics.get("balance", {}).items())
+        + "  (max/mean)",
         "",
         f"  {'rows per pass':<34}{'input order':>24}{'Algorithm 4':>24}",
     ]

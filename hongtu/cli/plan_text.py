@@ -169,5 +169,5 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
 
 def _seconds_lines(result: dict[str, Any]) -> list[str]:
     total = result["seconds_per_epoch"]
-    parts = ", ".join(f"{name} {part:.2g}" for name, part in result["seconds"].items() if part > total / 1000)
+    parts = ", ".join(f"{name} {part:.2g}" for name, part in result["seconds"].items() if abs(part) > total / 1000)
     return [f"  {total:.2g} s per epoch predicted on {result['hardware']}, nothing overlapped: {parts}"]

@@ -13,13 +13,17 @@ from hongtu.config import ORDERS, PARTITIONERS, PreprocessConfig
 def add_parser(subparsers: Any) -> None:
     """Register ``hongtu preprocess``."""
     parser = subparsers.add_parser("preprocess", help="turn a graph into an artifact that training reads")
-    parser.add_argument("input", metavar="INPUT", help="directory with edges.npy, features, labels and masks")
+    parser.add_argument(
+        "input", metavar="INPUT", help="directory with edges, features, labels and masks; or a file of edges"
+    )
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory to write")
     add = parser.add_argument
     add("--partitions", type=int, default=4, metavar="M", help="one for each device (default: 4)")
     add("--chunks", type=_chunks, default=32, metavar="N", help="chunks per partition, or 'auto' (default: 32)")
-    add("--partitioner", choices=PARTITIONERS, default="metis", help="default: metis")
+    add("--partitioner", choices=PARTITIONERS, default="auto", help="default: auto, METIS for small graphs")
     add("--order", choices=ORDERS, default="auto", help="order of vertices inside a partition (default: auto)")
+    add("--columns", metavar="S,D[,W]", help="names of the source, destination and weight columns of a table")
+    add("--relabel", action="store_true", help="number vertices whose ids are arbitrary integers or names")
     add("--undirected", action="store_true", help="add reverse edges, then merge duplicates, summing weights")
     add("--self-loops", action="store_true", help="add a self-loop to each vertex without one")
     add("--normalize-features", action="store_true", help="divide each feature row by its sum")
@@ -29,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
     add("--random-split", metavar="A,B,C", help="random train, val and test masks of these fractions")
     add("--split", type=int, default=0, metavar="K", help="which of several splits in the masks (default: 0)")
     add("--force", action="store_true", help="replace an existing artifact")
+    add("--resume", action="store_true", help="continue the same run where it was interrupted, if it was")
     add("--json", action="store_true", help="print the artifact's summary as one JSON object")
     parser.set_defaults(run=run)
 

@@ -40,7 +40,7 @@ def exit_code(error: BaseException) -> int:
 def describe(error: BaseException) -> str:
     """One line for stderr."""
     if isinstance(error, KeyboardInterrupt):
-        text = "stopped by SIGTERM" if isinstance(error, Terminated) else "interrupted"
+        text = str(error) or ("stopped by SIGTERM" if isinstance(error, Terminated) else "interrupted")
     elif isinstance(error, Stopped | InputError | OutputError | DeviceOutOfMemory | AnomalyError):
         text = str(error)
     elif isinstance(error, MemoryError):

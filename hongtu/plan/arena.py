@@ -95,14 +95,20 @@ def pass_buffers(
         buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
         buffers["train_mask"] = Buffer((d,), "bool")
     if needs.edges:
-        buffers |= _edge_buffers(p, shape, width, needs, d, s, e)
+        buffers |= _edge_buffers(p, needs, d, s, e)
+        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward"
+        if reduces and not aggregates_in_place(p, shape, topology, resident):
+            buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
         buffers |= _exchange_buffers(p, limits)
     return buffers
 
 
-def _edge_buffers(
-    p: Pass, shape: NetworkShape, width: dict[str, int], needs: Needs, d: int, s: int, e: int
-) -> dict[str, Buffer]:
+def aggregates_in_place(p: Pass, shape: NetworkShape, topology: Topology, resident: frozenset[str]) -> bool:
+    """Whether a declared reduction writes where its output stays."""
+    return p.checkpoint in resident and topology.active is None and not shape.layers[p.layer].combined
+
+
+def _edge_buffers(p: Pass, needs: Needs, d: int, s: int, e: int) -> dict[str, Buffer]:
     buffers = {
         "indptr": Buffer((d + 1,), "int64"),
         "local_source": Buffer((e,), "int32"),
@@ -112,9 +118,6 @@ def _edge_buffers(
         buffers["edge_weight"] = Buffer((e,), FLOAT)
     if needs.identity:
         buffers |= {"sources": Buffer((s,), "int32"), "edge_id_start": Buffer((d,), "int64")}
-    assert p.layer is not None
-    if shape.layers[p.layer].reduce is not None and p.direction != "backward":
-        buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
     return buffers
 
 

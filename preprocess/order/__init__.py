@@ -19,9 +19,10 @@ from hongtu.preprocess.order.cut import cut_chunks
 from hongtu.preprocess.order.recursive import kaminpar_order, recursive_order
 from hongtu.preprocess.undirected import symmetric_neighbours
 
-__all__ = ["ORDERS", "cut_chunks", "order_vertices"]
+__all__ = ["ORDERS", "candidates", "cut_chunks", "order_vertices"]
 
 COARSER = 4  # candidates are judged with the buffer that the paper's plan needs at this many times fewer chunks
+MOST_EDGES = 20_000_000  # that partitioners are asked to order
 MOST_STEPS = 1024  # counting takes memory by their square
 
 
@@ -42,8 +43,11 @@ ORDERS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def candidates() -> list[str]:
-    """What "auto" compares: KaMinPar stands in for METIS where it is installed, as good and much faster."""
+def candidates(num_edges: int) -> list[str]:
+    """What "auto" compares: KaMinPar stands in for METIS where it is installed, as good and much faster; neither on
+    graphs where they would take most of the time."""
+    if num_edges > MOST_EDGES:
+        return ["input", "clusters"]
     return [name for name in ORDERS if name != ("recursive" if kaminpar_installed() else "kaminpar")]
 
 
@@ -83,7 +87,7 @@ def _judge(
     coarse = _cut(plain, in_edge_start, partition_start, max(1, chunks // COARSER))
     _, capacity = count_loads(plain, coarse, *graph, None)
     found = []
-    for name in candidates():
+    for name in candidates(len(source)):
         try:
             candidate = ORDERS[name](*neighbours, part, seed)
         except InputError:

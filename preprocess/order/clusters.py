@@ -13,7 +13,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-ROUNDS = 4  # of label propagation per level
+ROUNDS = 2  # of label propagation per level; more gain nothing
 GROWTH = 8  # of the size cap from level to level
 FIRST_CAP = 32
 
@@ -33,11 +33,13 @@ def cluster_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, se
     [1, 2, 0, 3]
     """
     size = np.ones(len(part), dtype=np.int64)
-    weight = np.ones(len(neighbour), dtype=np.int32)
-    levels = []
+    weight = np.empty(0, dtype=np.int32)  # of the first level: all 1
+    levels, total = [], len(neighbour)
     cap = max(2, min(FIRST_CAP, len(part) // GROWTH))
     while len(part) > 1 and cap < 2 * size.sum():
-        label = _propagate(start, neighbour, weight, part, size, cap, ROUNDS)
+        # read at random, so as small as it may be: no tally exceeds the number of entries
+        tally = np.zeros(len(part), dtype=np.int32 if total < 2**31 else np.int64)
+        label = _propagate(start, neighbour, weight, part, size, cap, ROUNDS, tally)
         kept, label = np.unique(label, return_inverse=True)
         label = label.astype(np.int32)
         levels.append(label)
@@ -54,17 +56,17 @@ def cluster_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, se
 
 
 @numba.njit(cache=True)
-def _propagate(start, neighbour, weight, part, size, cap, rounds):
-    """int32 [V], the cluster of every vertex, named by one of its members."""
+def _propagate(start, neighbour, weight, part, size, cap, rounds, tally):
+    """int32 [V], the cluster of every vertex, named by one of its members; an empty ``weight`` is 1 throughout."""
     num_vertices = len(part)
+    weighted = len(weight) > 0
     label = np.arange(num_vertices, dtype=np.int32)
     filled = size.copy()
-    tally = np.zeros(num_vertices, dtype=np.int64)
     for _ in range(rounds):
         for v in range(num_vertices):
             own = label[v]
             for e in range(start[v], start[v + 1]):
-                tally[label[neighbour[e]]] += weight[e]
+                tally[label[neighbour[e]]] += weight[e] if weighted else 1
             best, most = own, tally[own]
             for e in range(start[v], start[v + 1]):
                 other = label[neighbour[e]]
@@ -81,7 +83,11 @@ def _propagate(start, neighbour, weight, part, size, cap, rounds):
 
 @numba.njit(cache=True)
 def _contract(start, neighbour, weight, label, clusters):
-    """The graph of clusters; edge weights add up, edges inside a cluster vanish."""
+    """The graph of clusters; edge weights add up, edges inside a cluster vanish.
+
+    The lists returned are the front of longer arrays, of which the system gives memory only where it is written.
+    """
+    weighted = len(weight) > 0
     members = np.zeros(clusters + 1, dtype=np.int64)
     for v in range(len(label)):
         members[label[v] + 1] += 1
@@ -109,6 +115,6 @@ def _contract(start, neighbour, weight, label, clusters):
                     out_neighbour[count] = other
                     out_weight[count] = 0
                     count += 1
-                out_weight[place[other]] += weight[e]
+                out_weight[place[other]] += weight[e] if weighted else 1
         out_start[c + 1] = count
-    return out_start, out_neighbour[:count].copy(), out_weight[:count].copy()
+    return out_start, out_neighbour[:count], out_weight[:count]

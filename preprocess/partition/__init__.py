@@ -9,21 +9,49 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.partition.balance import partition_statistics
 from hongtu.preprocess.partition.kaminpar import kaminpar_partition
 from hongtu.preprocess.partition.metis import metis_partition
 from hongtu.preprocess.partition.random import random_partition
 from hongtu.preprocess.partition.range import range_partition
+from hongtu.preprocess.partition.streaming import streaming_partition
 
 # the submodules `range` and `random` shadow those names in this file: no loops here
-__all__ = ["PARTITIONERS", "partition_statistics", "partition_vertices"]
+__all__ = ["PARTITIONERS", "choose_partitioner", "partition_statistics", "partition_vertices"]
+
+METIS_SECONDS = (4, 54)  # per 10M edges, by graph
+METIS_BYTES = 170  # per edge
+METIS_EDGES = 20_000_000  # beyond this many another one is the default
 
 PARTITIONERS: dict[str, Callable[..., np.ndarray]] = {
     "metis": metis_partition,
     "kaminpar": kaminpar_partition,
+    "streaming": streaming_partition,
     "range": range_partition,
     "random": random_partition,
 }
+
+
+def choose_partitioner(name: str, num_edges: int) -> tuple[str, str]:
+    """The partitioner that ``name`` stands for on a graph of this size, and what to tell the user (may be empty).
+
+    >>> choose_partitioner("auto", 1000)
+    ('metis', '')
+    """
+    installed = kaminpar_installed()
+    if name == "auto" and num_edges <= METIS_EDGES:
+        return "metis", ""
+    if name == "auto" and not installed:
+        advice = "`pip install 'hongtu[kaminpar]'` gets one that cuts fewer edges"
+        return "streaming", f"{num_edges:,} edges are many for METIS: the streaming partitioner is used; {advice}"
+    if name == "metis" and num_edges > METIS_EDGES:
+        low, high = (seconds * num_edges // 10_000_000 for seconds in METIS_SECONDS)
+        needed = METIS_BYTES * num_edges / 2**30
+        faster = "kaminpar" if installed else "streaming (or kaminpar: `pip install 'hongtu[kaminpar]'`)"
+        advice = f"--partitioner {faster} takes a fraction"
+        return name, f"METIS takes {low:,} to {high:,} s and {needed:.0f} GiB for {num_edges:,} edges; {advice}"
+    return ("kaminpar" if name == "auto" else name), ""
 
 
 def partition_vertices(

@@ -18,13 +18,13 @@ def partition_statistics(
         "train": np.bincount(part[train_mask], minlength=partitions),
     }
     balance = {name: round(float(c.max() / max(c.mean(), 1e-12)), 4) for name, c in counts.items()}
-    return {"edge_cut": _edge_cut(in_edge_start, source, part), "balance": balance}
+    return {"edge_cut": int(_edge_cut(in_edge_start, source, part)), "balance": balance}
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, parallel=True)
 def _edge_cut(in_edge_start, source, part):
     cut = 0
-    for v in range(len(part)):
+    for v in numba.prange(len(part)):
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             cut += part[source[e]] != part[v]
     return cut

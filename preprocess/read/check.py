@@ -95,9 +95,12 @@ def _check_vertex_ids(raw: RawGraph) -> None:
             block = edges[row, lo : lo + BLOCK]
             if block.min() < 0 or block.max() >= vertices:
                 at = int(np.flatnonzero((block < 0) | (block >= vertices))[0])
+                where = f"{raw.name('edges')}: [{row}, {lo + at}] is"
+                if raw.locate_edge is not None:
+                    where = f"{raw.locate_edge(lo + at)}:"
                 raise InputError(
-                    f"{raw.name('edges')}: [{row}, {lo + at}] is vertex {block[at]}, expected 0 to {vertices - 1} "
-                    f"({raw.vertices_from}); remove the edge or add the vertex"
+                    f"{where} vertex {block[at]}, expected 0 to {vertices - 1} ({raw.vertices_from}); "
+                    "remove the edge or add the vertex"
                 )
 
 
@@ -127,12 +130,18 @@ def _check_features(raw: RawGraph) -> None:
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         row = int(np.searchsorted(features.indptr, at, side="right")) - 1
-        _refuse_value(raw, "features", f"[{row}, {features.indices[at]}]", features.data[at])
+        _refuse_value(_position(raw, "features", row, features.indices[at]), features.data[at])
 
 
 def _finite_as_float32(block: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return np.isfinite(block.astype(np.float32, copy=False))
+
+
+def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
+    if piece == "features":
+        return f"{raw.name(piece)}: [{row}, {column}]"
+    return f"{raw.name(piece)}: [{row}]" if raw.locate_edge is None else f"{raw.locate_edge(row)}: edge_weight"
 
 
 def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
@@ -141,14 +150,12 @@ def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
         finite = _finite_as_float32(array[lo : lo + step])
         if not finite.all():
             row, column = (int(index[0]) for index in np.nonzero(~finite))
-            position = f"[{lo + row}, {column}]" if piece == "features" else f"[{lo + row}]"
-            _refuse_value(raw, piece, position, array[lo + row, column])
+            _refuse_value(_position(raw, piece, lo + row, column), array[lo + row, column])
 
 
-def _refuse_value(raw: RawGraph, piece: str, position: str, value: Any) -> None:
+def _refuse_value(position: str, value: Any) -> None:
     raise InputError(
-        f"{raw.name(piece)}: {position} is {value}, expected a finite float32 number; "
-        "replace it (numpy.nan_to_num) or drop it"
+        f"{position} is {value}, expected a finite float32 number; replace it (numpy.nan_to_num) or drop it"
     )
 
 

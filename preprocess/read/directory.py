@@ -12,25 +12,31 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.npy import open_npy
 from hongtu.preprocess.read.check import check_and_complete
+from hongtu.preprocess.read.collect import collect
+from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.source import Names, Source, array_blocks, as_integers, as_names
+
+BLOCK = 1 << 22  # edges looked at in one step
 
 
-def read_directory(path: Path, config: PreprocessConfig) -> RawGraph:
+def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = None) -> RawGraph:
     """A checked graph whose large arrays stay memory-mapped.
 
-    The number of vertices is meta.json's ``nodes``, else the rows of the features, else of the labels, else of the
-    masks, else the largest id + 1.
+    The edges are ``edges.npy``, or one file ``edges.*`` of another format. The number of vertices is meta.json's
+    ``nodes``, else the rows of the features, else of the labels, else of the masks, else the largest id + 1.
+
+    Args:
+        path: the directory.
+        config: settings.
+        scratch: directory for edges of another format; not needed for ``edges.npy``.
 
     Raises:
         InputError: when a file is missing, unreadable, or wrong.
     """
-    if not path.is_dir():
-        raise InputError(f"{path}: not a directory; expected one with edges.npy, features, labels and masks")
-    if not (path / "edges.npy").is_file():
-        raise InputError(f"{path / 'edges.npy'}: missing; save int32 or int64 [2, E], row 0 source, row 1 destination")
     meta = _meta(path / "meta.json")
     raw = RawGraph(
-        edges=_load(path / "edges.npy"),
+        edges=None,
         features=None if config.features else _features(path),
         labels=None if config.labels else _optional(path / "labels.npy"),
         masks=None if config.random_split else _masks(path),
@@ -38,8 +44,52 @@ def read_directory(path: Path, config: PreprocessConfig) -> RawGraph:
         classes=None if config.labels else meta.get("classes"),
         names=_names(path),
     )
+    _read_edges(raw, path, config, scratch)
     raw.num_vertices, raw.vertices_from = _vertices(raw, meta, path)
     return check_and_complete(raw, config)
+
+
+def _read_edges(raw: RawGraph, path: Path, config: PreprocessConfig, scratch: Path | None) -> None:
+    files = sorted(path.glob("edges.*"))
+    if len(files) > 1:
+        raise InputError(f"{path}: holds both {files[0].name} and {files[1].name}; remove one")
+    if not files:
+        raise InputError(f"{path / 'edges.npy'}: missing; save int32 or int64 [2, E], row 0 source, row 1 destination")
+    ids = read_ids(path / "ids.npy")
+    if config.relabel and ids is None and any(piece is not None for piece in (raw.features, raw.labels, raw.masks)):
+        raise InputError(
+            f"{path / 'ids.npy'}: missing; with --relabel, save the id that each row of features, labels and masks has"
+        )
+    if files[0].suffix == ".npy" and not config.relabel:
+        raw.edges = _load(files[0])
+        return
+    assert scratch is not None
+    if files[0].suffix == ".npy":
+        edges = _load(files[0])
+        if edges.ndim != 2 or edges.shape[0] != 2:
+            raise InputError(f"{files[0]}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
+        source = Source(name=str(files[0]), blocks=array_blocks(str(files[0]), edges[0], edges[1], None))
+    else:
+        source = open_edges(files[0], config)
+    source.ids = ids if config.relabel else None
+    source.names["ids"] = str(path / "ids.npy")
+    raw.names["edges"] = str(files[0])
+    raw.edges, weight, raw.ids = collect(source, scratch, relabel=config.relabel)
+    if weight is not None:
+        if raw.edge_weight is not None:
+            raise InputError(f"{path}: weights in both {files[0].name} and edge_weight.npy; remove one")
+        raw.edge_weight = weight
+    raw.locate_edge = source.locate
+
+
+def read_ids(file: Path) -> np.ndarray | Names | None:
+    """The id of every vertex, from int64 or text [V]; None where there is no file."""
+    ids = _optional(file)
+    if ids is None:
+        return None
+    if ids.ndim != 1 or ids.dtype.kind not in "iuU":
+        raise InputError(f"{file}: {ids.dtype} of shape {ids.shape}, expected integers or text [N], one id a vertex")
+    return as_names(ids) if ids.dtype.kind == "U" else as_integers(str(file), ids)
 
 
 def _names(path: Path) -> dict[str, str]:
@@ -103,6 +153,8 @@ def _masks(path: Path) -> dict[str, np.ndarray] | None:
 
 
 def _vertices(raw: RawGraph, meta: dict[str, Any], path: Path) -> tuple[int, str]:
+    if raw.ids is not None:
+        return len(raw.ids), f"the input has {len(raw.ids)} different ids"
     if meta.get("nodes") is not None:
         return meta["nodes"], f"{path / 'meta.json'} says {meta['nodes']} nodes"
     if raw.features is not None and raw.features.ndim >= 1:
@@ -112,6 +164,11 @@ def _vertices(raw: RawGraph, meta: dict[str, Any], path: Path) -> tuple[int, str
     elif raw.masks is not None and raw.masks["train"].ndim >= 1:
         rows, piece = raw.masks["train"].shape[-1], "train"
     else:
-        largest = int(raw.edges.max()) if raw.edges.size and raw.edges.dtype.kind in "iu" else -1
-        return max(largest, -1) + 1, f"the largest id in edges.npy is {largest}"
+        largest = _largest(raw.edges) if raw.edges.ndim == 2 and raw.edges.dtype.kind in "iu" else -1
+        return max(largest, -1) + 1, f"the largest id in {Path(raw.name('edges')).name} is {largest}"
     return rows, f"{raw.name(piece)} has {rows} rows"
+
+
+def _largest(edges: np.ndarray) -> int:
+    """The largest id, or -1; by blocks, so that a memory map is not read into memory whole."""
+    return max((int(row[lo : lo + BLOCK].max()) for row in edges for lo in range(0, len(row), BLOCK)), default=-1)

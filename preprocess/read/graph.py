@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ class RawGraph:
         masks: ``{"train" | "val" | "test": bool [V]}``; before the check possibly [S, V].
         edge_weight: float [E] or None.
         classes: number of classes; None until it is known.
+        ids: the id that the input gives every vertex, int64 [V] or ``Names``; None where ids are 0..V-1.
+        locate_edge: says where the k-th edge stands in the input; None: at ``[:, k]`` of an array.
         names: what messages call each piece, such as ``{"edges": "/data/cora/edges.npy"}``.
     """
 
@@ -34,6 +37,8 @@ class RawGraph:
     masks: dict[str, np.ndarray] | None = None
     edge_weight: np.ndarray | None = None
     classes: int | None = None
+    ids: Any = None
+    locate_edge: Callable[[int], str] | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def name(self, piece: str) -> str:

@@ -5,30 +5,42 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.config import spec_width
+from hongtu.preprocess.bucket_sort import Create, in_memory
 from hongtu.preprocess.read.graph import SPLITS
+
+BLOCK = 1 << 20  # elements made in one step
 
 # one stream per piece, so that adding one flag does not change what another gives
 _FEATURES, _LABELS, _SPLIT = 1, 2, 3
 
 
-def synthesize_features(spec: str, in_degree: np.ndarray, out_degree: np.ndarray, seed: int) -> np.ndarray:
-    """Features for vertices without any, in original order.
+def synthesize_features(
+    spec: str, in_degree: np.ndarray, out_degree: np.ndarray, seed: int, create: Create = in_memory
+) -> np.ndarray:
+    """Features for vertices without any, in original order, made block by block.
 
     "random:F" draws standard normals. "degree" gives four columns: log(1 + in-degree), log(1 + out-degree),
     in-degree / mean in-degree, and 1.
 
     Returns:
-        float32 [V, F].
+        float32 [V, F], made by ``create("features", ...)``.
 
     >>> synthesize_features("degree", np.array([0, 2]), np.array([1, 1]), 0)[:, 2:].tolist()
     [[0.0, 1.0], [2.0, 1.0]]
     """
-    if spec != "degree":
-        width = spec_width("features", spec, ("random:F",))
-        return np.random.default_rng((seed, _FEATURES)).standard_normal((len(in_degree), width), dtype=np.float32)
+    width = 4 if spec == "degree" else spec_width("features", spec, ("random:F",))
+    features = create("features", "float32", (len(in_degree), width))
+    rng = np.random.default_rng((seed, _FEATURES))
     mean = max(float(in_degree.mean()), 1e-12)
-    columns = (np.log1p(in_degree), np.log1p(out_degree), in_degree / mean, np.ones(len(in_degree)))
-    return np.stack(columns, axis=1).astype(np.float32)
+    step = max(1, BLOCK // width)
+    for lo in range(0, len(in_degree), step):
+        block = features[lo : lo + step]
+        if spec == "degree":
+            incoming, outgoing = in_degree[lo : lo + step], out_degree[lo : lo + step]
+            block.T[:] = np.log1p(incoming), np.log1p(outgoing), incoming / mean, np.ones(len(incoming))
+        else:
+            block[:] = rng.standard_normal(block.shape, dtype=np.float32)
+    return features
 
 
 def synthesize_labels(spec: str, num_vertices: int, seed: int) -> tuple[np.ndarray, int]:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 import hongtu
-from experiments import cpu_epoch, ladder, prune
+from experiments import cpu_epoch, ladder, preprocess_rates, prune
 from hongtu.cli.main import main as hongtu_main
 
 
@@ -47,6 +47,15 @@ def test_prune(graph, monkeypatch, capsys):
     options = ["--share", 0.05, "--features", "random:8", "--hidden", 8, "--epochs", 2]
     run(monkeypatch, prune, graph, *options)
     assert "5.0% labelled" in capsys.readouterr().out
+
+
+def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "rates.jsonl"
+    run(monkeypatch, preprocess_rates, graph, "--kernels", "--order", "input", "--scratch", tmp_path, "--out", out)
+    kernels, command = (json.loads(line) for line in out.read_text().splitlines())
+    assert kernels["csc_per_second"] > 0 and kernels["plain_sort_seconds"] >= 0
+    assert 0 < command["seconds_apart"] < command["seconds"] and command["peak_bytes"] < command["predicted_bytes"]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize("model", cpu_epoch.WIDTHS)

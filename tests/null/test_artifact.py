@@ -135,18 +135,6 @@ def test_output_below_a_file_is_refused(source, tmp_path, capsys):
     assert "file is not a writable directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error, code", [(KeyboardInterrupt, 130), (OSError("No space left on device"), 1)])
-@pytest.mark.parametrize("at", ["_write_arrays", "_header"])
-def test_an_interrupted_preprocess_leaves_nothing(at, error, code, source, tmp_path, monkeypatch, capsys):
-    def stop(*_):
-        raise error
-
-    monkeypatch.setattr(f"hongtu.preprocess.pipeline.{at}", stop)
-    assert preprocess(source, tmp_path / "out") == code
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
     writer = ArtifactWriter(tmp_path / "out")  # never committed, never cleaned up
     writer.add("original_id", np.arange(3, dtype=np.int32))
@@ -156,7 +144,11 @@ def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
             hongtu.open_artifact(path)
 
 
-@pytest.mark.parametrize("name", [name for name in ARRAYS])
+IDS = ("vertex_id", "name_start", "name_text")
+ALWAYS = [name for name in ARRAYS if name not in IDS]
+
+
+@pytest.mark.parametrize("name", ALWAYS)
 def test_truncated_or_missing_array(name, artifact):
     file = artifact / f"{name}.npy"
     os.truncate(file, file.stat().st_size - 1)
@@ -167,7 +159,7 @@ def test_truncated_or_missing_array(name, artifact):
         hongtu.open_artifact(artifact)
 
 
-@pytest.mark.parametrize("name", [*ARRAYS, "manifest"])
+@pytest.mark.parametrize("name", [*ALWAYS, "manifest"])
 def test_changed_byte(name, artifact, capsys):
     file = artifact / ("manifest.json" if name == "manifest" else f"{name}.npy")
     content = bytearray(file.read_bytes())

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hongtu.preprocess.bucket_sort import BITS
 from hongtu.preprocess.csc import build_csc, degrees, renumber, statistics
+from hongtu.preprocess.undirected import transpose
 
 
 @st.composite
@@ -67,3 +69,24 @@ def test_no_edges(num_vertices):
     csc = renumber(build_csc(none, none, None, num_vertices), np.arange(num_vertices, dtype=np.int32)[::-1].copy())
     assert csc.in_edge_start.tolist() == [0] * (num_vertices + 1) and len(csc.source) == 0
     assert statistics(csc)["isolated_vertices"] == num_vertices
+
+
+def test_more_vertices_than_a_bucket_holds():
+    """Keys on both sides of every bucket's border, more edges than threads."""
+    rng = np.random.default_rng(0)
+    num_vertices = (3 << BITS) + 5
+    borders = np.array([0, 1, (1 << BITS) - 1, 1 << BITS, (2 << BITS) - 1, 2 << BITS, num_vertices - 1])
+    source = rng.integers(0, num_vertices, 5000)
+    destination = np.where(rng.random(5000) < 0.5, rng.choice(borders, 5000), rng.integers(0, num_vertices, 5000))
+    weight = rng.standard_normal(5000)
+    for dtype in (np.int32, np.int64):
+        csc = build_csc(source.astype(dtype), destination.astype(dtype), weight, num_vertices)
+        order = np.argsort(destination, kind="stable")
+        assert np.array_equal(csc.source, source[order]) and np.array_equal(
+            csc.weight, weight[order].astype(np.float32)
+        )
+        assert np.array_equal(np.diff(csc.in_edge_start), np.bincount(destination, minlength=num_vertices))
+        start, reader = transpose(csc.in_edge_start, csc.source)
+        back = np.lexsort((destination, source))
+        assert np.array_equal(reader, destination[back])
+        assert np.array_equal(np.diff(start), np.bincount(source, minlength=num_vertices))

@@ -11,6 +11,7 @@ import pytest
 from hongtu.errors import InputError
 from hongtu.plan.build import make_plan
 from hongtu.plan.cost import Seconds, predict_seconds
+from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, input_order, traffic_chart
@@ -125,6 +126,11 @@ def test_devices_work_at_the_same_time():
     many = predict_seconds(plan, Hardware(**CPU.to_dict() | {"devices": 9}))
     assert one.total / 4 <= four.total < one.total and many == four
     assert four.accumulate == pytest.approx(one.accumulate)  # one host adds for all
+    overlapping = Choice(staging=2)
+    beside = make_plan(topology, input_order(topology), shape(), STRATEGIES["full"], choice=overlapping)
+    sums = predict_seconds(plan, CPU)
+    least = max(sums.load + sums.peer + sums.contiguous, sums.aggregate + sums.rowwise + sums.dispatch)
+    assert least <= predict_seconds(beside, CPU).total < sums.total
     assert Seconds().total == 0
 
 

@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from hongtu.preprocess.csc import build_csc
 from hongtu.preprocess.kaminpar import kaminpar_installed
-from hongtu.preprocess.partition import PARTITIONERS, partition_statistics, partition_vertices
+from hongtu.preprocess.partition import (
+    METIS_EDGES,
+    PARTITIONERS,
+    choose_partitioner,
+    partition_statistics,
+    partition_vertices,
+)
 from hongtu.preprocess.partition.metis import symmetric_neighbours, vertex_weights
+from hongtu.preprocess.partition.streaming import SLACK
 
 
 def graph(num_vertices, num_edges, seed=0):
@@ -106,3 +113,49 @@ def test_vertex_weights_are_positive_and_fit_32_bits():
     assert vertex_weights(np.zeros(3, dtype=int), np.zeros(3, dtype=bool)).min() >= 1
     huge = vertex_weights(np.array([2**40, 0, 0]), np.zeros(3, dtype=bool))
     assert huge.min() >= 1 and huge.sum() < 2**31
+
+
+def communities(count, size, seed=0):
+    """Communities whose members have ids anywhere; nine edges in ten stay inside."""
+    rng = np.random.default_rng(seed)
+    num_vertices = count * size
+    community = rng.permutation(np.repeat(np.arange(count), size))
+    members = np.argsort(community, kind="stable")
+    source = rng.integers(0, num_vertices, 12 * num_vertices)
+    inside = members[community[source] * size + rng.integers(0, size, len(source))]
+    destination = np.where(rng.random(len(source)) < 0.9, inside, rng.integers(0, num_vertices, len(source)))
+    csc = build_csc(source.astype(np.int32), destination.astype(np.int32), None, num_vertices)
+    return csc.in_edge_start, csc.source
+
+
+def test_streaming_finds_communities_and_stays_balanced():
+    edges = communities(40, 100)
+    train = np.arange(4000) % 7 == 0
+    part = partition_vertices("streaming", *edges, 4, train_mask=train, seed=0)
+    found = partition_statistics(part, *edges, 4, train)
+    random = partition_statistics(partition_vertices("random", *edges, 4, train_mask=train, seed=0), *edges, 4, train)
+    assert found["edge_cut"] < 0.5 * random["edge_cut"]
+    assert max(found["balance"].values()) <= SLACK
+
+
+def test_streaming_keeps_the_locality_of_ids():
+    """A ring of vertices in order: the ranges are nearly all there is to find."""
+    ring = np.arange(5000, dtype=np.int32)
+    csc = build_csc(np.roll(ring, 1), ring, None, 5000)
+    part = partition_vertices("streaming", csc.in_edge_start, csc.source, 8, train_mask=ring < 5000, seed=0)
+    assert partition_statistics(part, csc.in_edge_start, csc.source, 8, ring < 5000)["edge_cut"] <= 8
+
+
+@pytest.mark.parametrize("name, edges, installed, expected, told", [
+    ("auto", METIS_EDGES, False, "metis", ""),
+    ("auto", METIS_EDGES + 1, True, "kaminpar", ""),
+    ("auto", METIS_EDGES + 1, False, "streaming", "pip install 'hongtu[kaminpar]'"),
+    ("metis", METIS_EDGES, True, "metis", ""),
+    ("metis", 10**9, True, "metis", "METIS takes 400 to 5,400 s and 158 GiB for 1,000,000,000 edges; "),
+    ("metis", 10**9, False, "metis", "--partitioner streaming (or kaminpar"),
+    ("range", 10**9, False, "range", ""),
+])  # fmt: skip
+def test_the_default_depends_on_the_size(name, edges, installed, expected, told, monkeypatch):
+    monkeypatch.setattr("hongtu.preprocess.partition.kaminpar_installed", lambda: installed)
+    chosen, note = choose_partitioner(name, edges)
+    assert chosen == expected and told in note and bool(note) == bool(told)

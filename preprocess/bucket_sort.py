@@ -1,0 +1,118 @@
+"""A stable counting sort of edges by one end, in parallel, through buckets that fit the cache.
+
+Scattering edges straight to their place misses the cache once per edge. So edges go first to the bucket of their key's
+high bits, side by side and in input order, then inside each bucket to their place.
+
+Legend: V vertices, E edges, T threads, B buckets of 2 ** BITS keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numba
+import numpy as np
+
+BITS = 16  # of the key inside a bucket: what is left fits uint16, and 2 ** 16 counters fit the L2 cache
+
+Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
+
+
+def in_memory(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An array in memory, whatever its name."""
+    return np.empty(shape, dtype=dtype)
+
+
+def group_by_key(
+    pairs: list[tuple[np.ndarray, np.ndarray]], weight: np.ndarray | None, num_vertices: int, create: Create
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The values of each key, in input order.
+
+    Args:
+        pairs: arrays of (keys, values), each integers [E], one list after the other.
+        weight: float [E] of every pair of arrays, or None.
+        num_vertices: V; keys and values are from 0 to V - 1.
+        create: makes the arrays "start", "value" and "weight".
+
+    Returns:
+        start int64 [V + 1], values int32 and weights float32 (or None). Takes 6 bytes per edge beside them, 10 with
+        weights.
+
+    >>> group_by_key([(np.array([1, 0, 1]), np.array([7, 8, 9]))], None, 2, in_memory)[:2]
+    (array([0, 1, 3]), array([8, 7, 9], dtype=int32))
+    """
+    threads, buckets = numba.get_num_threads(), (num_vertices >> BITS) + 1
+    bounds = np.linspace(0, len(pairs[0][0]), threads + 1).astype(np.int64)
+    counts = np.concatenate([_count(_rows(keys), bounds, buckets) for keys, _ in pairs])
+    total = int(counts.sum())
+    ends = np.cumsum(counts.T).reshape(counts.T.shape)  # bucket by bucket, thread by thread
+    at = np.ascontiguousarray((ends - counts.T).T)
+    has_weight = weight is not None
+    weights = weight if has_weight else np.empty(0, dtype=np.float32)
+    local, values = np.empty(total, dtype=np.uint16), np.empty(total, dtype=np.int32)
+    carried = np.empty(total if has_weight else 0, dtype=np.float32)
+    for k, (keys, found) in enumerate(pairs):
+        own = at[k * threads : (k + 1) * threads]
+        _scatter(_rows(keys), _rows(found), weights, has_weight, bounds, own, local, values, carried)
+    start = create("start", "int64", (num_vertices + 1,))
+    sorted_value = create("value", "int32", (total,))
+    sorted_weight = create("weight", "float32", (total,)) if has_weight else None
+    bucket_start = np.concatenate([[0], ends[:, -1]]).astype(np.int64)
+    into = sorted_weight if has_weight else np.empty(0, dtype=np.float32)
+    _place(bucket_start, local, values, carried, has_weight, start, sorted_value, into)
+    return start, sorted_value, sorted_weight
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """Without a stride, so that kernels are compiled for one layout."""
+    return np.ascontiguousarray(array)
+
+
+@numba.njit(cache=True, parallel=True)
+def _count(keys, bounds, buckets):
+    """int64 [T, B]."""
+    counts = np.zeros((len(bounds) - 1, buckets), dtype=np.int64)
+    for t in numba.prange(len(bounds) - 1):
+        own = np.zeros(buckets, dtype=np.int64)
+        for e in range(bounds[t], bounds[t + 1]):
+            own[keys[e] >> BITS] += 1
+        counts[t] = own
+    return counts
+
+
+@numba.njit(cache=True, parallel=True)
+def _scatter(keys, values, weight, has_weight, bounds, at, local, bucketed, carried):
+    """To the buckets; ``at`` int64 [T, B] is where each thread writes in each."""
+    mask = (1 << BITS) - 1
+    for t in numba.prange(len(bounds) - 1):
+        next_at = at[t].copy()
+        for e in range(bounds[t], bounds[t + 1]):
+            bucket = keys[e] >> BITS
+            k = next_at[bucket]
+            next_at[bucket] = k + 1
+            local[k] = keys[e] & mask
+            bucketed[k] = values[e]
+            if has_weight:
+                carried[k] = weight[e]
+
+
+@numba.njit(cache=True, parallel=True)
+def _place(bucket_start, local, bucketed, carried, has_weight, start, value, weight):
+    num_vertices = len(start) - 1
+    start[num_vertices] = bucket_start[-1]
+    for b in numba.prange(len(bucket_start) - 1):
+        first = b << BITS
+        width = min(1 << BITS, num_vertices - first)
+        at = np.zeros(width + 1, dtype=np.int64)
+        for k in range(bucket_start[b], bucket_start[b + 1]):
+            at[local[k] + 1] += 1
+        at[0] = bucket_start[b]
+        for v in range(width):
+            at[v + 1] += at[v]
+            start[first + v] = at[v]
+        for k in range(bucket_start[b], bucket_start[b + 1]):
+            place = at[local[k]]
+            at[local[k]] = place + 1
+            value[place] = bucketed[k]
+            if has_weight:
+                weight[place] = carried[k]

@@ -1,0 +1,40 @@
+"""How much memory preprocessing will take, before it does.
+
+Legend: V vertices, E edges that are stored (with ``--undirected`` up to twice those given).
+"""
+
+from __future__ import annotations
+
+PER_EDGE, PER_VERTEX = 24, 64  # bytes, in any stage, beside what a partitioner takes itself
+INTERPRETER = 300 << 20  # Python, its libraries and the copy buffers
+OWN = {"metis": 170, "recursive": 170, "kaminpar": 50}  # bytes per edge of those that hold the graph themselves
+
+
+def predicted_peak(num_vertices: int, num_edges: int, partitioner: str, orders: list[str]) -> int:
+    """A bound on the anonymous memory of a run, in bytes; what is mapped from files comes on top and gives way.
+
+    Args:
+        num_vertices, num_edges: V and E.
+        partitioner: a name of the registry.
+        orders: the orders that are tried.
+
+    >>> predicted_peak(7_000_000, 100_000_000, "streaming", ["input"]) >> 20
+    3016
+    """
+    own = max(OWN.get(name, 0) for name in (partitioner, *orders))
+    return INTERPRETER + PER_VERTEX * num_vertices + (PER_EDGE + own) * num_edges
+
+
+def advice(predicted: int, available: int | None, smallest: int) -> str:
+    """What to tell a user whose machine is too small for the run; empty where it is not.
+
+    >>> advice(5 << 30, 4 << 30, 3 << 30)
+    'the run may take 5.0 GiB of memory, 4.0 GiB are available; --partitioner streaming --order input takes 3.0 GiB'
+    >>> advice(5 << 30, 8 << 30, 3 << 30)
+    ''
+    """
+    if available is None or predicted <= available:
+        return ""
+    sizes = [f"{size / 2**30:.1f} GiB" for size in (predicted, available, smallest)]
+    less = f"; --partitioner streaming --order input takes {sizes[2]}" if smallest < predicted else ""
+    return f"the run may take {sizes[0]} of memory, {sizes[1]} are available{less}"

@@ -1,0 +1,34 @@
+"""The formats that edges come in: one adapter a file, chosen by the file's ending."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
+from hongtu.preprocess.read.formats import matrix_market, scipy_matrix, table, text, torch_file
+from hongtu.preprocess.read.source import Source
+
+ENDINGS = (*text.ENDINGS, *table.ENDINGS, *matrix_market.ENDINGS, *scipy_matrix.ENDINGS, *torch_file.ENDINGS)
+PACKED = (*text.ENDINGS, *matrix_market.ENDINGS)  # may end in .gz
+
+
+def open_edges(path: Path, config: PreprocessConfig) -> Source:
+    """The graph in one file.
+
+    Raises:
+        InputError: when no adapter knows its ending, or the one that does refuses it.
+    """
+    plain = path.name.removesuffix(".gz")
+    ending = Path(plain).suffix
+    if ending not in (PACKED if path.suffix == ".gz" else ENDINGS):
+        raise InputError(f"{path}: unknown format {ending!r}, expected {', '.join(ENDINGS)}, or a directory")
+    if config.columns is not None and ending not in (*text.ENDINGS, *table.ENDINGS):
+        raise InputError(f"{path}: --columns is for edge lists and tables; leave it out")
+    if ending in text.ENDINGS:
+        return text.open_text(path, config.columns)
+    if ending in table.ENDINGS:
+        return table.open_table(path, config.columns)
+    if ending in matrix_market.ENDINGS:
+        return matrix_market.open_matrix_market(path)
+    return scipy_matrix.open_scipy_matrix(path) if ending in scipy_matrix.ENDINGS else torch_file.open_torch_file(path)

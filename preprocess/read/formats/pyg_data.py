@@ -1,0 +1,82 @@
+"""torch_geometric's ``Data``, or anything with its fields: no import of it, or of torch, is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.preprocess.read.graph import SPLITS
+from hongtu.preprocess.read.source import Source, array_blocks
+
+FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
+
+
+def from_data(data: Any, name: str = "data") -> Source:
+    """One graph from ``edge_index``, ``edge_weight`` (or a one-column ``edge_attr``), ``x``, ``y`` and the masks.
+
+    Args:
+        data: a ``Data`` or a mapping with its fields.
+        name: what messages call it.
+
+    Raises:
+        InputError: when there is no edge list, or a field is no array.
+    """
+
+    def field(key: str) -> np.ndarray | None:
+        value = data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+        return None if value is None else _array(f"{name}.{key}", value)
+
+    edges = field("edge_index")
+    if edges is None:
+        raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
+    weight, labels = _weight(field, name, edges.shape[1]), field("y")
+    masks = {split: field(FIELDS[split]) for split in SPLITS}
+    given = masks["train"] is not None
+    splits = [mask.T if mask is not None and mask.ndim == 2 else mask for mask in masks.values()]
+    blank = np.zeros_like(splits[0]) if given else None
+    return Source(
+        name=name,
+        blocks=array_blocks(f"{name}.edge_index", edges[0], edges[1], weight),
+        num_vertices=_num_vertices(data),
+        features=_floats(field("x")),
+        labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
+        masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
+        names={piece: f"{name}.{key}" for piece, key in FIELDS.items()},
+    )
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value.to_dense() if hasattr(value, "to_dense") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name}: not convertible to an array ({error}); pass a detached CPU tensor") from None
+
+
+def _weight(field: Any, name: str, count: int) -> np.ndarray | None:
+    weight, what = field("edge_weight"), "edge_weight"
+    if weight is None:
+        weight, what = field("edge_attr"), "edge_attr"
+        if weight is None or weight.size != count:
+            return None  # attributes of several columns are no weights
+    if weight.size != count:
+        raise InputError(f"{name}.{what}: {weight.size} values for {count} edges, expected one each")
+    return weight.ravel()
+
+
+def _floats(features: np.ndarray | None) -> np.ndarray | None:
+    return features.astype(np.float32) if features is not None and features.dtype.kind in "biu" else features
+
+
+def _num_vertices(data: Any) -> int | None:
+    count = data.get("num_nodes") if isinstance(data, Mapping) else getattr(data, "num_nodes", None)
+    return None if count is None else int(count)
+
+
+def _fields(data: Any) -> str:
+    keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
+    return ", ".join(map(str, keys)) or "nothing"

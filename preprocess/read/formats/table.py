@@ -1,0 +1,121 @@
+"""Edge tables in Parquet, Arrow and Feather files, read batch by batch (needs pyarrow, an optional extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, Source, as_integers
+
+ENDINGS = (".parquet", ".arrow", ".feather")
+ROWS = 1 << 20  # of a batch
+DEFAULT_COLUMNS = ("source", "destination")
+
+
+def open_table(path: Path, names: tuple[str, ...] | None) -> Source:
+    """A table with one row per edge; arguments as of ``open_text``, by default the columns "source", "destination"
+    and, where there is one, "weight".
+
+    Raises:
+        InputError: when pyarrow is absent, the file is unreadable, or a column is missing or of a wrong type.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise InputError(
+            f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
+        ) from None
+    try:
+        schema, _ = _open(path, None)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable {path.suffix} file ({error}); write it again") from None
+    if names is None:
+        names = (*DEFAULT_COLUMNS, "weight") if "weight" in schema.names else DEFAULT_COLUMNS
+    for name in names:
+        if name not in schema.names:
+            found = ", ".join(schema.names) or "none"
+            raise InputError(
+                f"{path}: no column {name!r}, found {found}; name others with --columns SOURCE,DESTINATION"
+            )
+    if len(names) == 3 and not _is_number(schema.field(names[2]).type):
+        raise InputError(f"{path}: column {names[2]!r} is {schema.field(names[2]).type}, expected numbers for weights")
+    return Source(name=str(path), blocks=lambda as_text: _blocks(path, list(names), as_text))
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow
+
+    return pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+
+
+def _open(path: Path, columns: list[str] | None) -> tuple[Any, Iterator[Any]]:
+    """The schema, and the batches as a stream."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        file = pyarrow.parquet.ParquetFile(path, memory_map=True)
+        return file.schema_arrow, file.iter_batches(batch_size=ROWS, columns=columns)
+    import pyarrow
+
+    mapped = pyarrow.memory_map(str(path))
+    try:
+        table = pyarrow.ipc.open_file(mapped)
+        return table.schema, (table.get_batch(k) for k in range(table.num_record_batches))
+    except pyarrow.ArrowInvalid:
+        mapped.seek(0)
+        stream = pyarrow.ipc.open_stream(mapped)
+        return stream.schema, iter(stream)
+
+
+def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
+    import pyarrow
+
+    first = 0
+    try:
+        for batch in _open(path, names)[1]:
+            for lo in range(0, batch.num_rows, ROWS):
+                part = batch.slice(lo, ROWS)
+                arrays = [part.column(part.schema.get_field_index(name)) for name in names]
+                for name, array in zip(names, arrays, strict=True):
+                    if array.null_count:
+                        row = first + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+                        raise InputError(f"{path}: row {row}: {name!r} is null, expected a value; drop the row")
+
+                def where(k: int, first: int = first) -> str:
+                    return f"{path}: row {first + k}"
+
+                ids = [_ids(path, name, array, as_text) for name, array in zip(names, arrays[:2])]
+                weight = arrays[2].to_numpy(zero_copy_only=False) if len(names) == 3 else None
+                yield EdgeBlock(ids[0], ids[1], weight, where)
+                first += part.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: damaged after row {first} ({error}); write it again") from None
+
+
+def _ids(path: Path, name: str, array: Any, as_text: bool) -> np.ndarray | Names:
+    import pyarrow
+
+    if pyarrow.types.is_integer(array.type) and not as_text:
+        return as_integers(f"{path}: column {name!r}", array.to_numpy(zero_copy_only=False))
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not as_text or not (pyarrow.types.is_integer(array.type) or _is_text(array.type)):
+        remedy = "pass --relabel to read names" if _is_text(array.type) else "cast it to int64"
+        raise (NotIntegers if _is_text(array.type) else InputError)(
+            f"{path}: column {name!r} is {array.type}, expected integers; {remedy}"
+        )
+    text = array.cast(pyarrow.large_string())
+    _, offsets, data = text.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int64, count=len(text) + 1, offset=8 * text.offset)
+    joined = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
+    return Names(joined, bounds[:-1], bounds[1:])
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow
+
+    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)

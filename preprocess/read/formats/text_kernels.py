@@ -1,0 +1,137 @@
+"""Lines of text to spans of their fields, and spans to integers.
+
+Legend: L edge lines of a block; a span is a pair of offsets (start, end) in the block.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT = 10, 32, 9, 13, 34, 35, 37
+COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
+NOT_INTEGER, TOO_LARGE = 1, 2  # what may be wrong with an integer
+
+
+@numba.njit(cache=True)
+def split(text, delimiter, wanted, count, skip):
+    """Spans of three columns of every edge line; stops at the first line that is wrong.
+
+    Args:
+        text: uint8, whole lines, each ending with a newline.
+        delimiter: byte between columns, or 0 for white space.
+        wanted: int64 [3], positions of the columns; -1 for one that is not wanted.
+        count: columns that a line must have, or -1 for any number.
+        skip: pass over the first line that is neither empty nor a comment.
+
+    Returns:
+        spans int32 [3, 2, L], lines int32 [L] (counted from 0), whether the first line is still to be skipped, and the
+        fault: its line (-1 for none), kind, and the columns of that line.
+    """
+    room = 0
+    for at in range(len(text)):
+        room += text[at] == NEWLINE
+    spans = np.zeros((3, 2, room), dtype=np.int32)
+    lines = np.empty(room, dtype=np.int32)
+    edges, line, at = 0, 0, 0
+    while at < len(text):
+        while text[at] == SPACE or text[at] == RETURN or (text[at] == TAB and delimiter != TAB):
+            at += 1
+        blank = text[at] == NEWLINE or text[at] == HASH or text[at] == PERCENT
+        if blank or skip:
+            skip = skip and blank
+            while text[at] != NEWLINE:
+                at += 1
+            at += 1
+            line += 1
+            continue
+        column = 0
+        while True:  # one field a round
+            start = at
+            while text[at] != NEWLINE and not _separates(text[at], delimiter):
+                if text[at] == QUOTE:
+                    return spans, lines, skip, line, QUOTED, column
+                at += 1
+            end = at
+            while end > start and (text[end - 1] == SPACE or text[end - 1] == RETURN):
+                end -= 1
+            while start < end and text[start] == SPACE:
+                start += 1
+            for k in range(3):
+                if wanted[k] == column:
+                    if start == end:
+                        return spans, lines, skip, line, EMPTY, column
+                    spans[k, 0, edges] = start
+                    spans[k, 1, edges] = end
+            column += 1
+            if delimiter == 0:
+                while text[at] != NEWLINE and _separates(text[at], delimiter):
+                    at += 1
+                if text[at] == NEWLINE:
+                    break
+            elif text[at] == NEWLINE:
+                break
+            else:
+                at += 1
+        if (count >= 0 and column != count) or column <= max(wanted[0], wanted[1], wanted[2]):
+            return spans, lines, skip, line, COLUMNS, column
+        lines[edges] = line
+        edges += 1
+        at += 1
+        line += 1
+    return spans[:, :, :edges], lines[:edges], skip, -1, 0, 0
+
+
+@numba.njit(inline="always")
+def _separates(byte, delimiter):
+    if delimiter == 0:
+        return byte in (SPACE, TAB, RETURN)
+    return byte == delimiter
+
+
+@numba.njit(cache=True)
+def to_integers(text, start, end):
+    """int64 [L] of the spans, the first that is none (-1 for none), and what is wrong with it.
+
+    >>> to_integers(np.frombuffer(b"12 -7", dtype=np.uint8), np.int32([0, 3]), np.int32([2, 5]))[0].tolist()
+    [12, -7]
+    """
+    found = np.empty(len(start), dtype=np.int64)
+    for k in range(len(start)):
+        at = start[k]
+        negative = text[at] == 45
+        at += negative or text[at] == 43
+        if at == end[k]:
+            return found, k, NOT_INTEGER
+        value = np.uint64(0)
+        if end[k] - at > 19:
+            wrong = NOT_INTEGER if _first_other(text, at, end[k]) < end[k] else TOO_LARGE
+            return found, k, wrong
+        for digit in range(at, end[k]):
+            if text[digit] < 48 or text[digit] > 57:
+                return found, k, NOT_INTEGER
+            value = value * np.uint64(10) + np.uint64(text[digit] - 48)
+        if value > np.uint64(9223372036854775807):
+            return found, k, TOO_LARGE
+        found[k] = -np.int64(value) if negative else np.int64(value)
+    return found, -1, 0
+
+
+@numba.njit(cache=True)
+def _first_other(text, start, end):
+    for at in range(start, end):
+        if text[at] < 48 or text[at] > 57:
+            return at
+    return end
+
+
+@numba.njit(cache=True)
+def to_fields(text, start, end, width):
+    """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none)."""
+    fields = np.zeros((len(start), width), dtype=np.uint8)
+    for k in range(len(start)):
+        if end[k] - start[k] > width:
+            return fields, k
+        for at in range(start[k], end[k]):
+            fields[k, at - start[k]] = text[at]
+    return fields, -1

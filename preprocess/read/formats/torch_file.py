@@ -1,0 +1,52 @@
+"""Saved torch_geometric ``Data`` (.pt): the one module of preprocessing that imports torch, and only when it runs.
+
+The file is opened with ``weights_only=True``: it can hold tensors and torch_geometric's own classes, never code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.pyg_data import from_data
+from hongtu.preprocess.read.source import Source
+
+ENDINGS = (".pt", ".pth")
+
+
+def open_torch_file(path: Path) -> Source:
+    """A ``Data``, its ``to_dict()``, or a processed dataset of one graph.
+
+    Raises:
+        InputError: when torch refuses to open it safely, or it holds something else.
+    """
+    import torch
+
+    try:
+        with _torch_geometric_allowed():
+            found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip, key and runtime errors alike
+        lines = [line.strip() for line in str(error).splitlines() if "rror: " in line] or [type(error).__name__]
+        raise InputError(
+            f"{path}: cannot be opened safely ({lines[0].split('. ')[0]}); save `data.to_dict()` with torch.save, "
+            "or pass hongtu.preprocess_graph(data=...)"
+        ) from None
+    if isinstance(found, tuple) and found:  # a processed dataset: (data, slices, ...)
+        found = found[0]
+    if isinstance(found, dict) and isinstance(found.get("_store"), dict):
+        found = found["_store"]
+    return from_data(found, str(path))
+
+
+def _torch_geometric_allowed() -> Any:
+    """Lets the safe loader make a ``Data``: its classes hold tensors and nothing that runs."""
+    import torch
+
+    try:
+        from torch_geometric.data import data, storage
+    except ImportError:
+        return contextlib.nullcontext()
+    names = ((data, "Data"), (data, "DataEdgeAttr"), (data, "DataTensorAttr"), (storage, "GlobalStorage"))
+    return torch.serialization.safe_globals([getattr(module, name) for module, name in names if hasattr(module, name)])

@@ -1,0 +1,41 @@
+"""A checked graph as arrays and values that a file can hold, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.source import Names
+
+SPARSE = ("data", "indices", "indptr")
+
+
+def to_pieces(raw: RawGraph) -> dict[str, Any]:
+    """Arrays, and values that JSON holds."""
+    pieces: dict[str, Any] = {"vertices": raw.num_vertices, "classes": raw.classes}
+    pieces["input_edges"] = int(raw.edges.shape[1])
+    pieces |= {"edges": raw.edges, "edge_weight": raw.edge_weight, "labels": raw.labels}
+    pieces |= {f"{split}_mask": raw.masks[split] for split in SPLITS}
+    if isinstance(raw.ids, Names):
+        pieces["name_start"] = np.append(raw.ids.start, len(raw.ids.text)).astype(np.int64)
+        pieces["name_text"] = raw.ids.text
+    elif raw.ids is not None:
+        pieces["vertex_id"] = raw.ids
+    if isinstance(raw.features, np.ndarray):
+        pieces["features"] = raw.features
+    elif raw.features is not None:
+        pieces |= {f"features_{part}": getattr(raw.features, part) for part in SPARSE}
+        pieces["features_shape"] = list(map(int, raw.features.shape))
+    return {key: piece for key, piece in pieces.items() if piece is not None}
+
+
+def features_of(pieces: dict[str, Any]) -> Any:
+    """Dense [V, F], scipy CSR, or None."""
+    if "features_shape" not in pieces:
+        return pieces.get("features")
+    import scipy.sparse
+
+    parts = tuple(pieces[f"features_{part}"] for part in SPARSE)
+    return scipy.sparse.csr_matrix(parts, shape=tuple(pieces["features_shape"]))

@@ -1,0 +1,142 @@
+"""What every format is read into: a stream of edges, and the pieces that lie beside them.
+
+An adapter (``preprocess/read/formats``, one file each) returns a :class:`Source`; :mod:`.collect` numbers its vertices
+and writes its edges to disk block by block, so that no format ever has a whole graph in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hongtu.errors import InputError
+
+
+class Names(NamedTuple):
+    """Vertex ids as text: id k is ``text[start[k] : end[k]]``, UTF-8.
+
+    Attributes:
+        text: uint8 [bytes].
+        start, end: integers [B].
+    """
+
+    text: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def name(self, k: int) -> str:
+        """The k-th id."""
+        return bytes(self.text[self.start[k] : self.end[k]]).decode(errors="replace")
+
+
+class EdgeBlock(NamedTuple):
+    """Consecutive edges of the input.
+
+    Attributes:
+        source, destination: int64 [B], or both ``Names``.
+        weight: float [B] or None.
+        where: says where the k-th edge of the block stands, such as "graph.csv: line 7".
+    """
+
+    source: Any
+    destination: Any
+    weight: np.ndarray | None
+    where: Callable[[int], str]
+
+
+class NotIntegers(InputError):
+    """Ids that are no integers, in a stream of integers; with ``--relabel`` they are read as text instead."""
+
+
+@dataclass(kw_only=True)
+class Source:
+    """A graph in some format.
+
+    Attributes:
+        name: what messages call it.
+        blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are ``Names`` with ``as_text``, else int64,
+            and an id that is no integer then raises ``NotIntegers``.
+        num_vertices: V, or None for the largest id + 1.
+        features, labels, masks: as in ``RawGraph``, or None where the format has none.
+        ids: the id of every vertex, int64 [V] or ``Names``, where that is given; None otherwise.
+        numbered: the blocks hold numbers 0..V-1 whatever ``ids`` says.
+        names: what messages call the pieces.
+    """
+
+    name: str
+    blocks: Callable[[bool], Iterator[EdgeBlock]]
+    num_vertices: int | None = None
+    features: Any = None
+    labels: np.ndarray | None = None
+    masks: dict[str, np.ndarray] | None = None
+    ids: Any = None
+    numbered: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+
+    def locate(self, edge: int) -> str:
+        """Where an edge stands; reads the input again up to it."""
+        for as_text in (False, True):
+            first = 0
+            try:
+                for block in self.blocks(as_text):
+                    if edge < first + len(block.source):
+                        return block.where(edge - first)
+                    first += len(block.source)
+            except NotIntegers:
+                continue
+        return f"{self.name}: edge {edge}"
+
+
+def array_blocks(
+    name: str, source: np.ndarray, destination: np.ndarray, weight: np.ndarray | None, size: int = 1 << 22
+) -> Callable[[bool], Iterator[EdgeBlock]]:
+    """The stream of edges that are in memory already."""
+
+    def blocks(as_text: bool) -> Iterator[EdgeBlock]:
+        for lo in range(0, len(source), size):
+            part = slice(lo, lo + size)
+            ids = [as_names(a[part]) if as_text else as_integers(name, a[part], lo) for a in (source, destination)]
+            values = None if weight is None else weight[part]
+            yield EdgeBlock(ids[0], ids[1], values, lambda k, lo=lo: f"{name}: edge {lo + k}")  # type: ignore[misc]
+
+    return blocks
+
+
+def as_integers(name: str, ids: np.ndarray, first: int = 0) -> np.ndarray:
+    """int64 ids.
+
+    Raises:
+        NotIntegers: for other kinds, and for unsigned ids beyond int64.
+    """
+    if ids.dtype.kind not in "iu":
+        raise NotIntegers(f"{name}: vertex ids of type {ids.dtype}, expected integers; pass --relabel to read names")
+    if ids.dtype == np.uint64 and len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
+        at = int(np.argmax(ids))
+        raise InputError(f"{name}: edge {first + at} has vertex {ids[at]}, expected at most {np.iinfo(np.int64).max}")
+    return ids.astype(np.int64, copy=False)
+
+
+def as_names(ids: np.ndarray) -> Names:
+    """Ids of any kind as text.
+
+    >>> names = as_names(np.array(["b", "ä"]))
+    >>> names.start.tolist(), names.end.tolist(), names.name(1)
+    ([0, 1], [1, 3], 'ä')
+    """
+    encoded = [str(name).encode() for name in ids.tolist()]
+    end = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    start = np.concatenate([[0], end[:-1]]).astype(np.int64) if encoded else end
+    return Names(np.frombuffer(b"".join(encoded), dtype=np.uint8), start, end)
+
+
+def weights_of(values: np.ndarray) -> np.ndarray | None:
+    """Stored values of an adjacency matrix as float32 weights; None where all are 1, a matrix that only says where."""
+    if values.dtype.kind == "b" or bool((values == 1).all()):
+        return None
+    return values.astype(np.float32)

@@ -1,0 +1,228 @@
+"""Where an artifact grows: finished stages stay on disk, so that a run that was killed can be continued.
+
+    .NAME.partial/            beside the artifact NAME, locked while a process works in it
+        identity.json         what the artifact is made of: the input's files, the settings, this boot of the machine
+        finished.jsonl        a line for every finished stage: its values, and the files of its arrays
+        scratch/              arrays that only later stages need
+        artifact/             the artifact's arrays, then its manifest: renamed to NAME
+            stages.jsonl      seconds and peak memory of every stage; no part of the manifest
+
+The kernel keeps what a killed process wrote, so nothing is flushed for that; a reboot may lose it, so a run is not
+continued after one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hongtu.artifact import ARRAYS, MANIFEST, ArtifactWriter, create_array
+from hongtu.errors import InputError
+from hongtu.output import check_output
+from hongtu.preprocess.bucket_sort import Create
+from hongtu.preprocess.workspace.progress import Progress
+from hongtu.preprocess.workspace.watch import Watch
+
+LOG = "stages.jsonl"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Workspace:
+    """The directory of one run.
+
+    Args:
+        path: the artifact to make.
+        identity: what decides the artifact, JSON; None for input in memory, which cannot be continued.
+        force: replace an artifact that is there.
+        resume: continue after the last finished stage of a run with the same identity, where there is one.
+
+    Raises:
+        InputError: when ``path`` exists without ``force``, another process works on it, or ``resume`` finds stages of
+            another input, other settings, or from before a restart of the machine.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any] | None, *, force: bool, resume: bool) -> None:
+        check_output(path, force=force, marker=MANIFEST)
+        if resume and identity is None:
+            raise InputError("resume: only a graph on disk can be continued; leave it out")
+        self.path, self.force, self.identity = path, force, identity
+        self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
+        self.directory = path.absolute().parent / f".{path.name}.partial"
+        self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
+        self._made = [parent for parent in self.directory.parents if not parent.exists()]  # the deepest first
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise InputError(f"{path}: another process is making it; wait for that, or choose another path") from None
+        try:
+            self._finished = self._open(resume)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._sync = ThreadPoolExecutor(max_workers=1)
+
+    def _open(self, resume: bool) -> dict[str, dict[str, Any]]:
+        """The stages that are finished; without ``resume``, an empty directory."""
+        file = self.directory / "identity.json"
+        now = {"input": self.identity, "boot": _boot()}
+        if resume and file.is_file():
+            before = json.loads(file.read_text())
+            if before != json.loads(json.dumps(now)):
+                what = "a restart of the machine" if before["input"] == now["input"] else "another input or settings"
+                raise InputError(f"{self.path}: the unfinished run is of {what}; leave --resume out to start again")
+            lines = [_parsed(line) for line in (self.directory / "finished.jsonl").read_text().splitlines()]
+            return {line["stage"]: line for line in lines if line is not None}
+        for old in self.directory.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        self.scratch.mkdir()
+        self.artifact.mkdir()
+        (self.directory / "finished.jsonl").touch()
+        file.write_text(json.dumps(now))  # last: without it nothing is continued
+        return {}
+
+    def __enter__(self) -> Workspace:
+        self.watch = Watch().__enter__()
+        self.progress = Progress().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> None:
+        self.progress.__exit__(kind, error, at)
+        self.watch.__exit__(kind, error, at)
+        self._sync.shutdown()
+        kept = kind is KeyboardInterrupt and self.identity is not None and bool(self._finished)
+        if not kept:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty where the artifact is
+                for parent in self._made:
+                    parent.rmdir()
+        os.close(self._lock)
+        if kept:
+            raise KeyboardInterrupt(
+                f"interrupted; {self.directory} holds what is finished: pass --resume to continue, or remove it"
+            ) from None
+
+    def stage(self, name: str, compute: Callable[[], dict[str, Any]], edges: int = 0) -> dict[str, Any]:
+        """The outputs of a stage, computed or, where it is finished, read.
+
+        Args:
+            name: of the stage.
+            compute: makes the outputs: arrays, and values that JSON holds.
+            edges: that the stage goes through, to show a rate.
+        """
+        self.progress.enter(name)
+        if name in self._finished:
+            record = self._finished[name]
+            arrays = {key: Path(file) for key, file in record["arrays"].items()}  # less those that were dropped
+            return {**record["values"], **{key: _load(file) for key, file in arrays.items() if file.is_file()}}
+        self.watch.restart()
+        start = time.perf_counter()
+        outputs = compute()
+        files = {key: self._file(name, key, array) for key, array in outputs.items() if isinstance(array, np.ndarray)}
+        seconds = time.perf_counter() - start
+        values = {key: value for key, value in outputs.items() if key not in files}
+        record = {"stage": name, "values": values, "arrays": {key: str(file) for key, file in files.items()}}
+        if self.identity is not None:
+            with (self.directory / "finished.jsonl").open("a") as stream:
+                stream.write(json.dumps(record) + "\n")
+        self._finished[name] = record
+        self.log(name, seconds, edges)
+        for file in files.values():
+            if file is not None and file.parent == self.artifact:
+                self._sync.submit(_write_back, file)
+        return outputs
+
+    def log(self, name: str, seconds: float, edges: int = 0) -> None:
+        """Add a line to the log, and show the rate."""
+        rate = edges / max(seconds, 1e-9)
+        line = {"stage": name, "seconds": round(seconds, 4), "peak_bytes": self.watch.peak}
+        if self.predicted:
+            line["predicted_bytes"] = self.predicted
+        with (self.artifact / LOG).open("a") as stream:
+            stream.write(json.dumps(line | ({"edges_per_second": round(rate)} if edges else {})) + "\n")
+        self.progress.finish(name, rate)
+
+    def maker(self, **files: str) -> Create:
+        """Makes arrays under other names: ``maker(start="csc_start")("start", ...)`` is the array "csc_start"."""
+
+        def create(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+            stem = files.get(name, name)
+            return create_array((self.artifact if stem in ARRAYS else self.scratch) / f"{stem}.npy", dtype, shape)
+
+        return create
+
+    def drop(self, *names: str) -> None:
+        """Remove arrays that no later stage needs."""
+        for name in names:
+            (self.scratch / f"{name}.npy").unlink(missing_ok=True)
+
+    def commit(self, header: dict[str, Any]) -> None:
+        """Make the artifact of the arrays in ``artifact/``; nothing is left of the rest."""
+        with ArtifactWriter(self.path, force=self.force, directory=self.artifact) as writer:
+            for name in ARRAYS:
+                if (self.artifact / f"{name}.npy").is_file():
+                    writer.adopt(name)
+            writer.commit(header)
+
+    def put(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Store a whole array, of the artifact or of scratch, and return its map."""
+        stored = self.maker()(name, str(array.dtype), array.shape)
+        stored[...] = array
+        return stored
+
+    def _file(self, stage: str, key: str, array: np.ndarray) -> Path | None:
+        """The file of an array; one in memory is saved, unless this run cannot be continued anyway."""
+        file = _whole_file(array)
+        if file is None and self.identity is not None:
+            file = self.scratch / f"{stage}.{key}.npy"
+            np.save(file, array)
+        return file
+
+
+def _whole_file(array: np.ndarray) -> Path | None:
+    """The .npy file that a memory map, or a plain view of one, is the whole of."""
+    mapped = array
+    while mapped is not None and not isinstance(mapped, np.memmap):
+        mapped = mapped.base if isinstance(mapped.base, np.ndarray) else None
+    if mapped is None or mapped.shape != array.shape or mapped.dtype != array.dtype:
+        return None
+    file = Path(mapped.filename)
+    return file.absolute() if file.suffix == ".npy" and mapped.flags.c_contiguous else None
+
+
+def _load(file: Path) -> np.ndarray:
+    array = np.load(file, mmap_mode=None if file.stat().st_size < 4096 else "r", allow_pickle=False)
+    return np.asarray(array)
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of the record, or None for the last one if the process was killed while it wrote it."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
+
+def _write_back(file: Path) -> None:
+    """Start writing to disk what later stages do not touch, beside their work."""
+    with contextlib.suppress(OSError), file.open("rb") as stream:  # the commit does it again, and says what is wrong
+        os.fdatasync(stream.fileno())
+
+
+def _boot() -> str:
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""

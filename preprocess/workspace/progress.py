@@ -1,0 +1,40 @@
+"""One bar over the stages on stderr, only on a terminal."""
+
+from __future__ import annotations
+
+from tqdm import tqdm
+
+# about how long each stage takes, relative to the others, for the time that is left
+SHARES = {
+    "read": 2, "csc": 3, "clean": 2, "partition": 10, "order": 30, "renumber": 4, "chunks": 4, "reorganise": 2,
+    "volume": 1, "write": 10,
+}  # fmt: skip
+
+
+class Progress:
+    """Use as a context manager; ``enter`` and ``finish`` the stages in order, any may be left out."""
+
+    def __enter__(self) -> Progress:
+        form = "{desc:<12} {bar} {elapsed}, about {remaining} left{postfix}"
+        self._bar = tqdm(total=sum(SHARES.values()), disable=None, leave=False, bar_format=form)
+        self._order = list(SHARES)
+        return self
+
+    def enter(self, stage: str) -> None:
+        """A stage begins; those before it are done."""
+        done = sum(SHARES[name] for name in self._order[: self._order.index(stage)])
+        self._bar.update(done - self._bar.n)
+        self._bar.set_description_str(stage)
+
+    def within(self, stage: str, share: float) -> None:
+        """This share of the stage is done."""
+        done = sum(SHARES[name] for name in self._order[: self._order.index(stage)])
+        self._bar.update(done + share * SHARES[stage] - self._bar.n)
+
+    def finish(self, stage: str, rate: float) -> None:
+        """A stage is done, at so many edges per second (0: unknown)."""
+        if rate:
+            self._bar.set_postfix_str(f"{stage} {rate / 1e6:.1f}M edges/s")
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

@@ -1,0 +1,99 @@
+"""Graphs that come as torch objects, and predictions by the ids of the input."""
+
+from __future__ import annotations
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import hongtu
+from hongtu.cli.main import main
+from hongtu.errors import InputError
+from hongtu.nn import GCNConv
+from tests.neutral import contents, pieces, write
+
+SMALL = ["--partitions", "2", "--chunks", "3"]
+
+
+def data(**changes):
+    given = {name: torch.from_numpy(np.array(array)) for name, array in pieces().items()}
+    fields = {"edge_index": given.pop("edges"), "x": given.pop("features"), "y": given.pop("labels"), **given}
+    return Data(**(fields | changes))
+
+
+@pytest.fixture
+def expected(tmp_path):
+    assert main(["preprocess", str(write(tmp_path / "neutral", pieces())), str(tmp_path / "expected"), *SMALL]) == 0
+    return contents(tmp_path / "expected")
+
+
+def test_data_in_memory(tmp_path, expected):
+    changes = [{}, {"y": data().y[:, None]}, {"edge_attr": torch.ones(60, 3)}, {"x": data().x.to_sparse()}]
+    for k, change in enumerate(changes):
+        hongtu.preprocess_graph(data=data(**change), artifact=tmp_path / str(k), partitions=2, chunks=3)
+        assert contents(tmp_path / str(k)) == expected, change
+    mapping = data().to_dict()
+    hongtu.preprocess_graph(data=mapping, artifact=tmp_path / "mapping", partitions=2, chunks=3)
+    assert contents(tmp_path / "mapping") == expected
+
+
+def test_weights_and_splits(tmp_path):
+    weight = torch.linspace(0, 1, 60)
+    masks = {f"{split}_mask": torch.stack([data()[f"{split}_mask"]] * 2, dim=1) for split in ("train", "val", "test")}
+    graph = data(edge_attr=weight[:, None], **masks)
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=1, chunks=1, split=1)
+    assert sorted(artifact.topology.edge_weight.tolist()) == sorted(weight.tolist())
+    assert artifact.masks["train"].sum() == 8
+    with pytest.raises(InputError, match=r"data.edge_weight: 3 values for 60 edges"):
+        hongtu.preprocess_graph(data=data(edge_weight=torch.ones(3)), artifact=tmp_path / "other")
+
+
+@pytest.mark.parametrize("form", ["data", "dict", "dataset"])
+def test_saved(form, tmp_path, expected):
+    saved = {"data": data(), "dict": data().to_dict(), "dataset": (data().to_dict(), None, Data)}[form]
+    torch.save(saved, tmp_path / "graph.pt")
+    assert main(["preprocess", str(tmp_path / "graph.pt"), str(tmp_path / "out"), *SMALL]) == 0
+    assert contents(tmp_path / "out") == expected
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+@pytest.mark.parametrize("content, message", [
+    (Harmful(), "cannot be opened safely"),
+    ({"x": torch.ones(3, 1)}, "no edge_index"),
+    ({"edge_index": torch.zeros(3, 2)}, r"shape (3, 2), expected [2, E]"),
+    (data(edge_index=torch.tensor([[0, 1], [1, 24]])), "edge 1: vertex 24, expected 0 to 23"),
+    (data(edge_index=torch.tensor([[0, 1], [1, -1]])), "edge 1: vertex -1, expected 0"),
+    (data(edge_index=torch.zeros(2, 3)), "vertex ids of type float32"),
+    (data(train_mask=None), "train_mask and the other masks: missing"),
+])  # fmt: skip
+def test_malformed_files_are_refused(content, message, tmp_path, capsys):
+    torch.save(content, tmp_path / "graph.pt")
+    assert main(["preprocess", str(tmp_path / "graph.pt"), str(tmp_path / "out"), *SMALL]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "graph.pt" in err and message in err, err
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.pt"]
+
+
+def test_truncated_file(tmp_path, capsys):
+    torch.save(data(), tmp_path / "graph.pt")
+    (tmp_path / "graph.pt").write_bytes((tmp_path / "graph.pt").read_bytes()[:-30])
+    assert main(["preprocess", str(tmp_path / "graph.pt"), str(tmp_path / "out"), *SMALL]) == 2
+    assert "graph.pt: cannot be opened safely" in capsys.readouterr().err
+
+
+def test_predictions_by_the_ids_of_the_input(tmp_path):
+    graph = networkx.relabel_nodes(networkx.karate_club_graph(), lambda k: f"member {k}")
+    settings = {"features": "degree", "labels": "random:2", "random_split": (0.5, 0.2, 0.3)}
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=2, chunks=2, **settings)
+    trainer = hongtu.Trainer(artifact, layers=[GCNConv(4, 2)])
+    scores = trainer.predict()
+    assert torch.equal(trainer.predict(["member 33", "member 0"]), scores[[33, 0]])
+    assert list(artifact.vertex_ids)[33] == "member 33"
+    with pytest.raises(InputError, match="vertex 'member 34' is not among"):
+        trainer.predict(["member 34"])

@@ -1,0 +1,454 @@
+"""Every format gives the artifact that the same graph gives in the neutral format; malformed files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections import defaultdict
+
+import networkx
+import numpy as np
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+import scipy.sparse
+
+import hongtu
+from hongtu.cli.main import main
+from hongtu.preprocess.read.formats import text
+from tests.neutral import contents, pieces, write
+
+SMALL = ["--partitions", "2", "--chunks", "3"]
+SYNTHETIC = ["--features", "degree", "--labels", "random:3", "--random-split", "0.5,0.2,0.3"]
+WEIGHT = np.linspace(-0.7, 1.9, 60)
+
+
+def preprocess(source, output, *arguments):
+    return main(["preprocess", str(source), str(output), *SMALL, *map(str, arguments)])
+
+
+def as_text(separator, header=None, comment=None, weighted=False, ending="\n"):
+    def save(file):
+        rows = [[str(s), str(d), repr(float(w))] for s, d, w in zip(*pieces()["edges"].tolist(), WEIGHT, strict=True)]
+        lines = [separator.join(row if weighted else row[:2]) for row in rows]
+        lines = ([comment] if comment else []) + ([header] if header else []) + lines
+        data = (ending.join(lines) + ("" if comment else ending)).encode()
+        file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+
+    return save
+
+
+def table(columns=("source", "destination"), kind=np.int64, weighted=False):
+    edges = pieces()["edges"].astype(kind)
+    arrays = {columns[0]: edges[0], columns[1]: edges[1]} | ({"weight": WEIGHT} if weighted else {})
+    return pyarrow.table(arrays)
+
+
+# file name -> (how to write the graph there, whether it has weights, arguments)
+EDGE_FILES = {
+    "edges.txt": (as_text(" ", comment="# Nodes: 24 Edges: 60\n# FromNodeId\tToNodeId"), False, []),
+    "edges.txt.gz": (as_text("\t", ending="\r\n"), False, []),
+    "edges.csv": (as_text(",", header="source,target,weight", weighted=True), True, []),
+    "edges.csv.gz": (as_text(" , "), False, []),
+    "edges.tsv": (as_text("\t", header="a\tb\tc", weighted=True), True, ["--columns", "a,b,c"]),
+    "edges.edges": (as_text("   ", comment="% konect", weighted=True), True, ["--columns", "s,d,w"]),
+    "edges.parquet": (lambda file: pyarrow.parquet.write_table(table(weighted=True), file, row_group_size=7), True, []),
+    "edges.feather": (lambda file: pyarrow.feather.write_feather(table(kind=np.uint16), file), False, []),
+    "edges.arrow": (
+        lambda file: pyarrow.feather.write_feather(table(("u", "v"), np.int8), file, compression="uncompressed"),
+        False,
+        ["--columns", "u,v"],
+    ),
+    "edges.mtx": (lambda file: file.write_text(matrix_market()), True, []),
+    "edges.npz": (lambda file: scipy.sparse.save_npz(file, matrix(np.ones(60))), False, []),
+}
+
+
+def matrix_market():
+    rows = [f"{s + 1} {d + 1} {float(w)!r}" for s, d, w in zip(*pieces()["edges"].tolist(), WEIGHT, strict=True)]
+    return "\n".join(["%%MatrixMarket matrix coordinate real general", "% a comment", "24 24 60", *rows, ""])
+
+
+def matrix(values):
+    return scipy.sparse.coo_matrix((values, tuple(pieces()["edges"])), shape=(24, 24))
+
+
+@pytest.mark.parametrize("name", EDGE_FILES)
+def test_edges_of_any_format_beside_neutral_pieces(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK", 100)  # several blocks, lines cut between them
+    save, weighted, arguments = EDGE_FILES[name]
+    weight = WEIGHT.astype(np.float32) if weighted else None
+    expected = write(tmp_path / "neutral", {**pieces(), "edge_weight": weight})
+    source = write(tmp_path / "in", {**pieces(), "edges": None})
+    save(source / name)
+    assert preprocess(expected, tmp_path / "expected") == 0
+    assert preprocess(source, tmp_path / "out", *arguments) == 0
+    first, second = contents(tmp_path / "expected"), contents(tmp_path / "out")
+    del first["manifest.json"], second["manifest.json"]
+    assert first == second
+
+
+@pytest.mark.parametrize("name", EDGE_FILES)
+def test_a_file_of_edges_alone(name, tmp_path):
+    save, _, arguments = EDGE_FILES[name]
+    save(tmp_path / name)
+    assert preprocess(tmp_path / name, tmp_path / "out", *arguments, *SYNTHETIC) == 0
+    assert edges_of(hongtu.open_artifact(tmp_path / "out")) == sorted(map(tuple, pieces()["edges"].T.tolist()))
+
+
+def edges_of(artifact):
+    original = np.asarray(artifact.original_id)
+    destination = np.repeat(original, np.diff(artifact.topology.in_edge_start))
+    return sorted(zip(original[artifact.topology.global_sources()].tolist(), destination.tolist(), strict=True))
+
+
+def named_edges_of(artifact):
+    return sorted((artifact.vertex_ids[s], artifact.vertex_ids[d]) for s, d in edges_of(artifact))
+
+
+INTEGERS = np.array([[10**12, -4, 7, 7], [-4, 7, 10**12, -4]])
+TEXTS = np.array([["b", "ä", "c", "c"], ["ä", "c", "b", "ä"]])
+
+
+@pytest.mark.parametrize("ids", [INTEGERS, TEXTS])
+@pytest.mark.parametrize("ending", [".txt", ".csv", ".parquet", ".npy"])
+def test_relabel(ending, ids, tmp_path):
+    if ending == ".npy":
+        source = tmp_path / "in"
+        source.mkdir()
+        np.save(source / "edges.npy", ids)
+    else:
+        source = tmp_path / f"edges{ending}"
+        if ending == ".parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"source": ids[0], "destination": ids[1]}), source)
+        else:
+            separator = "," if ending == ".csv" else "\t"
+            source.write_text("".join(f"{s}{separator}{d}\n" for s, d in ids.T.tolist()))
+    arguments = ["--partitions", 1, "--chunks", 2, *SYNTHETIC]
+    assert preprocess(source, tmp_path / "out", "--relabel", *arguments) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out", verify=True)
+    assert list(artifact.vertex_ids) == [ids[0, 0], ids[1, 0], ids[1, 1]]  # in the order of first use
+    assert named_edges_of(artifact) == sorted(map(tuple, ids.T.tolist()))
+    assert artifact.numbers([ids[1, 1], ids[0, 0]]).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("ids", [np.array([7, 99, -4, 10**12]), np.array(["c", "z", "ä", "b"])])
+def test_relabel_with_the_ids_of_rows(ids, tmp_path):
+    source = tmp_path / "in"
+    write(source, {
+        "ids": ids, "features": np.arange(4, dtype=np.float32)[:, None], "labels": np.arange(4),
+        "train_mask": np.array([1, 0, 0, 1], bool), "val_mask": np.zeros(4, bool), "test_mask": np.zeros(4, bool),
+    })  # fmt: skip
+    edges = INTEGERS if ids.dtype.kind == "i" else TEXTS
+    (source / "edges.tsv").write_text("".join(f"{s}\t{d}\n" for s, d in edges.T.tolist()))
+    assert preprocess(source, tmp_path / "out", "--relabel", "--partitions", 1, "--chunks", 1) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    assert list(artifact.vertex_ids) == ids.tolist()
+    assert artifact.labels[np.argsort(artifact.original_id)].tolist() == [0, 1, 2, 3]
+    assert named_edges_of(artifact) == sorted(map(tuple, edges.T.tolist()))
+
+
+def test_relabel_needs_to_know_whose_rows_they_are(tmp_path, capsys):
+    source = write(tmp_path / "in", pieces())
+    assert preprocess(source, tmp_path / "out", "--relabel") == 2
+    assert "ids.npy: missing; with --relabel, save the id" in capsys.readouterr().err
+
+
+def test_many_names_and_numbers(tmp_path):
+    """Tables grow several times, and hold what they held."""
+    rng = np.random.default_rng(0)
+    names = np.array([f"v{'x' * (k % 13)}{k}" for k in rng.permutation(9000)])
+    edges = rng.integers(0, 9000, (2, 20000))
+    for ids in (names[edges], edges * 10**9):
+        pyarrow.parquet.write_table(
+            pyarrow.table({"source": ids[0], "destination": ids[1]}), tmp_path / "edges.parquet"
+        )
+        arguments = ["--relabel", "--partitions", 1, "--chunks", 1, "--force", *SYNTHETIC]
+        assert preprocess(tmp_path / "edges.parquet", tmp_path / "out", *arguments) == 0
+        artifact = hongtu.open_artifact(tmp_path / "out")
+        flat = ids.T.ravel()
+        first = np.sort(np.unique(flat, return_index=True)[1])
+        assert list(artifact.vertex_ids) == flat[first].tolist()
+        assert named_edges_of(artifact) == sorted(map(tuple, ids.T.tolist()))
+
+
+# name -> (file name, its content, arguments, what the message must contain)
+MALFORMED = {
+    "one column": ("edges.txt", b"0 1\n\n# note\n5\n", [], ["edges.txt: line 4: 1 columns, expected 2"]),
+    "a third column": ("edges.txt", b"0 1\n1 2 9\n", [], ["line 2: 3 columns, expected 2", "--columns"]),
+    "an empty field": ("edges.csv", b"0,1\n1,\n", [], ["edges.csv: line 2: column 2 is empty"]),
+    "a quote": ("edges.csv", b'0,1\n"1",2\n', [], ["edges.csv: line 2: a quoted field"]),
+    "a name": ("edges.txt", b"0 1\n1 two\n", [], ["edges.txt: line 2: id 'two', expected an integer; pass --relabel"]),
+    "a fraction": ("edges.tsv", b"0\t1\n1\t2.0\n", [], ["edges.tsv: line 2: id '2.0'"]),
+    "a negative id": ("edges.txt", b"0 1\n\n-3 1\n", [], ["line 3: vertex -3, expected 0", "--relabel"]),
+    "a huge id": ("edges.txt", b"0 1\n1 99999999999999999999\n", [], ["line 2: id 99999999999999999999 does not fit"]),
+    "beyond int32": ("edges.txt", b"0 1\n1 2147483648\n", [], ["line 2: vertex 2147483648, expected 0", "--relabel"]),
+    "a weight": ("edges.csv", b"u,v,weight\n0,1,1\n1,0,heavy\n", [], ["edges.csv: line 3: weight 'heavy'"]),
+    "nan": ("edges.csv", b"u,v,weight\n0,9,1\n1,0,nan\n", [], ["edges.csv: line 3: edge_weight is nan"]),
+    "no such column": ("edges.csv", b"a,b\n0,1\n", ["--columns", "a,c"], ["no column 'c', found a, b"]),
+    "truncated gzip": ("edges.txt.gz", gzip.compress(b"0 1\n" * 999)[:-9], [], ["edges.txt.gz: truncated or damaged"]),
+    "not gzip": ("edges.txt.gz", b"0 1\n", [], ["edges.txt.gz: truncated or damaged gzip"]),
+    "not parquet": ("edges.parquet", b"0 1\n", [], ["edges.parquet: not a readable .parquet file"]),
+    "not arrow": ("edges.arrow", b"0 1\n" * 9, [], ["edges.arrow: not a readable .arrow file"]),
+    "not a matrix": ("edges.mtx", b"0 1\n", [], ["edges.mtx: not a readable Matrix Market file"]),
+    "matrix entry": (
+        "edges.mtx", b"%%MatrixMarket matrix coordinate pattern general\n2 2 1\n1 x\n", [], ["edges.mtx", "ine 3"],
+    ),
+    "matrix not square": (
+        "edges.mtx", b"%%MatrixMarket matrix coordinate pattern general\n2 3 1\n1 2\n", [], ["2 x 3", "square"],
+    ),
+    "dense matrix": (
+        "edges.mtx", b"%%MatrixMarket matrix array real general\n1 1\n1.0\n", [], ["a dense array, expected sparse"],
+    ),
+    "not npz": ("edges.npz", b"nonsense", [], ["edges.npz: not a readable scipy matrix"]),
+    "unknown": ("edges.doc", b"", [], ["edges.doc: unknown format '.doc', expected .txt, .csv"]),
+    "columns of a matrix": ("edges.npz", b"", ["--columns", "a,b"], ["--columns is for edge lists and tables"]),
+    "columns twice": ("edges.csv", b"", ["--columns", "a,a"], ["columns: 'a,a', expected two or three names"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_files_are_refused(case, tmp_path, capsys):
+    name, content, arguments, expected = MALFORMED[case]
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path, tmp_path / name, [*SYNTHETIC, *arguments], expected, capsys)
+
+
+def refused(tmp_path, source, arguments, expected, capsys):
+    before = sorted(tmp_path.iterdir())
+    assert preprocess(source, tmp_path / "out", *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("hongtu: ")
+    for part in expected:
+        assert part in err, err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# name -> (columns of the table, arguments, what the message must contain)
+TABLES = {
+    "missing columns": ({"from": [0], "to": [1]}, [], ["no column 'source', found from, to", "--columns"]),
+    "names": ({"source": ["a"], "destination": ["b"]}, [], ["'source' is string", "--relabel"]),
+    "fractions": ({"source": [0.5], "destination": [1.0]}, [], ["'source' is double, expected integers", "int64"]),
+    "fractions as names": ({"source": [0.5], "destination": [1.0]}, ["--relabel"], ["'source' is double"]),
+    "null": ({"source": [0, None], "destination": [1, 1]}, [], ["row 1: 'source' is null"]),
+    "negative": ({"source": [0, 1], "destination": [1, -1]}, [], ["row 1: vertex -1, expected 0"]),
+    "weights": ({"source": [0], "destination": [1], "weight": ["x"]}, [], ["'weight' is string, expected numbers"]),
+}
+
+
+@pytest.mark.parametrize("ending", ["parquet", "feather"])
+@pytest.mark.parametrize("case", TABLES)
+def test_malformed_tables_are_refused(case, ending, tmp_path, capsys):
+    columns, arguments, expected = TABLES[case]
+    file = tmp_path / f"edges.{ending}"
+    save = pyarrow.parquet.write_table if ending == "parquet" else pyarrow.feather.write_feather
+    save(pyarrow.table(columns), file)
+    refused(tmp_path, file, [*SYNTHETIC, *arguments], expected, capsys)
+
+
+@pytest.mark.parametrize("name", ["edges.txt", "edges.csv.gz", "edges.parquet", "edges.mtx"])
+def test_an_edge_beyond_the_vertices_says_where_it_stands(name, tmp_path, capsys):
+    EDGE_FILES[name][0](write(tmp_path / "in", {**pieces(23), "edges": None}) / name)
+    at = int(np.flatnonzero((pieces()["edges"] == 23).any(axis=0))[0])
+    first = {"edges.txt": f"line {at + 3}", "edges.csv.gz": f"line {at + 1}", "edges.parquet": f"row {at}"}
+    expected = [f"{name}: {first.get(name, '')}", "vertex 23, expected 0 to 22", "has 23 rows"]
+    arguments = ["--columns", "source,destination"] if name == "edges.parquet" else []
+    refused(tmp_path, tmp_path / "in", arguments, expected, capsys)
+
+
+def test_an_edge_beyond_the_ids(tmp_path, capsys):
+    source = write(tmp_path / "in", {**pieces(), "edges": None, "ids": np.arange(24) * 5})
+    (source / "edges.txt").write_text("0 5\n10 11\n")
+    refused(tmp_path, source, ["--relabel"], ["edges.txt: line 2: vertex 11 is not among the 24 ids"], capsys)
+
+
+def test_two_files_of_edges(tmp_path, capsys):
+    source = write(tmp_path / "in", pieces())
+    (source / "edges.csv").write_text("0,1\n")
+    refused(tmp_path, source, [], ["holds both edges.csv and edges.npy; remove one"], capsys)
+
+
+def ogb(folder, **changes):
+    """ogbn-like folder of the small graph; a change replaces a file's text, None leaves it out."""
+    given = pieces()
+    files = {
+        "raw/edge.csv.gz": lines(given["edges"].T),
+        "raw/num-node-list.csv.gz": "24\n",
+        "raw/num-edge-list.csv.gz": "60\n",
+        "raw/node-feat.csv.gz": lines(given["features"]),
+        "raw/node-label.csv.gz": lines(given["labels"][:, None]),
+        **{
+            f"split/time/{stem}.csv.gz": lines(np.flatnonzero(given[f"{split}_mask"])[:, None])
+            for split, stem in (("train", "train"), ("val", "valid"), ("test", "test"))
+        },
+    }
+    for name, content in (files | changes).items():
+        if content is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(gzip.compress(content.encode()))
+    return folder
+
+
+def lines(rows):
+    return "".join(",".join(map(repr, row)) + "\n" for row in rows.tolist())
+
+
+def same_as_neutral(source, tmp_path, given=None):
+    assert preprocess(write(tmp_path / "neutral", given or pieces()), tmp_path / "expected") == 0
+    assert preprocess(source, tmp_path / "out") == 0
+    assert contents(tmp_path / "expected") == contents(tmp_path / "out")
+
+
+def test_ogb(tmp_path):
+    same_as_neutral(ogb(tmp_path / "ogbn_arxiv"), tmp_path)
+
+
+def test_ogb_in_binary_form(tmp_path):
+    given, folder = pieces(), tmp_path / "ogbn_papers"
+    none = {f"raw/{stem}.csv.gz": None for stem in ("edge", "node-feat", "node-label")}
+    ogb(folder, **none)
+    labels = np.where(given["labels"] == 2, np.nan, given["labels"])[:, None]
+    np.savez(folder / "raw" / "data.npz", edge_index=given["edges"], node_feat=given["features"])
+    np.savez(folder / "raw" / "node-label.npz", node_label=labels)
+    assert preprocess(folder, tmp_path / "out", "--random-split", "0.6,0.2,0.2") == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    expected = np.where(given["labels"] == 2, -1, given["labels"])
+    assert np.array_equal(artifact.labels, expected[artifact.original_id])
+    assert edges_of(artifact) == sorted(map(tuple, given["edges"].T.tolist()))
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"raw/node-feat.csv.gz": lines(pieces()["features"][:20])}, ["node-feat.csv.gz: (20, 5)", "24 lines"]),
+    ({"raw/node-feat.csv.gz": "1,2\n3,x\n"}, ["node-feat.csv.gz: after line 0", "'x'"]),
+    ({"raw/num-node-list.csv.gz": "12\n12\n"}, ["2 graphs, expected one"]),
+    ({"raw/num-node-list.csv.gz": None}, ["num-node-list.csv.gz: cannot be read"]),
+    ({"split/time/valid.csv.gz": "3\n24\n"}, ["valid.csv.gz: line 2: vertex 24, expected 0 to 23"]),
+    ({"split/time/test.csv.gz": None}, ["test.csv.gz: cannot be read"]),
+    ({"split/other/train.csv.gz": "1\n"}, ["several splits (other, time)"]),
+    ({"raw/edge.csv.gz": "0,1\n1,24\n"}, ["edge.csv.gz: line 2: vertex 24, expected 0 to 23"]),
+])  # fmt: skip
+def test_malformed_ogb(changes, expected, tmp_path, capsys):
+    refused(tmp_path, ogb(tmp_path / "ogbn_arxiv", **changes), [], expected, capsys)
+
+
+def test_truncated_ogb(tmp_path, capsys):
+    file = ogb(tmp_path / "ogbn_arxiv") / "raw" / "node-label.csv.gz"
+    file.write_bytes(file.read_bytes()[:-9])
+    refused(tmp_path, tmp_path / "ogbn_arxiv", [], ["node-label.csv.gz: truncated or damaged gzip"], capsys)
+
+
+def test_ogb_that_stores_edges_once(tmp_path, capsys):
+    source = ogb(tmp_path / "ogbn_products")
+    refused(tmp_path, source, [], ["stores each undirected edge once; pass --undirected"], capsys)
+    assert preprocess(source, tmp_path / "out", "--undirected") == 0
+
+
+def planetoid(folder, **changes):
+    """Raw files of a graph of 700 vertices: 10 train, 500 validation, test vertices 650..699 without 655."""
+    rng = np.random.default_rng(0)
+    count, known = 700, 650
+    test = rng.permutation(np.r_[650:655, 656:700])
+    features = scipy.sparse.random(count, 9, 0.3, format="csr", dtype=np.float32, random_state=1)
+    labels = rng.integers(0, 4, count)
+    hot = np.eye(4, dtype=np.int32)[labels]
+    graph = defaultdict(list, {v: rng.integers(0, count, 3).tolist() for v in range(count)})
+    files = {
+        "x": features[:10], "y": hot[:10], "allx": features[:known], "ally": hot[:known],
+        "tx": features[test], "ty": hot[test], "graph": graph,
+    } | changes  # fmt: skip
+    folder.mkdir()
+    for part, value in files.items():
+        (folder / f"ind.tiny.{part}").write_bytes(pickle.dumps(value, protocol=2))
+    (folder / "ind.tiny.test.index").write_text("".join(f"{v}\n" for v in test))
+    return features.toarray(), labels, graph
+
+
+def test_planetoid(tmp_path):
+    features, labels, graph = planetoid(tmp_path / "in")
+    features[655], labels[655] = 0, -1
+    pairs = {pair for u, near in graph.items() for v in near for pair in ((u, v), (v, u)) if u != v}
+    masks = {split: np.zeros(700, bool) for split in ("train_mask", "val_mask", "test_mask")}
+    masks["train_mask"][:10], masks["val_mask"][10:510] = True, True
+    masks["test_mask"][np.r_[650:655, 656:700]] = True
+    given = {"edges": np.array(sorted(pairs)).T, "features": features, "labels": labels, **masks}
+    same_as_neutral(tmp_path / "in", tmp_path, given)
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+def test_planetoid_pickles_run_nothing(tmp_path, capsys):
+    planetoid(tmp_path / "in", graph=Harmful())
+    refused(
+        tmp_path, tmp_path / "in", [], ["ind.tiny.graph: not a readable Planetoid file", "print is not allowed"], capsys
+    )
+
+
+@pytest.mark.parametrize("part, change, expected", [
+    ("tx", None, ["ind.tiny.tx: missing"]),
+    ("ally", b"\x80\x02}", ["ind.tiny.ally: not a readable Planetoid file"]),
+    ("test.index", b"1\n2\n", ["ind.tiny.test.index: does not fit"]),
+    ("test.index", b"many\n", ["ind.tiny.test.index: not readable"]),
+])  # fmt: skip
+def test_malformed_planetoid(part, change, expected, tmp_path, capsys):
+    planetoid(tmp_path / "in")
+    file = tmp_path / "in" / f"ind.tiny.{part}"
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change)
+    refused(tmp_path, tmp_path / "in", [], expected, capsys)
+
+
+def run(data, path, **more):
+    settings = {
+        "labels": "random:2",
+        "features": "degree",
+        "random_split": (0.5, 0.2, 0.3),
+        "partitions": 1,
+        "chunks": 1,
+    }
+    return hongtu.preprocess_graph(data=data, artifact=path, **(settings | more))
+
+
+def test_networkx(tmp_path):
+    graph = networkx.Graph()
+    graph.add_nodes_from(["z", "a", "alone"])
+    graph.add_weighted_edges_from([("a", "z", 2.5), ("a", "a", 0.5)])
+    artifact = run(graph, tmp_path / "named")
+    assert list(artifact.vertex_ids) == ["z", "a", "alone"]
+    assert named_edges_of(artifact) == [("a", "a"), ("a", "z"), ("z", "a")]
+    assert sorted(artifact.topology.edge_weight.tolist()) == [0.5, 2.5, 2.5]
+    numbered = run(networkx.path_graph(3, create_using=networkx.DiGraph), tmp_path / "numbered")
+    assert numbered.vertex_ids is None and edges_of(numbered) == [(0, 1), (1, 2)]
+    karate = networkx.karate_club_graph()
+    assert run(karate, tmp_path / "karate").num_edges == 2 * karate.number_of_edges()
+
+
+def test_networkx_refusals(tmp_path):
+    graph = networkx.DiGraph()
+    graph.add_edge(1, "1")
+    with pytest.raises(hongtu.errors.InputError, match="the same name as text"):
+        run(graph, tmp_path / "out")
+    graph = networkx.DiGraph()
+    graph.add_edge(0, 1, weight="x")
+    with pytest.raises(hongtu.errors.InputError, match="an edge weight is no number"):
+        run(graph, tmp_path / "out")
+    for arguments in ({}, {"data": graph, "edges": np.zeros((2, 1), int)}):
+        with pytest.raises(hongtu.errors.InputError, match="either edges and num_vertices or data"):
+            hongtu.preprocess_graph(artifact=tmp_path / "out", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_without_ids(tmp_path):
+    artifact = run(networkx.path_graph(3), tmp_path / "out")
+    assert artifact.numbers(np.array([2, 0])).tolist() == [2, 0] and len(artifact.numbers([])) == 0
+    for bad in ([3], [-1], ["a"]):
+        with pytest.raises(hongtu.errors.InputError, match="expected an integer from 0 to 2"):
+            artifact.numbers(bad)
+    named = networkx.relabel_nodes(networkx.path_graph(3), {0: "x"})
+    with pytest.raises(hongtu.errors.InputError, match="vertex 'y' is not among the artifact's 3 ids"):
+        run(named, tmp_path / "named").numbers(["x", "y"])

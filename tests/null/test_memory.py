@@ -1,0 +1,60 @@
+"""Preprocessing takes no more memory than it predicts, and says when that is too much."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hongtu.cli.main import main
+from tests.neutral import pieces, write
+
+ROOT = Path(__file__).resolve().parents[2]
+VERTICES, EDGES, COLUMNS = 200_000, 3_000_000, 256
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """Features take 195 MiB: reading them whole would show."""
+    path = tmp_path_factory.mktemp("memory") / "in"
+    size = ["--vertices", str(VERTICES), "--edges", str(EDGES), "--features", str(COLUMNS), "--classes", "4"]
+    assert main(["generate", "citation", str(path), *size]) == 0
+    return path
+
+
+@pytest.mark.parametrize("flags", [
+    ["--order", "input"],
+    ["--order", "clusters", "--undirected"],
+    ["--order", "clusters", "--features", "random:256", "--self-loops"],
+])  # fmt: skip
+def test_peak_memory(flags, graph, tmp_path):
+    """In a process of its own, compiled code loaded, beyond what it holds after a tiny graph."""
+    tiny = write(tmp_path / "tiny", pieces())
+    code = """
+import sys
+from hongtu.cli.main import main
+from hongtu.preprocess.workspace.watch import anonymous_bytes
+tiny, graph, out, *flags = sys.argv[1:]
+assert main(["preprocess", tiny, out, "--partitions", "2", "--chunks", "2", *flags]) == 0
+print(anonymous_bytes(), file=sys.stderr)
+assert main(["preprocess", graph, out, "--force", *flags]) == 0
+"""
+    command = [sys.executable, "-c", code, str(tiny), str(graph), str(tmp_path / "out"), "--partitioner", "streaming"]
+    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
+    before = int(done.stderr.splitlines()[0])
+    log = [json.loads(line) for line in (tmp_path / "out" / "stages.jsonl").read_text().splitlines()]
+    stored = EDGES * (2 if "--undirected" in flags else 1)
+    buffers = 64 << 20  # of features on the way, and arenas of malloc
+    assert max(line["peak_bytes"] for line in log) < before + 24 * stored + 64 * VERTICES + buffers
+    assert log[1]["predicted_bytes"] >= 24 * stored + 64 * VERTICES
+
+
+def test_too_little_memory_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hongtu.preprocess.pipeline.available_bytes", lambda: 1 << 20)
+    source = write(tmp_path / "in", pieces())
+    assert main(["preprocess", str(source), str(tmp_path / "out"), "--partitions", "2", "--chunks", "2"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "hongtu: note: the run may take 0.3 GiB of memory, 0.0 GiB are available" in err
