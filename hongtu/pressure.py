@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from hongtu.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
@@ -62,7 +63,7 @@ class Relief:
         network: the model; planning decides how its layers are run.
         make_plan: plans the run.
         make_engine: sets a plan to work.
-        probe: what layers take in the passes of a plan when they run on placeholder rows.
+        probe: what layers, on the CPU, take in the passes of a plan when they run on placeholder rows.
         budget: bytes per device, or None.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
 
@@ -78,7 +79,7 @@ class Relief:
         network: Network,
         make_plan: MakePlan,
         make_engine: Callable[[ExecutionPlan], Engine],
-        probe: Callable[[ExecutionPlan], dict[str, int]],
+        probe: Callable[[ExecutionPlan, nn.ModuleList], dict[str, int]],
         budget: int | None,
         on_oom: str,
     ) -> None:
@@ -135,7 +136,8 @@ class Relief:
     def _learn(self, name: str, taken: int) -> Excess:
         """What is known of the run's layers, with what they took in the passes around one."""
         plan = self.engine.plan
-        probed, found = self._probe(plan), self._measure(name) or {name: int(GROWTH * taken)}
+        model = copy.deepcopy(self._network.modules).cpu()
+        probed, found = self._probe(plan, model), self._measure(name) or {name: int(GROWTH * taken)}
         factor, more = dict(self._excess.factor), dict(self._excess.more)
         for key, size in found.items():
             factor[key] = max(1.0, size / max(probed[key], 1))

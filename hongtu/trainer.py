@@ -143,7 +143,7 @@ class Trainer:
             Engine, self.artifact, self._network, self._loss,
             embedding=self.embedding, budget=self._budget, dtype=dtype, backend=backend,
         )  # fmt: skip
-        probe = partial(probe_workspace, model=self.model, loss=self._loss, dtype=dtype)
+        probe = partial(probe_workspace, loss=self._loss, dtype=dtype)
         self._relief = Relief(self._network, make_plan, make_engine, probe, self._budget, on_oom)
         self.epoch = 0
         self.history: list[dict[str, Any]] = []

@@ -161,7 +161,7 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
         )
     try:
         entries = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
     known = {field.name for field in fields(Hardware)}
     optional = {"devices", "device_memory", "staged"}

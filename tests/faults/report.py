@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ BEGIN, END = "<!-- written by python -m tests.faults -->", "<!-- end -->"
 
 def keep(outcome: Outcome, command: list[str], path: Path = RESULTS) -> None:
     """Append an outcome and what it ran on."""
-    row = records.machine("") | {"command": " ".join(command)} | asdict(outcome)
+    row = records.machine("") | {"command": shlex.join(command)} | asdict(outcome)
     records.append(path, row)
 
 

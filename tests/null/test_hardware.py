@@ -184,3 +184,9 @@ def test_traffic_chart_of_any_topology(m, n):
         assert f"lookahead, {m} x {n} chunks" in texts and "floor: every row read, once" in texts
     empty = build_topology(1, np.array([0, 3]), np.zeros(4, np.int64), np.empty(0, np.int64))
     ElementTree.fromstring(traffic_chart(empty, "no edges"))
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "profile").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="not JSON"):
+        load_hardware(tmp_path / "profile")
