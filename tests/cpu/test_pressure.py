@@ -73,7 +73,7 @@ def test_the_budget_that_is_named_would_do(strategy):
     with warnings.catch_warnings(record=True):  # "paper" and "none" take no more than they need: nothing to plan again
         assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
     with pytest.raises((DeviceOutOfMemory, BudgetError)):
-        make(strategy, enough // 4, on_oom="replan").train_epoch()
+        make(strategy, Hungry.per_call, on_oom="replan").train_epoch()  # the layer alone takes as much
 
 
 def test_where_no_grain_is_fine_enough():
