@@ -200,7 +200,7 @@ class Device(ABC):
 
     @abstractmethod
     def fill(self, tensor: Tensor, host: Tensor) -> None:
-        """Copy contiguous host rows to a tensor that stays, and wait for it."""
+        """On ``load``: copy contiguous host rows to a tensor that stays."""
 
     @abstractmethod
     def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:

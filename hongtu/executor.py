@@ -58,6 +58,8 @@ class Executor:
             for i, device in enumerate(self.devices):
                 host = self.host.rows(FEATURES, int(self._starts[i]), int(self._starts[i + 1]))
                 device.fill(self.own_rows(FEATURES, i), host)
+            for device in self.devices:
+                device.drain()
         self.run(self.plan.passes.setup)
         if FEATURES in self.plan.resident or FEATURES not in self.plan.passes.constant:
             self.host.free(FEATURES)

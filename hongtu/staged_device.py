@@ -59,7 +59,6 @@ class StagedDevice(Device):
 
     def fill(self, tensor: Tensor, host: Tensor) -> None:
         self.streams.load.run(lambda: self._copy("read", host, tensor))
-        self.streams.load.record().synchronize("fill: the tensor is there")
 
     def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
         part = self.staging(name, number)[: len(array)]
