@@ -26,6 +26,7 @@ SITS_ON = {
     "workspace": "",
     "metrics": "errors",
     "host_memory": "errors",
+    "host_load": "",
     "config": "errors",
     "losses": "errors",
     "bitmap": "",
@@ -72,7 +73,7 @@ SITS_ON = {
     "fit": "artifact run_directory",
     "planning": "probe config embedding",
     "trainer": "planning anomaly pressure fit random_state",
-    "measure": "trainer models preprocess",
+    "measure": "trainer models preprocess host_load",
     "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
     "bench": "hongtu measure",  # timing, and the page about it
     "cli": "bench",
