@@ -45,6 +45,7 @@ class Pass:
         direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        holds: vertex tensors that what is kept may lie in.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
@@ -64,6 +65,7 @@ class Pass:
     direct: tuple[str | None, ...] = ()
     loss: bool = False
     keep: bool = False
+    holds: tuple[str, ...] = ()
     hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -232,11 +234,12 @@ class _Builder:
         train = when == "train"
         keep, hops = self.keep and train, self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
-        return [replace(stage, when=when, keep=keep, hops=hops)]
+        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
         loss = train and k == self.last
+        keep = train and self.keep and not loss
         from_cache = self.cached and k == 0
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -248,28 +251,31 @@ class _Builder:
             source="a0" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
+            checkpoint=f"a{k}" if train and layer.linear and not from_cache and not keep else None,
             loss=loss,
-            keep=train and self.keep and not loss,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
-        from_cache = self.cached and k == 0
+        from_cache, keep = self.cached and k == 0, self.keep and k < self.last
+        linear = from_cache or (layer.linear and not fused)
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if from_cache or (layer.linear and not fused) else names.z[k],
+            exchange=None if linear else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
-            source=f"a{k}" if from_cache or (layer.linear and not fused) else None,
+            source=f"a{k}" if linear and not keep else None,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
             direct=direct,
             loss=fused,
-            keep=self.keep and k < self.last,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
 
@@ -287,9 +293,15 @@ class _Builder:
                 gradients=tuple(gradient(n) for n in outputs),
                 direct=direct,
                 keep=self.keep,
+                holds=self._held(0) if self.keep else (),
                 hops=self._hops(-1),
             )
         ]
+
+    def _held(self, stage: int) -> tuple[str, ...]:
+        """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
+        z = self.names.z[stage]
+        return (z,) if z in self.names.s[stage] and z != FEATURES else ()
 
     def _hops(self, k: int) -> int | None:
         return self.last - k if self.prune else None
@@ -310,5 +322,5 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush)
+    names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
     return {name: None for name in names if name is not None}
