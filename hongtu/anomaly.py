@@ -89,15 +89,15 @@ class _WatchedLoss:
         self._loss, self._watch = loss, watch
 
     def gradient(
-        self, out: Tensor, label_bytes: Tensor, mask: Tensor, chosen: int | None = None
+        self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor]:
-        found = self._loss.gradient(out, label_bytes, mask, chosen)
+        found = self._loss.gradient(out, label_bytes, bits, known)
         first, end = 0, len(out)
         if not self._good(*found):
             while end - first > 1:  # the first half that is not finite
                 middle = (first + end) // 2
                 rows = slice(first, middle)
-                good = self._good(*self._loss.gradient(out[rows], label_bytes[rows], mask[rows]))
+                good = self._good(*self._loss.gradient(out[rows], label_bytes[rows], bits[rows]))
                 first, end = (middle, end) if good else (first, middle)
             self._watch.loss(first)
         return found

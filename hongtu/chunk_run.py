@@ -173,8 +173,8 @@ class ChunkRun:
         return outs[1:]
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
-        labels, mask = self.inputs.vertex["labels"], self.inputs.vertex["train_mask"]
-        gradient, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
+        labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
+        gradient, part = self.executor.loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
         return gradient
 

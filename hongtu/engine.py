@@ -59,7 +59,7 @@ class Engine:
         self._devices = backend.devices(plan.topology.partitions, budget, self._traffic)
         for device in self._devices:
             device.reserve("model", plan.shape.model_bytes)
-        self._host = make_host(artifact, plan, embedding, dtype, backend.pinned)
+        self._host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self._executor = Executor(plan, self._replicas.of, self._host, self._devices, loss)
         self._counted = False
 

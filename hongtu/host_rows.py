@@ -10,6 +10,7 @@ import torch
 from hongtu.artifact import Artifact
 from hongtu.embedding import Embedding
 from hongtu.host_store import HostStore
+from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.pool import Make
@@ -17,8 +18,9 @@ from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 def make_host(
-    artifact: Artifact, plan: ExecutionPlan, embedding: Embedding | None, dtype: torch.dtype, pinned: Make | None = None
-) -> HostStore:
+    artifact: Artifact, plan: ExecutionPlan, loss: MeanLoss, embedding: Embedding | None, dtype: torch.dtype,
+    pinned: Make | None = None,
+) -> HostStore:  # fmt: skip
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
     host = HostStore(artifact.num_vertices, dtype, pinned)
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
@@ -29,9 +31,8 @@ def make_host(
         with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
-    labels = np.array(artifact.labels)
-    host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
-    host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
+    host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
+    host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
     if any(layer.uses_statistics for layer in plan.shape.layers):
         statistics = degree_statistics(artifact.topology)

@@ -2,7 +2,7 @@
 
 What a layer allocates grows with the destinations, sources, edges and largest in-degree of its block; the probe's
 block has the largest of each over all chunks, no source in common with its destinations but one, and every vertex in
-the train mask.
+the mask of every term of the loss.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     host = HostStore(v, dtype)
     host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
-    host.keep_pageable("train_mask", torch.ones(v, dtype=torch.bool))
+    host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))
     host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.arange(v))
