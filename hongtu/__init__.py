@@ -14,7 +14,18 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
-__all__ = ["LossTerm", "Trainer", "__version__", "errors", "nn", "open_artifact", "preprocess_graph"]
+__all__ = [
+    "CorrectAndSmooth",
+    "LabelPropagation",
+    "LossTerm",
+    "Propagation",
+    "Trainer",
+    "__version__",
+    "errors",
+    "nn",
+    "open_artifact",
+    "preprocess_graph",
+]
 
 # attribute -> (module, name in it; None for the module itself)
 _LAZY = {
@@ -22,6 +33,9 @@ _LAZY = {
     "open_artifact": ("hongtu.artifact", "open_artifact"),
     "Trainer": ("hongtu.trainer", "Trainer"),
     "LossTerm": ("hongtu.losses", "LossTerm"),
+    "Propagation": ("hongtu.propagation", "Propagation"),
+    "LabelPropagation": ("hongtu.postprocess", "LabelPropagation"),
+    "CorrectAndSmooth": ("hongtu.postprocess", "CorrectAndSmooth"),
     "nn": ("hongtu.nn", None),
     "errors": ("hongtu.errors", None),
 }

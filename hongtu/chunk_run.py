@@ -31,7 +31,7 @@ class Run(Protocol):
     networks: list[Network]
     host: HostStore
     devices: list[Device]
-    loss: MeanLoss
+    loss: MeanLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
 
@@ -174,6 +174,7 @@ class ChunkRun:
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
         labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
+        assert self.executor.loss is not None
         gradient, part = self.executor.loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
         return gradient

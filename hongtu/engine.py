@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.backends import Backend
-from hongtu.embedding import Embedding
+from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
 from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_rows import make_host
@@ -42,9 +42,9 @@ class Engine:
         self,
         artifact: Artifact,
         network: Network,
-        loss: MeanLoss,
+        loss: MeanLoss | None,
         plan: ExecutionPlan,
-        embedding: Embedding | None,
+        embedding: VertexRows | None,
         budget: int | None,
         dtype: torch.dtype,
         backend: Backend,
@@ -108,9 +108,11 @@ class Engine:
 
     @property
     def loss(self) -> MeanLoss:
-        return self._executor.loss
+        loss = self._executor.loss
+        assert loss is not None
+        return loss
 
-    def replace_loss(self, loss: Any) -> MeanLoss:
+    def replace_loss(self, loss: Any) -> MeanLoss | None:
         """Train with another loss; returns the one before."""
         before, self._executor.loss = self._executor.loss, loss
         return before
@@ -121,7 +123,8 @@ class Engine:
         self.set_up()
         self.artifact.check_files()
         with self._evaluating():
-            self._executor.run(self.plan.passes.evaluate)
+            passes = self.plan.passes
+            self._executor.run(passes.evaluate or passes.train)  # the latter where nothing is trained
         try:
             yield self._host[OUTPUT]
         finally:
@@ -176,6 +179,11 @@ class Engine:
         current = self._executor.current
         assert current is not None
         return current.name, self.network.current, divmod(self.network.chunk, self.plan.topology.chunks)
+
+    @property
+    def features(self) -> Tensor:
+        """[V, F] in new order, where they are on the host."""
+        return self._host[FEATURES]
 
     @property
     def ids(self) -> Tensor:

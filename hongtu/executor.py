@@ -42,7 +42,7 @@ class Executor:
         networks: list[Network],
         host: HostStore,
         devices: list[Device],
-        loss: MeanLoss,
+        loss: MeanLoss | None,
     ) -> None:
         self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss

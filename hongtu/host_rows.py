@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hongtu.artifact import Artifact
-from hongtu.embedding import Embedding
+from hongtu.embedding import VertexRows
 from hongtu.host_store import HostStore
 from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
@@ -18,7 +18,7 @@ from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 def make_host(
-    artifact: Artifact, plan: ExecutionPlan, loss: MeanLoss, embedding: Embedding | None, dtype: torch.dtype,
+    artifact: Artifact, plan: ExecutionPlan, loss: MeanLoss | None, embedding: VertexRows | None, dtype: torch.dtype,
     pinned: Make | None = None,
 ) -> HostStore:  # fmt: skip
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
@@ -31,8 +31,9 @@ def make_host(
         with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
-    host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
-    host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
+    if loss is not None:
+        host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
+        host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
     if any(layer.uses_statistics for layer in plan.shape.layers):
         statistics = degree_statistics(artifact.topology)

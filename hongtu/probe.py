@@ -25,7 +25,9 @@ from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.topology import Topology, build_topology
 
 
-def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
+def probe_workspace(
+    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | None, dtype: torch.dtype
+) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
     workspace: dict[str, int] = {}
@@ -37,7 +39,7 @@ def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, d
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype
+    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
     topology = _largest_block(view)

@@ -134,10 +134,12 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         wanted -= {FEATURES} if shape.input_trained else of_input
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    if not shape.trains:
+        train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
     return PassList(
-        train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
+        train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
         setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
         width=names.width,
@@ -146,6 +148,13 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
+
+
+def _results(shape: NetworkShape) -> tuple[str, ...]:
+    """What an epoch leaves on the host."""
+    if not shape.trains:
+        return (OUTPUT,)
+    return (gradient(FEATURES),) if shape.learned_input else ()
 
 
 def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:

@@ -49,6 +49,7 @@ class NetworkShape:
         input_random: stage 0 may give other numbers in the next epoch.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
+        trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
     """
 
     features: int
@@ -62,3 +63,4 @@ class NetworkShape:
     input_trained: bool = True
     input_random: bool = True
     stage_parameters: tuple[int, ...] = ()
+    trains: bool = True

@@ -73,8 +73,10 @@ SITS_ON = {
     "fit": "artifact run_directory",
     "planning": "probe config embedding",
     "trainer": "scores planning anomaly pressure fit random_state",
+    "propagation": "engine probe embedding",
+    "postprocess": "propagation",
     "measure": "trainer models preprocess",
-    "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
+    "hongtu": "trainer postprocess models preprocess",  # hongtu/__init__.py, the public names
     "cli": "hongtu measure",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
