@@ -223,7 +223,8 @@ def _model_bytes(model: nn.Module) -> int:
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
-    if optimizer.state:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
         return _state_bytes(optimizer)
     trial = copy.deepcopy(optimizer)
     for group in trial.param_groups:

@@ -96,7 +96,7 @@ class PassList:
         setup: once before everything else.
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
-        wanted: vertex tensors that get a gradient.
+        wanted: vertex tensors that get a gradient: those that depend on something that is trained.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
     """
@@ -127,11 +127,10 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     cached = caches_input(shape, strategy)
     of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
     constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
-    wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    if shape.learned_input or not strategy.no_input_gradient:
-        wanted.add(FEATURES)
-    else:
-        wanted -= {FEATURES} if shape.input_trained else of_input
+    constants = strategy.no_input_gradient and not shape.learned_input
+    trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
+    wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
+    wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     if not shape.trains:
@@ -231,7 +230,7 @@ class _Builder:
         passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse)))]
+        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse))) if self._goes_back(k)]
         return passes + self._stage_0_backward()
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
@@ -239,13 +238,14 @@ class _Builder:
         if not outputs:
             return []
         train = when == "train"
-        keep, hops = self.keep and train, self._hops(-1) if train else None
+        keep = train and self.keep and bool(set(outputs) & self.wanted)
+        hops = self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
         return [replace(stage, when=when, keep=keep, hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
-        loss = train and k == self.last
+        loss, returns = train and k == self.last, train and self._goes_back(k)
         from_cache = self.cached and k == 0
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -257,9 +257,9 @@ class _Builder:
             source="a0" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not from_cache else None,
             loss=loss,
-            keep=train and self.keep and not loss,
+            keep=returns and self.keep and not loss,
             hops=self._hops(k) if train else None,
         )
 
@@ -299,6 +299,10 @@ class _Builder:
                 hops=self._hops(-1),
             )
         ]
+
+    def _goes_back(self, k: int) -> bool:
+        """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
+        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
 
     def _hops(self, k: int) -> int | None:
         return self.last - k if self.prune else None

@@ -19,6 +19,7 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
     """
 
     z: int
@@ -30,6 +31,7 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
