@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CorrectAndSmooth",
     "LabelPropagation",
+    "LinkLoss",
     "LossTerm",
     "Propagation",
     "Trainer",
@@ -32,6 +33,7 @@ _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
     "open_artifact": ("hongtu.artifact", "open_artifact"),
     "Trainer": ("hongtu.trainer", "Trainer"),
+    "LinkLoss": ("hongtu.links", "LinkLoss"),
     "LossTerm": ("hongtu.losses", "LossTerm"),
     "Propagation": ("hongtu.propagation", "Propagation"),
     "LabelPropagation": ("hongtu.postprocess", "LabelPropagation"),

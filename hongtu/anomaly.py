@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hongtu.block import Rows
 from hongtu.engine import Engine
 from hongtu.errors import AnomalyError
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 
@@ -116,7 +117,9 @@ def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
         for name, parameter in network.modules.named_parameters()
         if parameter.requires_grad
     ]
-    loss = engine.replace_loss(_WatchedLoss(engine.loss, watch))
+    loss = engine.loss
+    if not isinstance(loss, EdgeLoss):
+        engine.replace_loss(_WatchedLoss(loss, watch))
     for network in engine.networks:
         network.watch = partial(watch.module, network)
     try:

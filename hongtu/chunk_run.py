@@ -15,6 +15,7 @@ from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.plan.arena import Needs, aggregates_in_place
@@ -31,7 +32,7 @@ class Run(Protocol):
     networks: list[Network]
     host: HostStore
     devices: list[Device]
-    loss: MeanLoss | None
+    loss: MeanLoss | EdgeLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
 
@@ -174,8 +175,9 @@ class ChunkRun:
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
         labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
-        assert self.executor.loss is not None
-        gradient, part = self.executor.loss.gradient(out, labels, bits, self.inputs.known_bits)
+        loss = self.executor.loss
+        assert loss is not None and not isinstance(loss, EdgeLoss)
+        gradient, part = loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
         return gradient
 

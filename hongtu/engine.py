@@ -16,6 +16,7 @@ from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
 from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_rows import make_host
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.network import Network
@@ -42,7 +43,7 @@ class Engine:
         self,
         artifact: Artifact,
         network: Network,
-        loss: MeanLoss | None,
+        loss: MeanLoss | EdgeLoss | None,
         plan: ExecutionPlan,
         embedding: VertexRows | None,
         budget: int | None,
@@ -107,12 +108,12 @@ class Engine:
         return self._replicas.every
 
     @property
-    def loss(self) -> MeanLoss:
+    def loss(self) -> MeanLoss | EdgeLoss:
         loss = self._executor.loss
         assert loss is not None
         return loss
 
-    def replace_loss(self, loss: Any) -> MeanLoss | None:
+    def replace_loss(self, loss: Any) -> MeanLoss | EdgeLoss | None:
         """Train with another loss; returns the one before."""
         before, self._executor.loss = self._executor.loss, loss
         return before

@@ -10,6 +10,7 @@ import torch
 from hongtu.artifact import Artifact
 from hongtu.embedding import VertexRows
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
@@ -18,9 +19,13 @@ from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 def make_host(
-    artifact: Artifact, plan: ExecutionPlan, loss: MeanLoss | None, embedding: VertexRows | None, dtype: torch.dtype,
+    artifact: Artifact,
+    plan: ExecutionPlan,
+    loss: MeanLoss | EdgeLoss | None,
+    embedding: VertexRows | None,
+    dtype: torch.dtype,
     pinned: Make | None = None,
-) -> HostStore:  # fmt: skip
+) -> HostStore:
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
     host = HostStore(artifact.num_vertices, dtype, pinned)
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
@@ -31,7 +36,9 @@ def make_host(
         with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
-    if loss is not None:
+    if isinstance(loss, EdgeLoss):
+        host.count_pageable(loss.nbytes)
+    elif loss is not None:
         host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
         host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())

@@ -138,6 +138,13 @@ class MeanLoss:
             self._scale.append(self._scale_of(k, mask))
             self.bits[mask] |= 1 << k
 
+    predicted_bytes = 0  # beside what every vertex brings
+
+    @property
+    def loss_vertices(self) -> np.ndarray:
+        """bool [V], in new order: those with a loss of any term."""
+        return self.bits != 0
+
     @property
     def label_bytes(self) -> int:
         """Bytes that one vertex brings to its loss: its label, then its weight in every term that has some."""

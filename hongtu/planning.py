@@ -18,6 +18,7 @@ from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
+from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.losses import Losses, MeanLoss
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
@@ -43,7 +44,7 @@ def plan_model(
     artifact: Artifact,
     layers: Sequence[nn.Module],
     *,
-    loss: Losses = "cross_entropy",
+    loss: Losses | LinkLoss = "cross_entropy",
     optimizer: OptimizerFactory = adam,
     device_memory: int | str | None = None,
     strategy: str | Strategy = "full",
@@ -70,7 +71,7 @@ def plan_model(
 def plan_network(
     artifact: Artifact,
     network: Network,
-    loss: MeanLoss,
+    loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
     strategy: Strategy,
     budget: int | None,
@@ -109,7 +110,7 @@ def plan_network(
             probe,
             hardware,
             artifact.original_id,
-            loss.bits != 0,
+            loss.loss_vertices,
         )
 
     never = (False,) * len(network.layers)
@@ -134,7 +135,11 @@ def plan_network(
 
 
 def _network_shape(
-    artifact: Artifact, network: Network, loss: MeanLoss, optimizer: torch.optim.Optimizer, dtype: torch.dtype
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    dtype: torch.dtype,
 ) -> NetworkShape:
     layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
     return NetworkShape(
@@ -144,6 +149,8 @@ def _network_shape(
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
         label_bytes=loss.label_bytes,
+        edge_loss=isinstance(loss, EdgeLoss),
+        loss_bytes=loss.predicted_bytes,
         learned_input=artifact.features is None,
         input_trained=network.input_is_trained(artifact.feature_width, dtype),
         input_random=network.input_is_random(),
@@ -194,8 +201,10 @@ def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool,
     return [chosen, *(tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)]
 
 
-def make_loss(artifact: Artifact, loss: Losses) -> MeanLoss:
-    """The loss on the artifact's labels."""
+def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:
+    """The loss on the artifact's labels, or over edges."""
+    if isinstance(loss, LinkLoss):
+        return EdgeLoss(loss, artifact)
     return MeanLoss(
         loss, labels=artifact.labels, masks=artifact.masks, task=artifact.task, num_classes=artifact.num_classes,
         original_id=artifact.original_id,

@@ -16,6 +16,7 @@ from torch import nn
 from hongtu.device import CpuDevice
 from hongtu.executor import Executor
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
@@ -26,7 +27,7 @@ from hongtu.topology import Topology, build_topology
 
 
 def probe_workspace(
-    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | None, dtype: torch.dtype
+    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
@@ -39,7 +40,7 @@ def probe_workspace(
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | None, dtype: torch.dtype
+    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
     topology = _largest_block(view)
@@ -54,7 +55,7 @@ def _probe_view(
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         network.trace(plan.shape.features, dtype)
-        executor = Executor(small, [network], host, [device], loss)
+        executor = Executor(small, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)
             for p in passes:

@@ -20,6 +20,7 @@ from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.fit import FitOptions, Waiting, fit
+from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.losses import Losses
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network, as_modules
@@ -46,7 +47,8 @@ class Trainer:
         layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
         loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
             with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
-            :class:`~hongtu.losses.LossTerm`, or a list of all these, whose weighted sum is meant.
+            :class:`~hongtu.losses.LossTerm`, or a list of all these, whose weighted sum is meant; or a
+            :class:`~hongtu.links.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
@@ -83,7 +85,7 @@ class Trainer:
         artifact: Artifact | str | os.PathLike[str],
         layers: Sequence[nn.Module],
         *,
-        loss: Losses = "cross_entropy",
+        loss: Losses | LinkLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
         device: str | Backend = "cpu",
         device_memory: int | str | None = None,
@@ -207,8 +209,11 @@ class Trainer:
         return self._gradients
 
     def evaluate(self) -> dict[str, float]:
-        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``; accuracy, or micro-F1 for
-        multi-label, or R2 for regression, which has ``"train_mae"``, ``"train_rmse"``, ... as well."""
+        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``; accuracy; micro-F1 for
+        multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the probability
+        that an edge has a higher score than a sampled pair."""
+        if isinstance(self._loss, EdgeLoss):
+            return self._infer(partial(self._loss.scores, seed=self._context.seed))
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
         return self._infer(lambda out: scores(out, labels, masks, self.artifact.task))
@@ -223,6 +228,13 @@ class Trainer:
         numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
         ordered = self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
         return ordered if numbers is None else ordered[numbers]
+
+    @property
+    def validates(self) -> bool:
+        """Whether ``evaluate`` has a validation score."""
+        if isinstance(self._loss, EdgeLoss):
+            return self._loss.validates
+        return bool(self.artifact.masks["val"].any())
 
     def _infer(self, use: Callable[[Tensor], T]) -> T:
         """What is made of the output [V, C], in new order."""

@@ -44,6 +44,7 @@ class Pass:
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
+        edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
@@ -63,6 +64,7 @@ class Pass:
     checkpoint: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
+    edge_loss: bool = False
     keep: bool = False
     hops: int | None = None
     creates: tuple[str, ...] = ()
@@ -131,6 +133,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
     wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
+    fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     if not shape.trains:
@@ -144,7 +147,11 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
+        on_host=frozenset(
+            {OUTPUT}
+            | ({gradient(OUTPUT)} if shape.edge_loss else set())
+            | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)
+        ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
 
@@ -245,7 +252,8 @@ class _Builder:
 
     def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
-        loss, returns = train and k == self.last, train and self._goes_back(k)
+        last, returns = train and k == self.last, train and self._goes_back(k)
+        loss = last and not self.shape.edge_loss
         from_cache = self.cached and k == 0
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -259,7 +267,8 @@ class _Builder:
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
             checkpoint=f"a{k}" if returns and layer.linear and not from_cache else None,
             loss=loss,
-            keep=returns and self.keep and not loss,
+            edge_loss=last and self.shape.edge_loss,
+            keep=returns and self.keep and not last,
             hops=self._hops(k) if train else None,
         )
 
@@ -323,5 +332,5 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush)
+    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush, gradient(OUTPUT) if p.edge_loss else None)
     return {name: None for name in names if name is not None}
