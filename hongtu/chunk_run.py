@@ -16,6 +16,7 @@ from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
 from hongtu.kept import Entry, Kept, Place, edges_of, move_saved, saving
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.plan.arena import Needs, aggregates_in_place
@@ -32,7 +33,7 @@ class Run(Protocol):
     networks: list[Network]
     host: HostStore
     devices: list[Device]
-    loss: MeanLoss
+    loss: MeanLoss | EdgeLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
 
@@ -168,8 +169,10 @@ class ChunkRun:
         return outs[1:]
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
-        labels, mask = self.inputs.vertex["labels"], self.inputs.vertex["train_mask"]
-        gradient, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
+        labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
+        loss = self.executor.loss
+        assert loss is not None and not isinstance(loss, EdgeLoss)
+        gradient, part = loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
         return gradient
 

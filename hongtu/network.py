@@ -159,7 +159,8 @@ class Network:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 versions = self._buffer_versions()
                 shapes, output = self._trace(features, dtype, training=False)
-                trained, _ = self._trace(features, dtype, training=True)
+                with torch.enable_grad():  # to see what depends on a parameter that is trained
+                    trained, _ = self._trace(features, dtype, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
@@ -199,6 +200,7 @@ class Network:
                     z_is_input=z_is_input,
                     uses_statistics=layer.uses_statistics,
                     combined=combined,
+                    trained=any(part.requires_grad for part in (z, *s)),
                 )
             )
             if combined:
@@ -308,9 +310,9 @@ def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
 
 
 def _common(a: LayerShape, b: LayerShape) -> LayerShape:
-    """What holds both in evaluation and in training: tensors are shared only where they are in both."""
+    """What holds both in evaluation (a) and in training (b): tensors are shared only where they are in both."""
     s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
-    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input)
+    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input, trained=b.trained)
 
 
 def _mix(*words: int) -> int:

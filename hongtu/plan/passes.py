@@ -44,6 +44,7 @@ class Pass:
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
+        edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
         holds: vertex tensors that what is kept may lie in.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
@@ -64,6 +65,7 @@ class Pass:
     checkpoint: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
+    edge_loss: bool = False
     keep: bool = False
     holds: tuple[str, ...] = ()
     hops: int | None = None
@@ -98,7 +100,7 @@ class PassList:
         setup: once before everything else.
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
-        wanted: vertex tensors that get a gradient.
+        wanted: vertex tensors that get a gradient: those that depend on something that is trained.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
     """
@@ -129,25 +131,38 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     cached = caches_input(shape, strategy)
     of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
     constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
-    wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    if shape.learned_input or not strategy.no_input_gradient:
-        wanted.add(FEATURES)
-    else:
-        wanted -= {FEATURES} if shape.input_trained else of_input
+    constants = strategy.no_input_gradient and not shape.learned_input
+    trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
+    wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
+    wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
+    fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    if not shape.trains:
+        train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
     return PassList(
-        train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
+        train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
         setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
+        on_host=frozenset(
+            {OUTPUT}
+            | ({gradient(OUTPUT)} if shape.edge_loss else set())
+            | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)
+        ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
+
+
+def _results(shape: NetworkShape) -> tuple[str, ...]:
+    """What an epoch leaves on the host."""
+    if not shape.trains:
+        return (OUTPUT,)
+    return (gradient(FEATURES),) if shape.learned_input else ()
 
 
 def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
@@ -224,7 +239,7 @@ class _Builder:
         passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse)))]
+        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse))) if self._goes_back(k)]
         return passes + self._stage_0_backward()
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
@@ -232,14 +247,16 @@ class _Builder:
         if not outputs:
             return []
         train = when == "train"
-        keep, hops = self.keep and train, self._hops(-1) if train else None
+        keep = train and self.keep and bool(set(outputs) & self.wanted)
+        hops = self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
         return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
-        loss = train and k == self.last
-        keep = train and self.keep and not loss
+        last, returns = train and k == self.last, train and self._goes_back(k)
+        loss = last and not self.shape.edge_loss
+        keep = returns and self.keep and not last
         from_cache = self.cached and k == 0
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -251,8 +268,9 @@ class _Builder:
             source="a0" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not from_cache and not keep else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not from_cache and not keep else None,
             loss=loss,
+            edge_loss=last and self.shape.edge_loss,
             keep=keep,
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
@@ -303,6 +321,10 @@ class _Builder:
         z = self.names.z[stage]
         return (z,) if z in self.names.s[stage] and z != FEATURES else ()
 
+    def _goes_back(self, k: int) -> bool:
+        """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
+        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
+
     def _hops(self, k: int) -> int | None:
         return self.last - k if self.prune else None
 
@@ -323,4 +345,5 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
     names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
+    names += (gradient(OUTPUT),) if p.edge_loss else ()
     return {name: None for name in names if name is not None}

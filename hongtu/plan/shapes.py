@@ -19,6 +19,7 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
     """
 
     z: int
@@ -30,6 +31,7 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,9 @@ class NetworkShape:
         input_random: stage 0 may give other numbers in the next epoch.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
+        trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
+        edge_loss: the loss is one over edges, evaluated on the host from the whole output.
+        loss_bytes: what that loss holds for the whole run.
     """
 
     features: int
@@ -62,3 +67,6 @@ class NetworkShape:
     input_trained: bool = True
     input_random: bool = True
     stage_parameters: tuple[int, ...] = ()
+    trains: bool = True
+    edge_loss: bool = False
+    loss_bytes: int = 0
