@@ -15,7 +15,7 @@ from hongtu.errors import InputError
 from hongtu.modules import check_module, drops, is_random
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
-from hongtu.plan.shapes import LayerShape
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape
 
 # What a method of a layer is called for; separates its random streams.
 _TRANSFORM, _AGGREGATE, _UPDATE, _ROWS = range(4)
@@ -144,8 +144,14 @@ class Network:
             modules.append(self.layers[0])
         return any(is_random(module) or drops(module) for module in modules)
 
-    def trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
+    def trace(
+        self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
+    ) -> tuple[tuple[LayerShape, ...], int]:
         """Run the model on a two-vertex graph to learn its widths.
+
+        Args:
+            features: columns of the graph's.
+            edges: what lies beside its edges.
 
         Returns:
             a LayerShape per layer and the number of output columns.
@@ -158,8 +164,8 @@ class Network:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 versions = self._buffer_versions()
-                shapes, output = self._trace(features, dtype, training=False)
-                trained, _ = self._trace(features, dtype, training=True)
+                shapes, output = self._trace(features, dtype, edges, training=False)
+                trained, _ = self._trace(features, dtype, edges, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
@@ -170,7 +176,9 @@ class Network:
         self._shared = [tuple(columns is None for columns in shape.s) for shape in merged]
         return merged, output
 
-    def _trace(self, features: int, dtype: torch.dtype, *, training: bool) -> tuple[list[LayerShape], int]:
+    def _trace(
+        self, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool
+    ) -> tuple[list[LayerShape], int]:
         self.modules.train(training)
         block = _toy_block(dtype)
         h: Tensor | None = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
@@ -178,6 +186,7 @@ class Network:
         s: tuple[Tensor, ...] = ()
         shapes = []
         for index, layer in enumerate(self.layers):
+            block = _with_edge_data(block, layer, edges)
             version = 0 if h is None else h._version
             z, s = self._stage_pair(index, h, a, s, block.rows)
             z_is_input = index == 0 and z is h and h._version == version
@@ -199,6 +208,8 @@ class Network:
                     z_is_input=z_is_input,
                     uses_statistics=layer.uses_statistics,
                     combined=combined,
+                    edge_features=block.edge_features is not None,
+                    edge_type=block.edge_type is not None,
                 )
             )
             if combined:
@@ -335,4 +346,18 @@ def _toy_block(dtype: torch.dtype) -> Block:
         rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
         edge_id_start=torch.tensor([0, 1]),
         num_graph_edges=2,
+    )
+
+
+def _with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
+    """A toy block with what the layer reads beside its edges, where the graph has it."""
+    assert block.rows.statistics is not None
+    numbers = torch.arange(2 * edges.features, dtype=block.rows.statistics.dtype)
+    features = torch.sin(numbers).reshape(2, edges.features)
+    return replace(
+        block,
+        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_type=torch.tensor([0, edges.types - 1], dtype=torch.int32)
+        if layer.uses_edge_type and edges.types
+        else None,
     )

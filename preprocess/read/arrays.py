@@ -23,6 +23,8 @@ def from_arrays(
     labels: Any = None,
     masks: Mapping[str, Any] | None = None,
     edge_weight: Any = None,
+    edge_features: Any = None,
+    edge_type: Any = None,
 ) -> RawGraph:
     """A checked graph; a missing "val" or "test" mask is all False.
 
@@ -41,6 +43,8 @@ def from_arrays(
         labels=None if config.labels or labels is None else _array("labels", labels),
         masks=None if config.random_split or masks is None else _masks(masks),
         edge_weight=None if edge_weight is None else _array("edge_weight", edge_weight),
+        edge_features=None if edge_features is None else _array("edge_features", edge_features),
+        edge_type=None if edge_type is None else _array("edge_type", edge_type),
         names={split: f"masks[{split!r}]" for split in SPLITS},
     )
     return check_and_complete(raw, config)

@@ -41,6 +41,8 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         labels=None if config.labels else _optional(path / "labels.npy"),
         masks=None if config.random_split else _masks(path),
         edge_weight=_optional(path / "edge_weight.npy"),
+        edge_features=_optional(path / "edge_features.npy"),
+        edge_type=_optional(path / "edge_type.npy"),
         classes=None if config.labels else meta.get("classes"),
         names=_names(path),
     )
@@ -93,7 +95,8 @@ def read_ids(file: Path) -> np.ndarray | Names | None:
 
 
 def _names(path: Path) -> dict[str, str]:
-    names = {piece: str(path / f"{piece}.npy") for piece in ("edges", "labels", "edge_weight")}
+    pieces = ("edges", "labels", "edge_weight", "edge_features", "edge_type")
+    names = {piece: str(path / f"{piece}.npy") for piece in pieces}
     names |= {split: str(path / f"{split}_mask.npy") for split in SPLITS}
     names["features"] = str(path / ("features.npz" if (path / "features.npz").is_file() else "features.npy"))
     return names

@@ -62,7 +62,7 @@ def make_artifacts(folder: Path) -> list[Path]:
     masks = {split: given.pop(f"{split}_mask") for split in ("train", "val", "test")}
     multi = (np.arange(72).reshape(24, 3) % 2).astype(np.float32)
     kinds: tuple[dict[str, Any], ...] = (
-        {"edge_weight": np.linspace(0.1, 1, 60, dtype=np.float32)},
+        {"edge_weight": np.linspace(0.1, 1, 60, dtype=np.float32), "edge_type": np.arange(60) % 4},
         {"labels": multi, "seed": 1, "partitioner": "random"},
         {"features": "embedding:5", "order": "clusters"},
     )

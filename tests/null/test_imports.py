@@ -81,6 +81,7 @@ NO_TORCH = ("errors", "kernels", "metrics", "config", "bitmap", "topology", "art
 MAY_IMPORT_TORCH = {"hongtu.preprocess.read.formats.torch_file"}  # to read a .pt file, inside the function that does
 SHARED = {
     "bits",
+    "blocks",
     "bucket_sort",
     "kaminpar",
     "undirected",
