@@ -89,5 +89,5 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     host.keep_pageable("train_mask", torch.ones(v, dtype=torch.bool))
     host.keep_pageable("ids", torch.arange(v))
     host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
-    host.keep_pageable("edge_id_start", torch.arange(v))
+    host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
     return host
