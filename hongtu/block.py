@@ -5,6 +5,7 @@ Legend: D destinations, S sources, E edges, F features, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hongtu import ops
+from hongtu import ops, reductions
 
 if TYPE_CHECKING:
     import torch_sparse
@@ -128,6 +129,37 @@ class Block:
         out = ops.aggregate(_rows(x), self.indptr, self.local_source, None, weight, mean)
         return out.view(self.num_dst, *x.shape[1:])
 
+    def reduce(self, x: Tensor, how: str | Sequence[str], weighted: bool = False) -> Tensor:
+        """[S, F] -> [D, F]: a reduction over in-edges by its name, as torch_geometric.nn.aggr computes it.
+
+        Args:
+            x: float [S, F], or [S, ..., F].
+            how: "sum" ("add"), "mean", "max", "min", "mul", "var", "std", "softmax" or "powermean"; of several names
+                the results are put side by side, [D, ..., k F].
+            weighted: multiply by the edge weights, if the graph has any; sum, mean, max and min only.
+
+        Raises:
+            ValueError: for another name, or weights where there is no weighted form.
+        """
+        if not isinstance(how, str):
+            return torch.cat([self.reduce(x, name, weighted) for name in how], dim=-1)
+        return reductions.reduce(self, _rows(x), how, weighted).view(self.num_dst, *x.shape[1:])
+
+    @cached_property
+    def of_edges(self) -> Block:
+        """The same destinations, with the in-edges as their sources: reduces rows [E, F] of edges."""
+        return Block(
+            indptr=self.indptr,
+            local_source=torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device),
+            sources=torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device),
+            first=self.first,
+            edge_weight=self.edge_weight,
+            rows=self.rows,
+            edge_id_start=self.edge_id_start,
+            num_graph_edges=self.num_graph_edges,
+            active=self.active,
+        )
+
     def gather(self, x: Tensor) -> Tensor:
         """[S, F] -> [E, F]: the row of each edge's source."""
         return ops.edge_gather(_rows(x), self.local_source).view(self.num_edges, *x.shape[1:])
@@ -185,6 +217,10 @@ class Block:
         ``width`` is H times the channels of a head; further columns of ``x`` are ignored.
         """
         return ops.attend(x, alpha_EH, self.indptr, self.local_source, width)
+
+    def dot(self, key: Tensor, query_DF: Tensor, heads: int) -> Tensor:
+        """[S, F], [D, F] -> [E, H]: per head, the product of the source's key and the destination's query."""
+        return ops.dot(key, query_DF, self.indptr, self.local_source, heads)
 
     def gated_sum(self, x: Tensor, key_DF: Tensor) -> Tensor:
         """[S, 2 F] (query | value), [D, F] -> [D, F]: sum over in-edges of sigmoid(key + query) * value."""

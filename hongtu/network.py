@@ -58,9 +58,10 @@ class Network:
         for index, module in enumerate(modules):
             check_module(index, module)
             if isinstance(module, Layer):
-                self.layers.append(module)
-                self.layer_index.append(index)
-                self.row_modules.append([])
+                for layer in module.expand():
+                    self.layers.append(layer)
+                    self.layer_index.append(index)
+                    self.row_modules.append([])
             else:
                 self.row_modules[-1].append((index, module))
         if not self.layers:
@@ -126,16 +127,9 @@ class Network:
 
     def input_is_trained(self, features: int, dtype: torch.dtype) -> bool:
         """Whether stage 0 depends on a parameter, frozen or not."""
-        frozen = [p for p in self.modules.parameters() if not p.requires_grad and p.is_floating_point()]
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        try:
-            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                z, s = self._stage_pair(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
+        with self._differentiated():
+            z, s = self._stage_pair(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
             return any(part.requires_grad for part in (z, *s))
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
 
     def input_is_random(self) -> bool:
         """Whether stage 0 may give other numbers in the next epoch."""
@@ -143,6 +137,43 @@ class Network:
         if type(self.layers[0]).transform is not Layer.transform:
             modules.append(self.layers[0])
         return any(is_random(module) or drops(module) for module in modules)
+
+    def constant_layers(self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
+        """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
+        aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
+        if self.input_is_random():
+            return 0
+        block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
+        a: Tensor | None = None
+        s: tuple[Tensor, ...] = ()
+        with self._differentiated():
+            for index, layer in enumerate(self.layers):
+                if index > 0 and any(_changes(module) for module in self._around_stage(index)):
+                    return index
+                z, s = self._stage_pair(index, h, a, s, block.rows)
+                if not layer.linear_aggregate or any(part.requires_grad for part in (z, *s)):
+                    return index
+                a = self.aggregate(index, _with_edge_data(block, layer, edges), z, s)
+                if layer.combines:
+                    a, s = self.combine(index, a, s, block.rows), ()
+        return len(self.layers)
+
+    def _around_stage(self, index: int) -> list[nn.Module]:
+        """The modules whose methods an inner stage may call."""
+        return [*self.layers[index - 1 : index + 1], *(module for _, module in self.row_modules[index])]
+
+    @contextmanager
+    def _differentiated(self) -> Iterator[None]:
+        """Inside, gradients reach every parameter, frozen ones too, and no generator moves."""
+        frozen = [p for p in self.modules.parameters() if not p.requires_grad and p.is_floating_point()]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
 
     def trace(
         self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
@@ -312,6 +343,11 @@ class Network:
 def _writable(x: Tensor) -> Tensor:
     """What others' code may change in place: autograd forbids that on a leaf."""
     return x.clone() if x.is_leaf and x.requires_grad else x
+
+
+def _changes(module: nn.Module) -> bool:
+    """Whether a module without trained parameters may give something else in the next epoch."""
+    return is_random(module) or drops(module) or next(module.buffers(), None) is not None
 
 
 def _is_users(layer: Layer) -> bool:

@@ -154,6 +154,7 @@ def _network_shape(
         learned_input=artifact.features is None,
         input_trained=network.input_is_trained(artifact.feature_width, dtype),
         input_random=network.input_is_random(),
+        constant_layers=network.constant_layers(artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )
 

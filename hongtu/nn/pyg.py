@@ -18,6 +18,9 @@ _EQUIVALENT = {
     "SAGEConv": "hongtu.nn.SAGEConv",
     "GINConv": "hongtu.nn.GINConv",
     "ResGatedGraphConv": "hongtu.nn.GGCNConv",
+    "SGConv": "hongtu.nn.SGConv",
+    "APPNP": "hongtu.nn.APPNP",
+    "PNAConv": "hongtu.nn.PNAConv",
 }
 
 

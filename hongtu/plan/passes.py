@@ -124,14 +124,16 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         prune: compute only what the loss depends on.
     """
     names = _Names(shape)
-    cached = caches_input(shape, strategy)
-    of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
-    constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
+    cached = cached_layers(shape, strategy)
     wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
+    constant = {FEATURES}
+    if cached:
+        constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
     if shape.learned_input or not strategy.no_input_gradient:
         wanted.add(FEATURES)
     else:
-        wanted -= {FEATURES} if shape.input_trained else of_input
+        fixed = shape.constant_layers or int(not shape.input_trained)
+        wanted -= {name for k in range(fixed) for name in (names.z[k], *names.s[k])} | {FEATURES}
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
@@ -148,11 +150,10 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     )
 
 
-def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
-    """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
-    changes = shape.learned_input or shape.input_trained or shape.input_random
-    constant = shape.layers[0].linear and not changes
-    return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
+def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
+    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept."""
+    cached = strategy.cache_input_aggregate and strategy.no_input_gradient and not shape.learned_input
+    return shape.constant_layers if cached else 0
 
 
 class _Names:
@@ -187,7 +188,7 @@ class _Builder:
         self,
         shape: NetworkShape,
         names: _Names,
-        cached: bool,
+        cached: int,
         wanted: frozenset[str],
         *,
         fuse: bool,
@@ -201,43 +202,52 @@ class _Builder:
     def setup(self) -> list[Pass]:
         if not self.cached:
             return []
-        names, layer = self.names, self.shape.layers[0]
+        k = self.cached - 1
         aggregate = Pass(
             direction="forward",
-            layer=0,
+            layer=k,
             stage=None,
             when="setup",
-            exchange=names.z[0],
-            s=names.s[0] if layer.combined else (),
-            checkpoint="a0",
+            exchange=self.names.z[k],
+            s=self.names.s[k] if self.shape.layers[k].combined else (),
+            checkpoint=f"a{k}",
         )
-        return [*self._stage_0("setup"), aggregate]
+        return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
 
     def evaluate(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("evaluate")
-        return first + [self._forward(k, "evaluate") for k in range(self.last + 1)]
+        return first + [self._forward(k, "evaluate") for k in range(self._begin, self.last + 1)]
 
     def train(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("train")
-        passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
+        passes = first + [self._forward(k, "train") for k in range(self._begin, self.last + (not self.fuse))]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse)))]
-        return passes + self._stage_0_backward()
+        layers = reversed(range(self._begin, self.last + (not self.fuse)))
+        return passes + [self._backward(k) for k in layers if self._differentiates(k + 1)] + self._stage_0_backward()
+
+    @property
+    def _begin(self) -> int:
+        """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
+        return max(self.cached - 1, 0)
+
+    def _differentiates(self, stage: int) -> bool:
+        """Whether a stage has anything to differentiate; where it has not, none before it has."""
+        return stage > self.last or bool(set(self.names.stage_outputs(stage)) & self.wanted)
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
         if not outputs:
             return []
         train = when == "train"
-        keep, hops = self.keep and train, self._hops(-1) if train else None
+        keep, hops = self.keep and train and self._differentiates(0), self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
         return [replace(stage, when=when, keep=keep, hops=hops)]
 
-    def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
+    def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
         loss = train and k == self.last
-        from_cache = self.cached and k == 0
+        from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
             direction="forward",
@@ -245,19 +255,19 @@ class _Builder:
             stage=k + 1,
             when=when,
             exchange=None if from_cache else self.names.z[k],
-            source="a0" if from_cache else None,
+            source=f"a{k}" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
             checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
             loss=loss,
-            keep=train and self.keep and not loss,
+            keep=train and self.keep and not loss and self._differentiates(k + 1),
             hops=self._hops(k) if train else None,
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
-        from_cache = self.cached and k == 0
+        from_cache = k == self.cached - 1
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
@@ -275,7 +285,7 @@ class _Builder:
 
     def _stage_0_backward(self) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
-        if not set(outputs) & self.wanted:
+        if not self._differentiates(0):
             return []
         direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
         return [

@@ -67,6 +67,8 @@ class NetworkShape:
         learned_bytes: optimizer state of those embeddings.
         input_trained: stage 0 has parameters.
         input_random: stage 0 may give other numbers in the next epoch.
+        constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
+            constant.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
     """
@@ -82,4 +84,5 @@ class NetworkShape:
     learned_bytes: int = 0
     input_trained: bool = True
     input_random: bool = True
+    constant_layers: int = 0
     stage_parameters: tuple[int, ...] = ()
