@@ -71,6 +71,8 @@ def gat(**options):
 
 MODELS = (
     gat(),
+    same(lambda lib, f, c, **o: lib.GATv2Conv(f, c, heads=2, concat=False, edge_dim=P, **o), "gatv2"),
+    same(lambda lib, f, c, **o: lib.TransformerConv(f, c, 2, False, beta=True, edge_dim=P, **o), "transformer"),
     same(lambda lib, f, c, **o: lib.GINEConv(mlp(f, c), train_eps=True, edge_dim=P, **o), "gine"),
     same(lambda lib, f, c, **o: lib.RGCNConv(f, c, T, **o), "rgcn"),
     same(lambda lib, f, c, **o: lib.NNConv(f, c, mlp(P, f * c), **o), "nnconv"),
@@ -81,7 +83,16 @@ MODELS = (
         lambda f, c: [pyg.CGConv(f, P), nn.ReLU(), pyg.CGConv(f, P), nn.Linear(f, c)],
     ),
 )
+DEG = torch.tensor([9, 7, 2, 0, 1, 3])
+PNA = {"aggregators": ["mean", "std", "max"], "scalers": ["identity", "attenuation"], "deg": DEG, "edge_dim": P}
 VARIANTS = (
+    same(lambda lib, f, c, **o: lib.GATv2Conv(f, c, 2, False, fill_value=0.7, edge_dim=P, **o), "gatv2-fill"),
+    same(lambda lib, f, c, **o: lib.GATv2Conv(f, c, add_self_loops=False, edge_dim=P, **o), "gatv2-without-loops"),
+    same(lambda lib, f, c, **o: lib.TransformerConv(f, c, edge_dim=P, **o), "transformer-plain"),
+    same(lambda lib, f, c, **o: lib.PNAConv(f, c, **PNA, **o), "pna"),
+    same(lambda lib, f, c, **o: lib.PNAConv(f, c, **PNA, pre_layers=2, towers=3, **o), "pna-towers", 6),
+    same(lambda lib, f, c, **o: lib.GENConv(f, c, norm=None, edge_dim=P, **o), "gen"),
+    same(lambda lib, f, c, **o: lib.GENConv(f, c, aggr="add", norm="layer", edge_dim=P, **o), "gen-add", P),
     gat(add_self_loops=False),
     gat(fill_value=0.7),
     same(lambda lib, f, c, **o: lib.RGCNConv(f, c, T + 2, num_bases=2, aggr="add", **o), "rgcn-bases"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,17 @@ def test_the_command_keeps_them_whatever_the_buffer(tmp_path, monkeypatch, buffe
         assert {k: np.array(v).tolist() for k, v in by_end(edges_of(artifact), found).items()} == {
             k: np.array(v).tolist() for k, v in by_end(given["edges"], expected).items()
         }
+
+
+def test_info_shows_them(tmp_path, capsys):
+    source = write(tmp_path / "in", {**pieces(), **beside()})
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["info", str(tmp_path / "out")]) == 0
+    assert "60 edges, 4 features, 4 types" in capsys.readouterr().out
+    assert main(["info", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["edge_features"], found["edge_types"]) == (4, 4)
 
 
 def test_without_them_an_artifact_is_as_before(tmp_path):
