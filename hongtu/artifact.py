@@ -117,6 +117,12 @@ class Artifact:
         return 0 if self.topology.edge_type is None else self.manifest["edge_types"]
 
     @property
+    def vertex_type_widths(self) -> tuple[int, ...]:
+        """Columns of each vertex type's features, which ``hongtu.nn.TypedLinear`` takes; () without types. Column 0 of
+        ``features`` is then the type, the vertex's own come next."""
+        return tuple(self.manifest.get("vertex_types", ()))
+
+    @property
     def num_classes(self) -> int:
         return self.manifest["classes"]
 
@@ -296,6 +302,14 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     types = manifest.get("edge_types")
     if "edge_type" in arrays and (type(types) is not int or not 1 <= types < 2**31):
         raise InputError(f"{path / MANIFEST}: edge_types is {types!r}, expected at least 1; preprocess again")
+    widths = manifest.get("vertex_types")
+    if widths is not None and not (
+        isinstance(widths, list)
+        and widths
+        and all(type(width) is int and width > 0 for width in widths)
+        and 1 + max(widths) == manifest["feature_width"]
+    ):
+        raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
     if ("name_start" in arrays) != ("name_text" in arrays):
         raise InputError(
             f"{path / MANIFEST}: one of name_start and name_text is missing; run `hongtu preprocess` again"

@@ -58,6 +58,7 @@ def preprocess_graph(
     edge_weight: Any = None,
     edge_features: Any = None,
     edge_type: Any = None,
+    vertex_type: Any = None,
     partitions: int = 4,
     chunks: int | str = 32,
     **config: Any,
@@ -77,6 +78,8 @@ def preprocess_graph(
         edge_weight: float [E] or None.
         edge_features: float [E, F] or None.
         edge_type: integers [E] from 0, the relation of each edge, or None.
+        vertex_type: integers [V] from 0, or None; ``features`` are then a list, float [V_k, F_k] for the V_k vertices
+            of each type k in the order of their numbers.
         partitions: m.
         chunks: n, chunks per partition.
         **config: the other fields of ``hongtu.config.PreprocessConfig``.
@@ -99,8 +102,9 @@ def preprocess_graph(
 
     def load(scratch: Path) -> read.RawGraph:
         if data is None:
-            return read.from_arrays(edges, num_vertices, settings, edge_weight=edge_weight, **arrays)
-        if num_vertices is not None or edge_weight is not None:
+            own = {"edge_weight": edge_weight, "vertex_type": vertex_type}
+            return read.from_arrays(edges, num_vertices, settings, **own, **arrays)
+        if any(given is not None for given in (num_vertices, edge_weight, vertex_type)):
             raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
         return read.read_data(data, settings, scratch, **arrays)
 
@@ -148,6 +152,8 @@ def _run(
         shape = {"edges": len(sets["local_source"]), "feature_width": width, "weighted": "weight" in new}
         if "edge_types" in raw:
             shape["edge_types"] = raw["edge_types"]
+        if "feature_parts" in raw:
+            shape["vertex_types"] = [int(raw[f"features_{k}"].shape[1]) for k in range(raw["feature_parts"])]
         work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
 

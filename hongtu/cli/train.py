@@ -183,13 +183,15 @@ def _kept(epoch: int, run_dir: Path | None) -> str:
 def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[nn.Module]:
     """The layers that the options describe; shared by ``train`` and ``plan``."""
     from hongtu.models import build_layers
-    from hongtu.nn import degree_histogram
+    from hongtu.nn import TypedLinear, degree_histogram
 
     degrees = degree_histogram(artifact.topology) if options.model == "pna" else None
-    return build_layers(
-        options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers,
-        dropout=options.dropout, heads=options.heads, degrees=degrees,
+    widths = artifact.vertex_type_widths
+    layers = build_layers(
+        options.model, options.hidden if widths else artifact.feature_width, options.hidden, artifact.num_classes,
+        options.layers, dropout=options.dropout, heads=options.heads, degrees=degrees,
     )  # fmt: skip
+    return [TypedLinear(widths, options.hidden), *layers] if widths else layers
 
 
 def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:

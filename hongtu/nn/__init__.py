@@ -30,6 +30,7 @@ from hongtu.nn.sage import SAGEConv
 from hongtu.nn.sgc import SGConv
 from hongtu.nn.sign import SIGN
 from hongtu.nn.transformer import TransformerConv
+from hongtu.nn.typed import TypedLinear
 
 __all__ = [
     "APPNP",
@@ -59,6 +60,7 @@ __all__ = [
     "SoftmaxAggregation",
     "StdAggregation",
     "TransformerConv",
+    "TypedLinear",
     "VarAggregation",
     "degree_histogram",
 ]

@@ -10,6 +10,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
+from hongtu.preprocess.read.typed import TypedFeatures
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
@@ -26,6 +27,8 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_edge_form(raw)
     _check_vertices(raw, config)
     _check_vertex_ids(raw)
+    if isinstance(raw.features, TypedFeatures) and config.normalize_features:
+        raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
     if raw.edge_weight is not None:
         _check_edge_weight(raw)
     if raw.edge_features is not None:
@@ -150,6 +153,15 @@ def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
 
 def _check_features(raw: RawGraph) -> None:
     features, vertices = raw.features, raw.num_vertices
+    if isinstance(features, TypedFeatures):
+        if len(features.vertex_type) != vertices:
+            raise InputError(
+                f"{raw.name('vertex_type')}: {len(features.vertex_type)} vertices, expected {vertices} "
+                f"({raw.vertices_from}); save one type for each vertex"
+            )
+        for k, part in enumerate(features.parts):
+            _check_finite(raw, f"features_{k}", part)
+        return
     good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
     _expect(
@@ -175,7 +187,7 @@ def _finite_as_float32(block: np.ndarray) -> np.ndarray:
 
 
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
-    if piece in ("features", "edge_features"):
+    if piece.startswith(("features", "edge_features")):
         return f"{raw.name(piece)}: [{row}, {column}]"
     inside = piece == "edge_weight" and raw.locate_edge is not None  # weights may stand in the file of the edges
     return f"{raw.locate_edge(row)}: edge_weight" if inside else f"{raw.name(piece)}: [{row}]"
