@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hongtu import scores
 from hongtu.artifact import Artifact
 from hongtu.bench.spec import Model
 from hongtu.errors import InputError
-from hongtu.losses import score
 
 # how torch_geometric gets the edges, and what that needs beside it
 FORMS = {
@@ -104,7 +104,7 @@ class FullBatch:
         topology, v = artifact.topology, artifact.num_vertices
         target = np.repeat(np.arange(v), np.diff(topology.in_edge_start))
         self.edges = torch.from_numpy(np.stack([topology.global_sources().astype(np.int64), target])).to(device)
-        if artifact.features is None or artifact.multi_label or topology.edge_weight is not None:
+        if artifact.features is None or artifact.task != "multiclass" or topology.edge_weight is not None:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
         self.features = torch.from_numpy(np.array(artifact.features)).to(device)
         self.labels = torch.from_numpy(np.array(artifact.labels)).to(device)
@@ -152,7 +152,7 @@ class FullBatch:
     def scores(self) -> dict[str, float]:
         with torch.no_grad():
             out = self.forward(self.features, self.graph)
-        return {name: score(out, self.labels, mask) for name, mask in self.masks.items()}
+        return scores.scores(out, self.labels, self.masks, "multiclass")
 
     def forward(self, h: Tensor, graph: Any) -> Tensor:
         activation = nn.functional.elu if self.model.name == "gat" else torch.relu
