@@ -13,6 +13,7 @@ from hongtu.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.pool import Make
+from hongtu.sparse_rows import SparseRows
 from hongtu.statistics import degree_statistics, edge_id_starts
 
 
@@ -24,11 +25,11 @@ def make_host(
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
     if embedding is not None:
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
+    elif artifact.sparse_features is not None:
+        keep_sparse(host, artifact.sparse_features)
     else:
         assert artifact.features is not None
-        with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
+        host.keep(FEATURES, _in_file(artifact.features))
     labels = np.array(artifact.labels)
     host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
     host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
@@ -40,3 +41,17 @@ def make_host(
         starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
         host.keep_pageable("edge_id_start", torch.from_numpy(starts))
     return host
+
+
+def keep_sparse(host: HostStore, rows: SparseRows) -> None:
+    """Hold CSR features for the whole run; they go to devices through staging, so nothing of them is pinned."""
+    host.keep_pageable(f"{FEATURES} start", _in_file(rows.start))
+    host.keep_pageable(f"{FEATURES} column", _in_file(rows.column))
+    host.keep_pageable(f"{FEATURES} value", _in_file(rows.value).to(host.dtype))
+
+
+def _in_file(array: np.ndarray) -> torch.Tensor:
+    """Features stay in their file, and nobody writes to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))

@@ -95,7 +95,7 @@ def plan_network(
         return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
 
     learned_bytes = 0
-    if artifact.features is None:
+    if artifact.learns_features:
         rows = artifact.num_vertices, artifact.feature_width
         learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
 
@@ -137,6 +137,8 @@ def _network_shape(
     artifact: Artifact, network: Network, optimizer: torch.optim.Optimizer, dtype: torch.dtype
 ) -> NetworkShape:
     layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
+        layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
         features=artifact.feature_width,
         layers=layers,
@@ -144,7 +146,8 @@ def _network_shape(
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
         label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
-        learned_input=artifact.features is None,
+        learned_input=artifact.learns_features,
+        sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         input_trained=network.input_is_trained(artifact.feature_width, dtype),
         input_random=network.input_is_random(),
         stage_parameters=_stage_parameters(network),

@@ -112,7 +112,7 @@ class Trainer:
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
         self.embedding: Embedding | None = None
-        if self.artifact.features is None:
+        if self.artifact.learns_features:
             width = self.artifact.feature_width
             make = embedding_optimizer or optimizer
             self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)

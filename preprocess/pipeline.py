@@ -123,11 +123,12 @@ def _run(
         tour = work.stage("reorganise", lambda: _reorganise(sources, m, raw["vertices"], work), e)
         starts = ordered["chunk_start"][::n]
         volumes = work.stage("volume", lambda: _volumes(sources, starts, tour["schedule_paper"]))
-        width = work.stage("write", lambda: _write(raw, graph, ordered["original_id"], config, work))["width"]
+        written = work.stage("write", lambda: _write(raw, graph, ordered["original_id"], config, work))
         if files is not None and files() != given:
             raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
-        shape = {"edges": len(sets["local_source"]), "feature_width": width, "weighted": "weight" in new}
+        shape = {"edges": len(sets["local_source"]), "feature_width": written["width"], "weighted": "weight" in new}
+        shape |= {key: count for key, count in written.items() if key == "sparse_numbers"}
         work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
 
@@ -231,6 +232,9 @@ def _write(
     if config.embedding:
         return {"width": config.embedding}
     given = graph["features"] if "features" in graph else read.features_of(raw)
+    if features.stays_sparse(given):
+        features.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
+        return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
     change = clean.normalize_rows if config.normalize_features else None
     features.copy_rows(given, original_id, into, change, lambda share: work.progress.within("write", share))

@@ -128,7 +128,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
     constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
     wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    if shape.learned_input or not strategy.no_input_gradient:
+    if shape.learned_input or not (strategy.no_input_gradient or shape.sparse_input):
         wanted.add(FEATURES)
     else:
         wanted -= {FEATURES} if shape.input_trained else of_input
@@ -136,6 +136,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
+    from_host = shape.learned_input or shape.sparse_input is not None
     return PassList(
         train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
@@ -143,14 +144,15 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
+        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if from_host else {FEATURES} - kept)),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
 
 
 def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
-    """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
-    changes = shape.learned_input or shape.input_trained or shape.input_random
+    """Whether the aggregate of layer 0 is the same in every epoch and is kept; that of sparse features is not, for it
+    would be dense."""
+    changes = shape.learned_input or shape.sparse_input or shape.input_trained or shape.input_random
     constant = shape.layers[0].linear and not changes
     return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
 
@@ -197,6 +199,7 @@ class _Builder:
         self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
         self.fuse, self.keep, self.prune = fuse, keep, prune
         self.last = len(shape.layers) - 1
+        self.keeps_stage_0 = keep and shape.sparse_input is None  # it would keep dense rows
 
     def setup(self) -> list[Pass]:
         if not self.cached:
@@ -230,7 +233,7 @@ class _Builder:
         if not outputs:
             return []
         train = when == "train"
-        keep, hops = self.keep and train, self._hops(-1) if train else None
+        keep, hops = self.keeps_stage_0 and train, self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
         return [replace(stage, when=when, keep=keep, hops=hops)]
 
@@ -286,7 +289,7 @@ class _Builder:
                 source=FEATURES,
                 gradients=tuple(gradient(n) for n in outputs),
                 direct=direct,
-                keep=self.keep,
+                keep=self.keeps_stage_0,
                 hops=self._hops(-1),
             )
         ]

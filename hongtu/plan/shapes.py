@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hongtu.sparse_rows import SparseRows
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
@@ -45,6 +47,7 @@ class NetworkShape:
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
         learned_input: the features are embeddings that training learns: on the host, with a gradient.
         learned_bytes: optimizer state of those embeddings.
+        sparse_input: the features in CSR: they stay on the host and reach devices as rows of stage 0 only.
         input_trained: stage 0 has parameters.
         input_random: stage 0 may give other numbers in the next epoch.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
@@ -59,6 +62,7 @@ class NetworkShape:
     label_bytes: int
     learned_input: bool = False
     learned_bytes: int = 0
+    sparse_input: SparseRows | None = None
     input_trained: bool = True
     input_random: bool = True
     stage_parameters: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.sparse import to_csr
 
 
 def from_arrays(
@@ -63,7 +64,8 @@ def _edges(value: Any) -> np.ndarray:
 def _features(value: Any) -> Any:
     if value is None:
         return None
-    return value.tocsr() if hasattr(value, "tocsr") else _array("features", value)
+    sparse = to_csr(value)
+    return _array("features", value) if sparse is None else sparse
 
 
 def _masks(masks: Mapping[str, Any]) -> dict[str, np.ndarray]:
