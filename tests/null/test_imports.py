@@ -46,6 +46,8 @@ SITS_ON = {
     "block": "ops topology",
     "nn": "block",
     "models": "nn",
+    "pyg_names": "errors",
+    "convert": "nn pyg_names",
     "modules": "errors",
     "network": "modules nn plan",  # what the planner must know of the layers
     "host_store": "artifact row_copies pool",
@@ -74,7 +76,7 @@ SITS_ON = {
     "planning": "probe config embedding",
     "trainer": "planning anomaly pressure fit random_state",
     "measure": "trainer models preprocess",
-    "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
+    "hongtu": "trainer models convert preprocess",  # hongtu/__init__.py, the public names
     "cli": "hongtu measure",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
