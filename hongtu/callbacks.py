@@ -97,7 +97,7 @@ class TensorBoardLogger(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise InputError(f"TensorBoardLogger: {error}; run `pip install 'hongtu[report]'`") from None
+            raise InputError(f"TensorBoardLogger: {error}; run `pip install 'hongtu[tensorboard]'`") from None
         self._writer: Any = SummaryWriter(os.fspath(directory))
 
     def on_epoch_end(self, trainer: Any, record: EpochRecord) -> None:

@@ -85,7 +85,8 @@ class MeanLoss:
             losses = self._loss(picked, self._targets(label_bytes.index_select(0, rows), out.dtype))
             if losses.shape != (len(rows),):
                 raise InputError(
-                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},)"
+                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},); "
+                    "pass reduction='none', and a mean over columns where there are several"
                 )
             total = losses.sum()
             (total / self._count).backward()

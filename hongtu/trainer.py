@@ -115,6 +115,11 @@ class Trainer:
         self.model = as_modules(layers).to(dtype=dtype)
         self._network = Network(self.model, self._context)
         self._loss = make_loss(self.artifact, loss)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            name = type(optimizer).__name__
+            raise InputError(
+                f"optimizer is a {name}: expected a function that makes one; pass lambda p: torch.optim.{name}(p, ...)"
+            )
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -86,7 +87,31 @@ def preprocess_graph(
             raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
         return read.read_data(data, settings, scratch, features=features, labels=labels, masks=masks)
 
-    return _run(load, artifact, settings)
+    try:
+        return _run(load, artifact, settings)
+    except InputError as error:
+        raise type(error)(in_python(str(error))) from error
+
+
+_OPTION = re.compile(r"--([a-z][a-z-]*)( [\w.,:]*\w)?")
+
+
+def in_python(message: str) -> str:
+    """A message whose remedies are options of the command line, with arguments of ``preprocess_graph`` instead.
+
+    >>> in_python("pass --random-split 0.6,0.2,0.2 or --chunks auto, or --force")
+    "pass random_split=(0.6, 0.2, 0.2) or chunks='auto', or force=True"
+    """
+
+    def argument(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), (match[2] or "").strip()
+        if name in ("force", "relabel", "resume", "undirected", "self_loops", "normalize_features"):
+            return f"{name}=True{match[2] or ''}"
+        if "," in value:
+            return f"{name}=({value.replace(',', ', ')})"
+        return f"{name}={value}" if value.isdigit() else f"{name}={value!r}" if value else name
+
+    return _OPTION.sub(argument, message)
 
 
 def _files(path: Path) -> list[list[Any]]:
