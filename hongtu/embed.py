@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +14,12 @@ from hongtu.backends import Backend
 from hongtu.embedding import Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
-from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.strategy import Strategy
-from hongtu.planning import plan_network
+from hongtu.planning import make_loss, plan_network
 
 
 def layer_number(model: nn.ModuleList, layer: int) -> int:
@@ -58,11 +56,8 @@ def layer_output(
     """
     modules = nn.ModuleList(copy.deepcopy(list(model[: number + 1]))).cpu()
     network = Network(modules, RowContext())
-    count = int(np.count_nonzero(artifact.masks["train"]))
-    loss = MeanLoss(
-        lambda out, _: out.sum(dim=1), multi_label=artifact.multi_label, num_classes=artifact.num_classes, count=count
-    )
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)  # nothing is trained
+    loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
     plan = plan_network(artifact, network, loss, optimizer, strategy, budget, dtype, hardware)
     if embedding is not None:
         embedding = copy.copy(embedding)

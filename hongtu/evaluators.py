@@ -1,4 +1,4 @@
-"""What ``Trainer.evaluate`` computes: accuracy or micro-F1, or any callable of outputs and labels.
+"""What ``Trainer.evaluate`` computes: the task's own scores, or any callable of outputs and labels.
 
 A callable takes (out [T, C], target [T] or [T, C]) of one split and returns a number: a function, a metric of
 torchmetrics (reset before every use), or an :class:`OGBEvaluator`.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError
-from hongtu.losses import score
+from hongtu.scores import scores
 
 Evaluator = Callable[[Tensor, Tensor], Any]
 Metric = Evaluator | Mapping[str, Evaluator] | None
@@ -23,14 +23,15 @@ class Evaluation:
     """The scores of every split.
 
     Args:
-        metric: None for accuracy (one class per vertex) or micro-F1 (multi-label); one callable; or several by name,
+        metric: None for the task's own (:mod:`hongtu.scores`); one callable; or several by name,
             of which the first is the score that early stopping watches.
+        task: of the artifact.
 
     Raises:
         InputError: for anything else.
     """
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self, metric: Metric, task: str) -> None:
         named = metric if isinstance(metric, Mapping) else {"": metric} if metric is not None else {}
         for name, evaluator in named.items():
             if not callable(evaluator):
@@ -38,7 +39,7 @@ class Evaluation:
                 raise InputError(f"{title} is {evaluator!r}: expected a callable (out, target) -> number")
         if isinstance(metric, Mapping) and not metric:
             raise InputError("metric: an empty mapping; leave it out for accuracy or micro-F1")
-        self._evaluators = dict(named)
+        self._evaluators, self._task = dict(named), task
 
     def __call__(self, out: Tensor, labels: Tensor, masks: Mapping[str, Tensor]) -> dict[str, float]:
         """``{"train": ..., "val": ..., "test": ...}`` by the first evaluator, and ``"val NAME"`` and so on by the
@@ -50,7 +51,7 @@ class Evaluation:
             masks: bool [V] by split.
         """
         if not self._evaluators:
-            return {split: score(out, labels, mask) for split, mask in masks.items()}
+            return scores(out, labels, masks, self._task)
         found = {}
         for k, (name, evaluator) in enumerate(self._evaluators.items()):
             for split, mask in masks.items():

@@ -22,7 +22,8 @@ from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit
-from hongtu.losses import VertexLoss
+from hongtu.links import EdgeLoss, LinkLoss
+from hongtu.losses import Losses
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
@@ -46,7 +47,10 @@ class Trainer:
     Args:
         artifact: an opened artifact or its path.
         layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
-        loss: "cross_entropy", "bce_with_logits", or a callable (out [T, C], target) -> per-vertex losses [T].
+        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
+            with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
+            :class:`~hongtu.losses.LossTerm`, or a list of all these, whose weighted sum is meant; or a
+            :class:`~hongtu.links.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
@@ -66,7 +70,7 @@ class Trainer:
             same bits in every run on the CPU, with the same number of threads.
         on_oom: what to do when layers take more memory than when they were planned: "raise", or "replan": run the
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
-        metric: what ``evaluate`` computes (:mod:`hongtu.evaluators`): None for accuracy, or micro-F1 of multi-label; a
+        metric: what ``evaluate`` computes (:mod:`hongtu.evaluators`): None for accuracy, micro-F1 of multi-label, R2; a
             callable (out [T, C], target) -> number, such as a metric of torchmetrics; or several by name.
 
     Attributes:
@@ -85,7 +89,7 @@ class Trainer:
         artifact: Artifact | str | os.PathLike[str],
         layers: Sequence[nn.Module],
         *,
-        loss: str | VertexLoss = "cross_entropy",
+        loss: Losses | LinkLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
         device: str | Backend = "cpu",
         device_memory: int | str | None = None,
@@ -103,7 +107,7 @@ class Trainer:
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         self.artifact.check_bounds()
-        self._evaluation = Evaluation(metric)
+        self._evaluation = Evaluation(metric, self.artifact.task)
         self._backend = backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
@@ -115,6 +119,8 @@ class Trainer:
         self.model = as_modules(layers).to(dtype=dtype)
         self._network = Network(self.model, self._context)
         self._loss = make_loss(self.artifact, loss)
+        if metric is not None and isinstance(self._loss, EdgeLoss):
+            raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
         if isinstance(optimizer, torch.optim.Optimizer):
             name = type(optimizer).__name__
             raise InputError(
@@ -216,7 +222,11 @@ class Trainer:
         return self._gradients
 
     def evaluate(self) -> dict[str, float]:
-        """Scores without dropout: ``{"train", "val", "test"}``, by ``metric``."""
+        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
+        micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the
+        probability that an edge has a higher score than a sampled pair."""
+        if isinstance(self._loss, EdgeLoss):
+            return self._infer(partial(self._loss.scores, seed=self._context.seed))
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
         return self._infer(lambda out: self._evaluation(out, labels, masks))
@@ -261,6 +271,13 @@ class Trainer:
             hardware=self.hardware, embedding=self.embedding, backend=self._backend,
         ) as (rows, ids):  # fmt: skip
             return use(rows, ids)
+
+    @property
+    def validates(self) -> bool:
+        """Whether ``evaluate`` has a validation score."""
+        if isinstance(self._loss, EdgeLoss):
+            return self._loss.validates
+        return bool(self.artifact.masks["val"].any())
 
     def _infer(self, use: Callable[[Tensor], T]) -> T:
         """What is made of the output [V, C], in new order."""

@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.host_memory import available_bytes
+from hongtu.preprocess.blocks import block_rows
 from hongtu.preprocess.bucket_sort import Create
 from hongtu.sparse_rows import positions
 
-BLOCK = 1 << 18  # rows copied in one step
-BUFFER = 1 << 22  # elements of a block
+BLOCK = 1 << 18  # rows of CSR copied in one step
 SPARSE = 4  # CSR is kept where it takes at most one part in so many of the dense rows
-SHARE = 4  # of the memory that is left, for blocks of features that do not fit it
 
 
 def copy_rows(
@@ -39,7 +37,7 @@ def copy_rows(
         progress: told the share that is done.
     """
     count, width = into.shape
-    step = max(1, _buffer(into.nbytes) // width)
+    step = block_rows(into.nbytes, width)
 
     def copy(lo: int) -> None:
         ids = original_id[lo : lo + step]
@@ -55,7 +53,7 @@ def copy_rows(
 
 def stays_sparse(features: Any) -> bool:
     """Whether features are kept in CSR, because that is much smaller."""
-    if isinstance(features, np.ndarray):
+    if not hasattr(features, "nnz"):
         return False
     rows, columns = features.shape
     return SPARSE * (8 * (rows + 1) + 8 * features.nnz) <= 4 * rows * columns
@@ -86,12 +84,3 @@ def copy_sparse_rows(features: Any, original_id: np.ndarray, create: Create, *, 
             row = np.repeat(np.arange(len(count[rows])), count[rows])
             values /= np.bincount(row, values, len(count[rows])).clip(min=1).astype(np.float32)[row]
         value[part] = values
-
-
-def _buffer(nbytes: int) -> int:
-    """Elements of a block. Rows that lie anywhere in a file larger than memory are read again for every block, so
-    that blocks are then as large as memory allows."""
-    available = available_bytes()
-    if available is None or nbytes < available // 2:
-        return BUFFER
-    return max(BUFFER, available // (4 * SHARE * 2))

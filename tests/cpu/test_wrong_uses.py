@@ -119,7 +119,7 @@ WRONG = {
         "lambda p: torch.optim.Adam(p",
     ),
     "a loss that is a mean": (
-        lambda: make(loss=nn.CrossEntropyLoss()).train_epoch(),
+        lambda: make(loss=nn.functional.cross_entropy).train_epoch(),
         "expected one loss per vertex",
         "reduction='none'",
     ),
