@@ -78,7 +78,7 @@ SITS_ON = {
     "anomaly": "engine",
     "pressure": "engine",
     "callbacks": "metrics",
-    "evaluators": "scores",
+    "evaluators": "errors scores",
     "rows_file": "output",
     "fit": "run_directory callbacks",
     "embed": "planning engine",
