@@ -34,6 +34,16 @@ class SparseRows:
         """Bytes where a number takes ``itemsize``."""
         return self.start.nbytes + self.column.nbytes + len(self.value) * itemsize
 
+    def dense(self) -> np.ndarray:
+        """float32 [V, F].
+
+        >>> SparseRows(np.array([0, 1, 3]), np.array([1, 0, 1]), np.float32([5, 6, 7]), 2).dense().tolist()
+        [[0.0, 5.0], [6.0, 7.0]]
+        """
+        rows = np.zeros((len(self.start) - 1, self.width), dtype=np.float32)
+        rows[np.repeat(np.arange(len(rows)), np.diff(self.start)), self.column] = self.value
+        return rows
+
     def numbers(self, topology: Topology) -> np.ndarray:
         """int64 [C]: the numbers stored in the rows that each chunk computes.
 

@@ -115,10 +115,9 @@ def test_round_trip_on_real_graphs(name, graph, data_graph, tmp_path_factory):
     trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), device_memory="512MiB")
     again = hongtu.to_pyg(trainer.model, copy.deepcopy(model))
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in again.state_dict().items())
-    rows = artifact.sparse_features
-    x = scipy.sparse.csr_matrix((rows.value, rows.column, rows.start), (artifact.num_vertices, rows.width)).toarray()
-    ordered = torch.empty(x.shape)
-    ordered[torch.from_numpy(np.array(artifact.original_id)).long()] = torch.from_numpy(x)
+    rows = torch.from_numpy(artifact.sparse_features.dense())
+    ordered = torch.empty_like(rows)
+    ordered[torch.from_numpy(np.array(artifact.original_id)).long()] = rows
     with torch.no_grad():
         expected = model(ordered, torch.from_numpy(np.load(folder / "edges.npy")).long())
     assert float((trainer.predict() - expected).abs().max()) <= 1e-6 * float(expected.abs().max())

@@ -26,6 +26,7 @@ PAGES = [
 ]
 ELSEWHERE = (
     "planetoid-",
+    " ogbn-arxiv",
     " cora",
     " citeseer",
     "--measure",

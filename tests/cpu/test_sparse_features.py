@@ -42,11 +42,6 @@ def artifact(grain, **config):
     )  # fmt: skip
 
 
-def dense_of(found):
-    rows = found.sparse_features
-    return scipy.sparse.csr_matrix((rows.value, rows.column, rows.start), (found.num_vertices, rows.width)).toarray()
-
-
 @pytest.mark.parametrize(("strategy", "grain", "budget"), CASES, ids=str)
 @pytest.mark.parametrize("model", SIX, ids=str)
 def test_equals_the_whole_graph(model, strategy, grain, budget):
@@ -105,7 +100,7 @@ def test_the_artifact_holds_the_rows_in_its_order():
         expected = problem().features[graph.original_id]
         if config:
             expected = expected / expected.sum(axis=1, keepdims=True).clip(min=1)
-        np.testing.assert_allclose(dense_of(graph), expected, rtol=1e-6)
+        np.testing.assert_allclose(graph.sparse_features.dense(), expected, rtol=1e-6)
 
 
 def test_few_zeros_are_stored_dense():
@@ -143,4 +138,4 @@ def test_sparse_tensors_stay_sparse(layout, as_data):
         graph = hongtu.preprocess_graph(data=data, artifact=training.new_path(), **options)
     else:
         graph = hongtu.preprocess_graph(given.edges, len(x), training.new_path(), features=x, **options)
-    assert np.array_equal(dense_of(graph), given.features[graph.original_id])
+    assert np.array_equal(graph.sparse_features.dense(), given.features[graph.original_id])
