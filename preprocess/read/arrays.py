@@ -12,6 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.sparse import to_csr
 from hongtu.preprocess.read.typed import make_typed
 
 
@@ -75,7 +76,8 @@ def _features(value: Any, vertex_type: Any = None) -> Any:
         return make_typed(_array("vertex_type", vertex_type), arrays, ("vertex_type", names))
     if value is None:
         return None
-    return value.tocsr() if hasattr(value, "tocsr") else _array("features", value)
+    sparse = to_csr(value)
+    return _array("features", value) if sparse is None else sparse
 
 
 def _masks(masks: Mapping[str, Any]) -> dict[str, np.ndarray]:

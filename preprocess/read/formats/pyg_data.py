@@ -10,6 +10,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS
 from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.sparse import to_csr
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
@@ -28,8 +29,11 @@ def from_data(data: Any, name: str = "data") -> Source:
         InputError: when there is no edge list, or a field is no array.
     """
 
+    def of(key: str) -> Any:
+        return data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+
     def field(key: str) -> np.ndarray | None:
-        value = data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+        value = of(key)
         return None if value is None else _array(f"{name}.{key}", value)
 
     edges = field("edge_index")
@@ -37,6 +41,7 @@ def from_data(data: Any, name: str = "data") -> Source:
         raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
+    sparse = to_csr(of("x"))
     attributes, labels = field("edge_attr"), field("y")
     are_weights = field("edge_weight") is None and attributes is not None and attributes.size == edges.shape[1]
     weight = _weight(field, name, edges.shape[1], "edge_attr" if are_weights else "edge_weight")
@@ -50,7 +55,7 @@ def from_data(data: Any, name: str = "data") -> Source:
         name=name,
         blocks=array_blocks(f"{name}.edge_index", edges[0], edges[1], weight),
         num_vertices=_num_vertices(data),
-        features=_floats(field("x")),
+        features=_floats(field("x") if sparse is None else sparse),
         labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
         masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
         edge_features=None if are_weights else _floats(attributes),
@@ -75,7 +80,7 @@ def _weight(field: Any, name: str, count: int, what: str) -> np.ndarray | None:
     return weight.ravel()
 
 
-def _floats(features: np.ndarray | None) -> np.ndarray | None:
+def _floats(features: Any) -> Any:
     return features.astype(np.float32) if features is not None and features.dtype.kind in "biu" else features
 
 
