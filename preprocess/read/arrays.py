@@ -37,16 +37,17 @@ def from_arrays(
         edges=_edges(edges),
         num_vertices=count,
         vertices_from=f"num_vertices={count}",
-        features=None if config.features else _features(features),
-        labels=None if config.labels or labels is None else _array("labels", labels),
-        masks=None if config.random_split or masks is None else _masks(masks),
-        edge_weight=None if edge_weight is None else _array("edge_weight", edge_weight),
+        features=None if config.features else as_features(features),
+        labels=None if config.labels or labels is None else as_array("labels", labels),
+        masks=None if config.random_split or masks is None else as_masks(masks),
+        edge_weight=None if edge_weight is None else as_array("edge_weight", edge_weight),
         names={split: f"masks[{split!r}]" for split in SPLITS},
     )
     return check_and_complete(raw, config)
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def as_array(name: str, value: Any) -> np.ndarray:
+    """An array of what numpy takes."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -56,21 +57,32 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def _edges(value: Any) -> np.ndarray:
-    edges = _array("edges", value)
+    edges = as_array("edges", value)
     return edges.astype(np.int64) if edges.shape == (2, 0) else edges
 
 
-def _features(value: Any) -> Any:
+def as_features(value: Any) -> Any:
+    """An array, or scipy CSR whose indices are within its shape."""
     if value is None:
         return None
-    return value.tocsr() if hasattr(value, "tocsr") else _array("features", value)
+    if not hasattr(value, "tocsr"):
+        return as_array("features", value)
+    try:
+        if hasattr(value, "check_format"):
+            value.check_format(full_check=True)
+        return value.tocsr()
+    except ValueError as error:
+        raise InputError(f"features: not a whole scipy matrix ({error}); make it again") from None
 
 
-def _masks(masks: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def as_masks(masks: Any) -> dict[str, np.ndarray]:
+    """All three masks; one that is not given is all False."""
+    if not isinstance(masks, Mapping):
+        raise InputError(f"masks: a {type(masks).__name__}, expected a dictionary with train, val and test")
     unknown = set(masks) - set(SPLITS)
     if unknown:
         raise InputError(f"masks: unknown key {sorted(map(str, unknown))[0]!r}, expected train, val and test")
-    given = {split: _array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
+    given = {split: as_array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
     if "train" not in given:
         raise InputError("masks: 'train' is missing; give it, or pass random_split=(0.6, 0.2, 0.2)")
     return {split: given.get(split, np.zeros_like(given["train"])) for split in SPLITS}

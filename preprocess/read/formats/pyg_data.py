@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ def from_data(data: Any, name: str = "data") -> Source:
     """
 
     def field(key: str) -> np.ndarray | None:
-        value = data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+        value = _get(data, key)
         return None if value is None else _array(f"{name}.{key}", value)
 
     edges = field("edge_index")
@@ -34,7 +35,7 @@ def from_data(data: Any, name: str = "data") -> Source:
         raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
-    weight, labels = _weight(field, name, edges.shape[1]), field("y")
+    weight, labels, features = _weight(field, name, edges.shape[1]), field("y"), _floats(field("x"))
     masks = {split: field(FIELDS[split]) for split in SPLITS}
     given = masks["train"] is not None
     splits = [mask.T if mask is not None and mask.ndim == 2 else mask for mask in masks.values()]
@@ -42,8 +43,8 @@ def from_data(data: Any, name: str = "data") -> Source:
     return Source(
         name=name,
         blocks=array_blocks(f"{name}.edge_index", edges[0], edges[1], weight),
-        num_vertices=_num_vertices(data),
-        features=_floats(field("x")),
+        num_vertices=_num_vertices(data, name, (features, labels, *splits[:1])),
+        features=features,
         labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
         masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
         names={piece: f"{name}.{key}" for piece, key in FIELDS.items()},
@@ -65,6 +66,8 @@ def _weight(field: Any, name: str, count: int) -> np.ndarray | None:
             return None  # attributes of several columns are no weights
     if weight.size != count:
         raise InputError(f"{name}.{what}: {weight.size} values for {count} edges, expected one each")
+    if weight.dtype.kind not in "biuf":
+        raise InputError(f"{name}.{what}: {weight.dtype}, expected real numbers; save one float a edge")
     return weight.ravel()
 
 
@@ -72,11 +75,23 @@ def _floats(features: np.ndarray | None) -> np.ndarray | None:
     return features.astype(np.float32) if features is not None and features.dtype.kind in "biu" else features
 
 
-def _num_vertices(data: Any) -> int | None:
-    count = data.get("num_nodes") if isinstance(data, Mapping) else getattr(data, "num_nodes", None)
-    return None if count is None else int(count)
+def _get(data: Any, key: str) -> Any:
+    return data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+
+
+def _num_vertices(data: Any, name: str, pieces: tuple[np.ndarray | None, ...]) -> int | None:
+    """``num_nodes``, else the rows of the first piece that there is."""
+    count = _get(data, "num_nodes")
+    if count is None:
+        return next((len(piece) for piece in pieces if piece is not None and piece.ndim), None)
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise InputError(f"{name}.num_nodes: {count!r}, expected an integer") from None
 
 
 def _fields(data: Any) -> str:
+    if not hasattr(data, "keys") and not hasattr(data, "__dict__"):
+        return f"a {type(data).__name__}"
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
-    return ", ".join(map(str, keys)) or "nothing"
+    return ", ".join(map(str, keys))[:200] or "nothing"
