@@ -25,7 +25,7 @@ from tests.faults.outcome import Outcome
 from tests.faults.reader import Reader
 from tests.faults.readers import READERS
 
-SECONDS = 20  # a reader that takes longer hangs
+SECONDS = 300  # a reader that takes longer hangs, even where others use the machine
 BY_COMMAND = 100  # every so many inputs also go through `hongtu preprocess`
 
 
