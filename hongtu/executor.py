@@ -6,6 +6,8 @@ gradients accumulated on the host. Tensors that the plan leaves on the devices a
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,11 +15,12 @@ from torch import Tensor
 from hongtu.chunk_run import ChunkRun, Kept
 from hongtu.device import Device
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, Pass
+from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
 from hongtu.streams import Turn
 from hongtu.transfer import Exchange
 
@@ -34,6 +37,7 @@ class Executor:
 
     Attributes:
         current: the pass that runs, or ran last.
+        seconds: of every pass of the last ``run``, by name.
     """
 
     def __init__(
@@ -42,11 +46,12 @@ class Executor:
         networks: list[Network],
         host: HostStore,
         devices: list[Device],
-        loss: MeanLoss,
+        loss: MeanLoss | EdgeLoss | None,
     ) -> None:
         self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss
         self.current: Pass | None = None
+        self.seconds: dict[str, float] = {}
         self.loss_values = [device.number() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
         self._starts = plan.topology.partition_start
@@ -70,9 +75,12 @@ class Executor:
             value.zero_()
             device.begin()
         before = self.host.names(), [device.placed() for device in self.devices]
+        self.seconds.clear()
         try:
             for p in passes:
+                start = perf_counter()
                 self._run_pass(p)
+                self.seconds[p.name] = perf_counter() - start
         except BaseException:
             self.kept.clear()
             self.host.free_except(before[0])
@@ -113,12 +121,15 @@ class Executor:
         self.current = p
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
-            self._create(name, zero=name == p.flush or (some_rows and name in p.direct))
+            edges = p.edge_loss and name == gradient(OUTPUT)
+            self._create(name, zero=name == p.flush or edges or (some_rows and name in p.direct))
         try:
             self._allocate(p)
             self._run_batches(p)
             for device in self.devices:
                 device.drain()
+            if p.edge_loss:
+                self._evaluate_edges()
         except BaseException:
             for device in self.devices:
                 device.abandon()
@@ -129,6 +140,13 @@ class Executor:
             self.host.staging(0)
         for name in p.frees:
             self._free(name)
+
+    def _evaluate_edges(self) -> None:
+        """The loss over edges, on the host; a probe has none."""
+        if isinstance(self.loss, EdgeLoss):
+            context = self.networks[0].context
+            rows = self.host[OUTPUT], self.host[gradient(OUTPUT)]
+            self.loss_values[0].add_(self.loss.backward(*rows, context.seed, context.epoch))
 
     def _allocate(self, p: Pass) -> None:
         self.host.staging(self.plan.host_staging_bytes(p))

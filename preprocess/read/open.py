@@ -58,12 +58,11 @@ def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) 
     source = from_networkx(data) if is_networkx(data) else from_data(data)
     convert: dict[str, Callable[[Any], Any]] = {
         "features": as_features,
-        "labels": partial(as_array, "labels"),
         "masks": as_masks,
     }
     for piece, value in given.items():
         if value is not None:
-            setattr(source, piece, convert[piece](value))
+            setattr(source, piece, convert.get(piece, partial(as_array, piece))(value))
             for name in SPLITS if piece == "masks" else (piece,):
                 source.names[name] = f"masks[{name!r}]" if piece == "masks" else piece
     if source.num_vertices is None:
@@ -93,10 +92,12 @@ def _from_source(source: Source, config: PreprocessConfig, scratch: Path) -> Raw
         labels=None if config.labels else source.labels,
         masks=None if config.random_split else source.masks,
         edge_weight=weight,
+        edge_features=source.edge_features,
+        edge_type=source.edge_type,
         ids=ids,
         locate_edge=source.locate,
         names={"edges": source.name, **source.names},
     )
-    for piece in ("features", "labels", "train"):
+    for piece in ("features", "labels", "train", "edge_features", "edge_type"):
         raw.names.setdefault(piece, f"{source.name}: {piece}")
     return check_and_complete(raw, config)
