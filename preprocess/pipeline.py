@@ -140,8 +140,13 @@ def in_python(message: str) -> str:
 def _files(path: Path) -> list[list[Any]]:
     """What tells whether the input is still the same: name, size, times and place of every file."""
     patterns = ("*", "raw/*", "split/*/*")  # where readers look; the artifact may lie elsewhere inside the input
-    found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
-    stats = [(file, file.stat()) for file in found if file.is_file()]
+    try:
+        if path.is_dir():
+            os.listdir(path)  # globbing takes a directory that may not be read for an empty one
+        found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
+        stats = [(file, file.stat()) for file in found if file.is_file()]
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
     return [[str(f.absolute()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in stats]
 
 

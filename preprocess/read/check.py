@@ -9,6 +9,7 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 
@@ -67,10 +68,7 @@ def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
 
 def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:
     vertices, partitions, chunks = raw.num_vertices, config.partitions, config.resolve_chunks(raw.num_vertices)
-    if vertices <= 0:
-        raise InputError(f"{raw.vertices_from}: a graph of {vertices} vertices, expected at least one")
-    if vertices >= 2**31:
-        raise InputError(f"{raw.vertices_from}: {vertices} vertices, expected fewer than {2**31}")
+    check_count(vertices, raw.vertices_from)
     if partitions * chunks > vertices:
         remedy = f"--chunks {vertices // partitions}" if vertices >= partitions else f"--partitions {vertices}"
         raise InputError(

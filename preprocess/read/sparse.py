@@ -6,13 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.errors import InputError
 
-def to_csr(value: Any) -> Any:
-    """scipy CSR of a scipy sparse matrix, a sparse torch tensor or a ``torch_sparse.SparseTensor``; None for others."""
+
+def to_csr(value: Any, name: str = "features") -> Any:
+    """scipy CSR of a scipy sparse matrix, a sparse torch tensor or a ``torch_sparse.SparseTensor``; None for others.
+
+    Raises:
+        InputError: for a scipy matrix whose parts do not fit together.
+    """
     import scipy.sparse
 
     if hasattr(value, "tocsr"):
-        return value.tocsr()
+        try:
+            if hasattr(value, "check_format"):
+                value.check_format(full_check=True)
+            return value.tocsr()
+        except ValueError as error:
+            raise InputError(f"{name}: not a whole scipy matrix ({error}); make it again") from None
     if hasattr(value, "to_torch_sparse_csr_tensor"):
         value = value.to_torch_sparse_csr_tensor()
     layout = str(getattr(value, "layout", ""))

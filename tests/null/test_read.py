@@ -281,6 +281,7 @@ REFUSED = {
     "meta list": (pieces(), [1], [], ["meta.json: holds a list"]),
     "embedding": (pieces(), None, ["--features", "embedding:x"], ["embedding:D"]),
     "bad spec": (pieces(), None, ["--labels", "random:0"], ["labels: 'random:0'"]),
+    "huge spec": (pieces(), None, ["--features", "random:2147483648"], ["features: 'random:2147483648'"]),
     "bad fractions": (pieces(), None, ["--random-split", "0.9,0.9,0"], ["random_split", "0.6,0.2,0.2"]),
 }
 
