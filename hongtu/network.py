@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
-from hongtu.modules import check_module, drops, is_random
+from hongtu.modules import check_module, drops, is_random, may_write
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
 from hongtu.plan.shapes import LayerShape
@@ -111,8 +111,8 @@ class Network:
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
         layer = self.layers[index]
-        if _is_users(layer):
-            z, s = _writable(z), tuple(_writable(part) for part in s)
+        if may_write(layer):
+            z, s = z.clone(), tuple(part.clone() for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, block.rows):
             return self._seen(
                 self.layer_index[index], _AGGREGATE, block.rows, layer.aggregate(block, z, self._pack(index, s))
@@ -121,8 +121,8 @@ class Network:
     def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
         layer = self.layers[index]
-        if _is_users(layer):
-            a, s = _writable(a), tuple(_writable(part) for part in s)
+        if may_write(layer):
+            a, s = a.clone(), tuple(part.clone() for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, rows):
             return self._seen(self.layer_index[index], _AGGREGATE, rows, layer.combine(a, self._pack(index, s)))
 
@@ -215,16 +215,19 @@ class Network:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if index > 0:
             number, layer = self.layer_index[index - 1], self.layers[index - 1]
-            if _is_users(layer):
-                a, s = _writable(a), tuple(_writable(part) for part in s)
+            given = (a, *s)
+            if may_write(layer):
+                a, s = a.clone(), tuple(part.clone() for part in s)
             h = self._run(number, _UPDATE, rows, layer.update, a, self._pack(index - 1, s))
+        else:
+            given = (h,)
         for number, module in self.row_modules[index]:
-            h = self._run(number, _ROWS, rows, module, _writable(h))
+            h = self._run(number, _ROWS, rows, module, _apart(h, given) if may_write(module) else h)
         if index == len(self.layers):
             return self._matrix(h, self.layer_index[-1]), ()
         number = self.layer_index[index]
-        if _is_users(self.layers[index]):
-            h = _writable(h)
+        if may_write(self.layers[index]):
+            h = _apart(h, given)
         result = self._run(number, _TRANSFORM, rows, self.layers[index].transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self._title(number)}: transform must return the pair (z, s)")
@@ -309,11 +312,6 @@ class Network:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
 
 
-def _writable(x: Tensor) -> Tensor:
-    """What others' code may change in place: autograd forbids that on a leaf."""
-    return x.clone() if x.is_leaf and x.requires_grad else x
-
-
 def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
     """Tensors in the run's dtype; what was one tensor stays one."""
     if isinstance(out, tuple | list):
@@ -325,8 +323,10 @@ def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
     return seen[id(out)]
 
 
-def _is_users(layer: Layer) -> bool:
-    return not type(layer).__module__.startswith("hongtu.")
+def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+    """x, copied where it lies in what was given."""
+    storage = x.untyped_storage()._cdata
+    return x.clone() if any(storage == part.untyped_storage()._cdata for part in given) else x
 
 
 def _common(a: LayerShape, b: LayerShape) -> LayerShape:

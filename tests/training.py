@@ -190,6 +190,17 @@ class CommNetReference(nn.Module):
         return self.lin_self(h) + self.lin_neighbour(mean)
 
 
+class Rowwise(nn.Module):
+    """A function of rows, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.function(h)
+
+
 Modules = Callable[[int, int], Sequence[nn.Module]]
 
 

@@ -96,7 +96,7 @@ def pass_buffers(
         buffers["loss_bits"] = Buffer((d,), "uint8")
     if needs.edges:
         buffers |= _edge_buffers(p, needs, d, s, e)
-        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward"
+        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.keep
         if reduces and not aggregates_in_place(p, shape, topology, resident):
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
         buffers |= _exchange_buffers(p, limits)

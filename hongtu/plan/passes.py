@@ -46,6 +46,7 @@ class Pass:
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        holds: vertex tensors that what is kept may lie in.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
@@ -66,6 +67,7 @@ class Pass:
     loss: bool = False
     edge_loss: bool = False
     keep: bool = False
+    holds: tuple[str, ...] = ()
     hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -248,12 +250,13 @@ class _Builder:
         keep = train and self.keep and bool(set(outputs) & self.wanted)
         hops = self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
-        return [replace(stage, when=when, keep=keep, hops=hops)]
+        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
         last, returns = train and k == self.last, train and self._goes_back(k)
         loss = last and not self.shape.edge_loss
+        keep = returns and self.keep and not last
         from_cache = self.cached and k == 0
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -265,29 +268,32 @@ class _Builder:
             source="a0" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if returns and layer.linear and not from_cache else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not from_cache and not keep else None,
             loss=loss,
             edge_loss=last and self.shape.edge_loss,
-            keep=returns and self.keep and not last,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
-        from_cache = self.cached and k == 0
+        from_cache, keep = self.cached and k == 0, self.keep and k < self.last
+        linear = from_cache or (layer.linear and not fused)
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if from_cache or (layer.linear and not fused) else names.z[k],
+            exchange=None if linear else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
-            source=f"a{k}" if from_cache or (layer.linear and not fused) else None,
+            source=f"a{k}" if linear and not keep else None,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
             direct=direct,
             loss=fused,
-            keep=self.keep and k < self.last,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
 
@@ -305,9 +311,15 @@ class _Builder:
                 gradients=tuple(gradient(n) for n in outputs),
                 direct=direct,
                 keep=self.keep,
+                holds=self._held(0) if self.keep else (),
                 hops=self._hops(-1),
             )
         ]
+
+    def _held(self, stage: int) -> tuple[str, ...]:
+        """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
+        z = self.names.z[stage]
+        return (z,) if z in self.names.s[stage] and z != FEATURES else ()
 
     def _goes_back(self, k: int) -> bool:
         """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
@@ -332,5 +344,6 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush, gradient(OUTPUT) if p.edge_loss else None)
+    names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
+    names += (gradient(OUTPUT),) if p.edge_loss else ()
     return {name: None for name in names if name is not None}

@@ -33,7 +33,7 @@ def flat(gradients):
     return torch.cat([gradients[name].ravel() for name in sorted(gradients)])
 
 
-@pytest.mark.parametrize("model", [SIX[0], SIX[4], MIXED], ids=repr)
+@pytest.mark.parametrize("model", [SIX[0], SIX[1], SIX[4], MIXED], ids=repr)
 def test_gradients_are_close_to_those_in_single_precision(model):
     exact = training.train(make(model, (1, 1), None), 1)
     expected = flat(exact.gradients[0])
