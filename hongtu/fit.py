@@ -107,7 +107,10 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
             if options.on_epoch is not None:
                 options.on_epoch(record)
             bar.update()
-            bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
+            shown = {
+                split: f"{record.metrics[split]:.4f}" for split in ("train", "val", "test") if split in record.metrics
+            }
+            bar.set_postfix(loss=f"{record.loss:.4f}", **shown)
             if last:
                 break
     return records
