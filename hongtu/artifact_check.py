@@ -25,6 +25,9 @@ class Arrays(Protocol):
     def num_vertices(self) -> int: ...
 
     @property
+    def num_edge_types(self) -> int: ...
+
+    @property
     def num_classes(self) -> int: ...
 
     @property
@@ -42,6 +45,8 @@ def check_bounds(artifact: Arrays) -> None:
     _expect_range(artifact, "schedule_paper", artifact.schedule_paper, 0, topology.chunks)
     _expect_range(artifact, "sources", topology.sources, 0, vertices)
     _expect_range(artifact, "local_source", topology.local_source, 0, vertices)
+    if topology.edge_type is not None:
+        _expect_range(artifact, "edge_type", topology.edge_type, 0, artifact.num_edge_types)
     edge_start = np.asarray(topology.in_edge_start)[topology.chunk_start]
     busy = np.flatnonzero(np.diff(edge_start))
     if len(busy):

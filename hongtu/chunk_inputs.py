@@ -93,6 +93,8 @@ class ChunkInputs:
                 edge_id_start=here.get("edge_id_start", none),
                 num_graph_edges=self._num_graph_edges,
                 active=here.get("active"),
+                edge_features=here.get("edge_features"),
+                edge_type=here.get("edge_type"),
             )
 
     def own(self, name: str) -> Tensor:
@@ -109,6 +111,12 @@ class ChunkInputs:
         if needs.weights:
             assert structure.edge_weight is not None
             self._bring_array("edge_weight", structure.edge_weight)
+        if needs.edge_features:
+            assert structure.edge_features is not None
+            self._bring_array("edge_features", structure.edge_features)
+        if needs.edge_type:
+            assert structure.edge_type is not None
+            self._bring_array("edge_type", structure.edge_type)
         if needs.identity:
             self._bring_array("sources", structure.sources)
             self._bring("edge_id_start", "topology")

@@ -15,7 +15,7 @@ from hongtu.errors import InputError
 from hongtu.modules import check_module, drops, is_random, may_write
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
-from hongtu.plan.shapes import LayerShape
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape
 
 # What a method of a layer is called for; separates its random streams.
 _TRANSFORM, _AGGREGATE, _UPDATE, _ROWS = range(4)
@@ -60,9 +60,10 @@ class Network:
         for index, module in enumerate(modules):
             check_module(index, module)
             if isinstance(module, Layer):
-                self.layers.append(module)
-                self.layer_index.append(index)
-                self.row_modules.append([])
+                for layer in module.expand():
+                    self.layers.append(layer)
+                    self.layer_index.append(index)
+                    self.row_modules.append([])
             else:
                 self.row_modules[-1].append((index, module))
         if not self.layers:
@@ -126,28 +127,56 @@ class Network:
         with self._call(self.layer_index[index], _AGGREGATE, rows):
             return self._seen(self.layer_index[index], _AGGREGATE, rows, layer.combine(a, self._pack(index, s)))
 
-    def input_is_trained(self, features: int, dtype: torch.dtype) -> bool:
-        """Whether stage 0 depends on a parameter, frozen or not."""
+    def constant_layers(self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
+        """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
+        aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
+        if any(is_random(module) or drops(module) for module in self._around_input()):
+            return 0
+        block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
+        a: Tensor | None = None
+        s: tuple[Tensor, ...] = ()
+        with self._differentiated():
+            for index, layer in enumerate(self.layers):
+                if index > 0 and any(_changes(module) for module in self._around_stage(index)):
+                    return index
+                z, s = self._stage_pair(index, h, a, s, block.rows)
+                if not layer.linear_aggregate or any(part.requires_grad for part in (z, *s)):
+                    return index
+                a = self.aggregate(index, _with_edge_data(block, layer, edges), z, s)
+                if layer.combines:
+                    a, s = self.combine(index, a, s, block.rows), ()
+        return len(self.layers)
+
+    def _around_input(self) -> list[nn.Module]:
+        """The modules whose methods stage 0 may call."""
+        own = [self.layers[0]] if type(self.layers[0]).transform is not Layer.transform else []
+        return own + [module for _, module in self.row_modules[0]]
+
+    def _around_stage(self, index: int) -> list[nn.Module]:
+        """The modules whose methods an inner stage may call."""
+        return [*self.layers[index - 1 : index + 1], *(module for _, module in self.row_modules[index])]
+
+    @contextmanager
+    def _differentiated(self) -> Iterator[None]:
+        """Inside, gradients reach every parameter, frozen ones too, and no generator moves."""
         frozen = [p for p in self.modules.parameters() if not p.requires_grad and p.is_floating_point()]
         for parameter in frozen:
             parameter.requires_grad_(True)
         try:
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                z, s = self._stage_pair(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
-            return any(part.requires_grad for part in (z, *s))
+                yield
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def input_is_random(self) -> bool:
-        """Whether stage 0 may give other numbers in the next epoch."""
-        modules = [module for _, module in self.row_modules[0]]
-        if type(self.layers[0]).transform is not Layer.transform:
-            modules.append(self.layers[0])
-        return any(is_random(module) or drops(module) for module in modules)
-
-    def trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
+    def trace(
+        self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
+    ) -> tuple[tuple[LayerShape, ...], int]:
         """Run the model on a two-vertex graph to learn its widths.
+
+        Args:
+            features: columns of the graph's.
+            edges: what lies beside its edges.
 
         Returns:
             a LayerShape per layer and the number of output columns.
@@ -160,9 +189,9 @@ class Network:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 versions = self._buffer_versions()
-                shapes, output = self._trace(features, dtype, training=False)
+                shapes, output = self._trace(features, dtype, edges, training=False)
                 with torch.enable_grad():  # to see what depends on a parameter that is trained
-                    trained, _ = self._trace(features, dtype, training=True)
+                    trained, _ = self._trace(features, dtype, edges, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
@@ -173,7 +202,9 @@ class Network:
         self._shared = [tuple(columns is None for columns in shape.s) for shape in merged]
         return merged, output
 
-    def _trace(self, features: int, dtype: torch.dtype, *, training: bool) -> tuple[list[LayerShape], int]:
+    def _trace(
+        self, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool
+    ) -> tuple[list[LayerShape], int]:
         self.modules.train(training)
         block = _toy_block(dtype)
         h: Tensor | None = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
@@ -181,6 +212,7 @@ class Network:
         s: tuple[Tensor, ...] = ()
         shapes = []
         for index, layer in enumerate(self.layers):
+            block = _with_edge_data(block, layer, edges)
             version = 0 if h is None else h._version
             z, s = self._stage_pair(index, h, a, s, block.rows)
             z_is_input = index == 0 and z is h and h._version == version
@@ -203,6 +235,8 @@ class Network:
                     uses_statistics=layer.uses_statistics,
                     combined=combined,
                     trained=any(part.requires_grad for part in (z, *s)),
+                    edge_features=block.edge_features is not None,
+                    edge_type=block.edge_type is not None,
                 )
             )
             if combined:
@@ -329,6 +363,11 @@ def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
     return x.clone() if any(storage == part.untyped_storage()._cdata for part in given) else x
 
 
+def _changes(module: nn.Module) -> bool:
+    """Whether a module without trained parameters may give something else in the next epoch."""
+    return is_random(module) or drops(module) or next(module.buffers(), None) is not None
+
+
 def _common(a: LayerShape, b: LayerShape) -> LayerShape:
     """What holds both in evaluation (a) and in training (b): tensors are shared only where they are in both."""
     s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
@@ -357,4 +396,18 @@ def _toy_block(dtype: torch.dtype) -> Block:
         rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
         edge_id_start=torch.tensor([0, 1]),
         num_graph_edges=2,
+    )
+
+
+def _with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
+    """A toy block with what the layer reads beside its edges, where the graph has it."""
+    assert block.rows.statistics is not None
+    numbers = torch.arange(2 * edges.features, dtype=block.rows.statistics.dtype)
+    features = torch.sin(numbers).reshape(2, edges.features)
+    return replace(
+        block,
+        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_type=torch.tensor([0, edges.types - 1], dtype=torch.int32)
+        if layer.uses_edge_type and edges.types
+        else None,
     )

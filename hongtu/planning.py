@@ -27,7 +27,7 @@ from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.shapes import EdgeData, NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
 
@@ -95,6 +95,11 @@ def plan_network(
         shape = _network_shape(artifact, network, loss, optimizer, dtype)
         return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
 
+    _check_edge_data(artifact, network)
+    topology = artifact.topology.keeping(
+        edge_features=any(layer.uses_edge_features for layer in network.layers),
+        edge_type=any(layer.uses_edge_type for layer in network.layers),
+    )
     learned_bytes = 0
     if artifact.features is None:
         rows = artifact.num_vertices, artifact.feature_width
@@ -102,7 +107,7 @@ def plan_network(
 
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         return plan_run(
-            artifact.topology,
+            topology,
             artifact.schedule_paper,
             shape_with(sides),
             used,
@@ -141,7 +146,8 @@ def _network_shape(
     optimizer: torch.optim.Optimizer,
     dtype: torch.dtype,
 ) -> NetworkShape:
-    layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    layers, output = network.trace(artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
     return NetworkShape(
         features=artifact.feature_width,
         layers=layers,
@@ -150,13 +156,33 @@ def _network_shape(
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
         label_bytes=loss.label_bytes,
         autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
+        edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
         learned_input=artifact.features is None,
-        input_trained=network.input_is_trained(artifact.feature_width, dtype),
-        input_random=network.input_is_random(),
+        constant_layers=network.constant_layers(artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )
+
+
+def _check_edge_data(artifact: Artifact, network: Network) -> None:
+    """Refuse layers that read what the artifact does not have."""
+    for index, layer in zip(network.layer_index, network.layers, strict=True):
+        for uses, found, what in (
+            (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
+            (layer.uses_edge_type, artifact.num_edge_types, "edge_type.npy: integers [E]"),
+        ):
+            if uses and not found and not layer.edge_data_optional:
+                raise InputError(
+                    f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
+                    f"{what} to the input, and run `hongtu preprocess` again"
+                )
+        relations = getattr(layer, "num_relations", artifact.num_edge_types)
+        if relations < artifact.num_edge_types:
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): num_relations is {relations}, the graph has "
+                f"{artifact.num_edge_types} edge types; give at least as many"
+            )
 
 
 def _choose_sides(

@@ -160,8 +160,7 @@ class Propagation:
         layers, output = self._network.trace(self.columns, self.dtype)
         shape = NetworkShape(
             features=self.columns, layers=layers, output=output, itemsize=self.dtype.itemsize, model_bytes=0,
-            label_bytes=0, learned_input=True, learned_bytes=self._beside, input_trained=False, input_random=False,
-            trains=False,
+            label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
         )  # fmt: skip
 
         def probe(trial: ExecutionPlan) -> dict[str, int]:

@@ -47,6 +47,8 @@ class Problem:
         features: float32 [V, F].
         labels: int64 [V] or float32 [V, C].
         masks: bool [V] each.
+        edge_features: float32 [E, F_e] or None.
+        edge_type: int64 [E] or None.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Problem:
     features: np.ndarray
     labels: np.ndarray
     masks: dict[str, np.ndarray]
+    edge_features: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
     @property
     def num_vertices(self) -> int:
@@ -74,6 +78,15 @@ class Problem:
 
     def edge_weight(self, dtype: torch.dtype = torch.float64) -> Tensor | None:
         return None if self.weights is None else torch.from_numpy(self.weights).to(dtype)
+
+    def edge_data(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """What torch_geometric's convolutions take, by the name of the argument."""
+        found = {"edge_weight": self.edge_weight(dtype)}
+        if self.edge_features is not None:
+            found["edge_attr"] = torch.from_numpy(self.edge_features).to(dtype)
+        if self.edge_type is not None:
+            found["edge_type"] = torch.from_numpy(self.edge_type)
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def problem_of(
@@ -166,7 +179,7 @@ def prepare(problem: Problem, m: int = 1, n: int = 1, **config: Any) -> Artifact
         arrays = {"features": problem.features, "labels": problem.labels, "masks": problem.masks}
         artifact = hongtu.preprocess_graph(
             problem.edges, problem.num_vertices, path, **arrays, edge_weight=problem.weights,
-            partitions=m, chunks=n, **config,
+            edge_features=problem.edge_features, edge_type=problem.edge_type, partitions=m, chunks=n, **config,
         )  # fmt: skip
         _prepared[key] = (problem, artifact)  # the problem too: its id must stay taken
     return _prepared[key][1]
@@ -247,8 +260,8 @@ class Model:
             if not _takes_edges(module):
                 h = module(h)
                 continue
-            takes_weight = problem.weights is not None and "edge_weight" in inspect.signature(module.forward).parameters
-            h = module(h, problem.edge_index, **({"edge_weight": problem.edge_weight(dtype)} if takes_weight else {}))
+            taken = inspect.signature(module.forward).parameters
+            h = module(h, problem.edge_index, **{k: v for k, v in problem.edge_data(dtype).items() if k in taken})
             if self.inner is not None and module is not convolutions[-1]:
                 h = self.inner(h)
         return h

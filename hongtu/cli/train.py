@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.stopping import Stopped
-from hongtu.config import parse_bytes
+from hongtu.config import MODELS, parse_bytes
 from hongtu.errors import InputError, OutputError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hongtu.artifact import Artifact
-    from hongtu.nn import Layer
 
 OPTIONS = "options.json"
 PARTIAL = f".{OPTIONS}"  # until it is complete
@@ -57,11 +58,11 @@ def add_parser(subparsers: Any) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that describe a model and how it is planned; shared by ``train`` and ``plan``."""
     add = parser.add_argument
-    add("--model", choices=("gcn", "sage", "gin", "commnet", "gat", "ggcn"), default="gcn", help="default: gcn")
+    add("--model", choices=MODELS, default="gcn", help="default: gcn")
     add("--hidden", type=int, default=128, help="columns between layers, over all heads (default: 128)")
-    add("--layers", type=int, default=2, help="default: 2")
-    add("--dropout", type=float, default=0.0, help="before every layer; for gat also of the attention (default: 0)")
-    add("--heads", type=int, default=1, help="attention heads of gat (default: 1)")
+    add("--layers", type=int, default=2, help="for sgc hops, for appnp linear maps (default: 2)")
+    add("--dropout", type=float, default=0.0, help="before every layer; also of attention (default: 0)")
+    add("--heads", type=int, default=1, help="attention heads of gat, gatv2 and transformer (default: 1)")
     add(
         "--device-memory",
         metavar="SIZE",
@@ -188,14 +189,18 @@ def _kept(epoch: int, run_dir: Path | None) -> str:
     return f"{epoch} epochs were trained; --resume continues from {snapshots[-1]}"
 
 
-def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[Layer]:
+def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[nn.Module]:
     """The layers that the options describe; shared by ``train`` and ``plan``."""
     from hongtu.models import build_layers
+    from hongtu.nn import TypedLinear, degree_histogram
 
-    return build_layers(
-        options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers,
-        dropout=options.dropout, heads=options.heads,
+    degrees = degree_histogram(artifact.topology) if options.model == "pna" else None
+    widths = artifact.vertex_type_widths
+    layers = build_layers(
+        options.model, options.hidden if widths else artifact.feature_width, options.hidden, artifact.num_classes,
+        options.layers, dropout=options.dropout, heads=options.heads, degrees=degrees,
     )  # fmt: skip
+    return [TypedLinear(widths, options.hidden), *layers] if widths else layers
 
 
 def make_loss(options: argparse.Namespace, artifact: Artifact) -> Any:

@@ -43,6 +43,8 @@ class Needs:
     Attributes:
         edges: the aggregate runs, forward or backward: column pointers, local sources, slots.
         weights: with edge weights.
+        edge_features: columns of the edge features that the layer reads, or 0.
+        edge_type: with edge types.
         identity: with source ids and edge ids (layers that are not one declared reduction).
         statistics: degree statistics of the chunk's own rows.
         labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
@@ -50,6 +52,8 @@ class Needs:
 
     edges: bool
     weights: bool
+    edge_features: int
+    edge_type: bool
     identity: bool
     statistics: bool
     labels: bool
@@ -63,6 +67,8 @@ def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     return Needs(
         edges=edges,
         weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
+        edge_features=shape.edges.features if edges and layer.edge_features else 0,
+        edge_type=edges and layer.edge_type,
         identity=edges and layer.reduce is None,
         statistics=any(shape.layers[k].uses_statistics for k in nearby),
         labels=p.loss,
@@ -116,6 +122,10 @@ def _edge_buffers(p: Pass, needs: Needs, d: int, s: int, e: int) -> dict[str, Bu
     }
     if needs.weights:
         buffers["edge_weight"] = Buffer((e,), FLOAT)
+    if needs.edge_features:
+        buffers["edge_features"] = Buffer((e, needs.edge_features), FLOAT)
+    if needs.edge_type:
+        buffers["edge_type"] = Buffer((e,), "int32")
     if needs.identity:
         buffers |= {"sources": Buffer((s,), "int32"), "edge_id_start": Buffer((d,), "int64")}
     return buffers

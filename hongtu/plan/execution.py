@@ -172,7 +172,8 @@ class ExecutionPlan:
         total = d * (8 + needs.statistics * 3 * item + (t.active is not None) * 4 * (1 + needs.identity))
         if needs.edges:
             total += 8 * (d + int(busy.sum())) + 4 * e + 4 * s
-            total += needs.weights * e * item + needs.identity * (4 * s + 8 * d)
+            total += (needs.weights + needs.edge_features) * e * item + needs.edge_type * e * 4
+            total += needs.identity * (4 * s + 8 * d)
             assert transfers is not None
             loads, pulls = len(transfers.loads), len(transfers.pulls)
             if p.exchange is not None:

@@ -128,9 +128,10 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         prune: compute only what the loss depends on.
     """
     names = _Names(shape)
-    cached = caches_input(shape, strategy)
-    of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
-    constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
+    cached = cached_layers(shape, strategy)
+    constant = {FEATURES}
+    if cached:
+        constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
     constants = strategy.no_input_gradient and not shape.learned_input
     trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
     wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
@@ -165,11 +166,10 @@ def _results(shape: NetworkShape) -> tuple[str, ...]:
     return (gradient(FEATURES),) if shape.learned_input else ()
 
 
-def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
-    """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
-    changes = shape.learned_input or shape.input_trained or shape.input_random
-    constant = shape.layers[0].linear and not changes
-    return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
+def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
+    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept."""
+    cached = strategy.cache_input_aggregate and strategy.no_input_gradient and not shape.learned_input
+    return shape.constant_layers if cached else 0
 
 
 class _Names:
@@ -204,7 +204,7 @@ class _Builder:
         self,
         shape: NetworkShape,
         names: _Names,
-        cached: bool,
+        cached: int,
         wanted: frozenset[str],
         *,
         fuse: bool,
@@ -218,46 +218,51 @@ class _Builder:
     def setup(self) -> list[Pass]:
         if not self.cached:
             return []
-        names, layer = self.names, self.shape.layers[0]
+        k = self.cached - 1
         aggregate = Pass(
             direction="forward",
-            layer=0,
+            layer=k,
             stage=None,
             when="setup",
-            exchange=names.z[0],
-            s=names.s[0] if layer.combined else (),
-            checkpoint="a0",
+            exchange=self.names.z[k],
+            s=self.names.s[k] if self.shape.layers[k].combined else (),
+            checkpoint=f"a{k}",
         )
-        return [*self._stage_0("setup"), aggregate]
+        return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
 
     def evaluate(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("evaluate")
-        return first + [self._forward(k, "evaluate") for k in range(self.last + 1)]
+        return first + [self._forward(k, "evaluate") for k in range(self._begin, self.last + 1)]
 
     def train(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("train")
-        passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
+        passes = first + [self._forward(k, "train") for k in range(self._begin, self.last + (not self.fuse))]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse))) if self._goes_back(k)]
-        return passes + self._stage_0_backward()
+        layers = reversed(range(self._begin, self.last + (not self.fuse)))
+        return passes + [self._backward(k) for k in layers if self._goes_back(k)] + self._stage_0_backward()
+
+    @property
+    def _begin(self) -> int:
+        """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
+        return max(self.cached - 1, 0)
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
         if not outputs:
             return []
         train = when == "train"
-        keep = train and self.keep and bool(set(outputs) & self.wanted)
+        keep = train and self.keep and self._goes_back(-1)
         hops = self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
         return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
-    def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
+    def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
         last, returns = train and k == self.last, train and self._goes_back(k)
         loss = last and not self.shape.edge_loss
         keep = returns and self.keep and not last
-        from_cache = self.cached and k == 0
+        from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
             direction="forward",
@@ -265,7 +270,7 @@ class _Builder:
             stage=k + 1,
             when=when,
             exchange=None if from_cache else self.names.z[k],
-            source="a0" if from_cache else None,
+            source=f"a{k}" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
             checkpoint=f"a{k}" if returns and layer.linear and not from_cache and not keep else None,
@@ -279,7 +284,7 @@ class _Builder:
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
-        from_cache, keep = self.cached and k == 0, self.keep and k < self.last
+        from_cache, keep = k == self.cached - 1, self.keep and k < self.last
         linear = from_cache or (layer.linear and not fused)
         return Pass(
             direction="fused" if fused else "backward",
@@ -299,7 +304,7 @@ class _Builder:
 
     def _stage_0_backward(self) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
-        if not set(outputs) & self.wanted:
+        if not self._goes_back(-1):
             return []
         direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
         return [

@@ -10,6 +10,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
+from hongtu.preprocess.read.typed import TypedFeatures
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
@@ -29,8 +30,14 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_edge_form(raw)
     _check_vertices(raw, config)
     _check_vertex_ids(raw)
+    if isinstance(raw.features, TypedFeatures) and config.normalize_features:
+        raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
     if raw.edge_weight is not None:
         _check_edge_weight(raw)
+    if raw.edge_features is not None:
+        _check_edge_features(raw)
+    if raw.edge_type is not None:
+        _check_edge_type(raw, config)
     if not config.features:
         _check_features(raw)
     if config.labels:
@@ -117,8 +124,49 @@ def _check_edge_weight(raw: RawGraph) -> None:
     _check_finite(raw, "edge_weight", weight.reshape(-1, 1))
 
 
+def _check_edge_features(raw: RawGraph) -> None:
+    features, edges = raw.edge_features, raw.edges.shape[1]
+    good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == edges
+    remedy = "save a row for each edge with .astype(numpy.float32), or remove it"
+    good = good and features.shape[1] > 0
+    _expect(raw, "edge_features", features, good, f"float32 [{edges}, F], F > 0; {remedy}")
+    _check_finite(raw, "edge_features", features)
+
+
+def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
+    kind, edges = raw.edge_type, raw.edges.shape[1]
+    good = kind.dtype.kind in "iu" and kind.shape == (edges,)
+    _expect(raw, "edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
+    bound = max(edges, FREE_CLASSES)
+    for lo in range(0, edges, BLOCK):
+        block = kind[lo : lo + BLOCK]
+        bad = np.flatnonzero((block < 0) | (block >= bound))
+        if len(bad):
+            raise InputError(
+                f"{_position(raw, 'edge_type', lo + bad[0], 0)} is {block[bad[0]]}, expected a type from 0 to "
+                f"{bound - 1}; number the types from 0"
+            )
+        raw.edge_types = max(raw.edge_types or 1, int(block.max()) + 1)
+    raw.edge_types = raw.edge_types or 1
+    for flag, given in (("--undirected", config.undirected), ("--self-loops", config.self_loops)):
+        if given:
+            raise InputError(
+                f"{raw.name('edge_type')}: {flag} would add edges without a type; leave it out and save those edges "
+                "with types of their own"
+            )
+
+
 def _check_features(raw: RawGraph) -> None:
     features, vertices = raw.features, raw.num_vertices
+    if isinstance(features, TypedFeatures):
+        if len(features.vertex_type) != vertices:
+            raise InputError(
+                f"{raw.name('vertex_type')}: {len(features.vertex_type)} vertices, expected {vertices} "
+                f"({raw.vertices_from}); save one type for each vertex"
+            )
+        for k, part in enumerate(features.parts):
+            _check_finite(raw, f"features_{k}", part)
+        return
     good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
     _expect(
@@ -144,9 +192,10 @@ def _finite_as_float32(block: np.ndarray) -> np.ndarray:
 
 
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
-    if piece == "features":
+    if piece.startswith(("features", "edge_features")):
         return f"{raw.name(piece)}: [{row}, {column}]"
-    return f"{raw.name(piece)}: [{row}]" if raw.locate_edge is None else f"{raw.locate_edge(row)}: edge_weight"
+    inside = piece == "edge_weight" and raw.locate_edge is not None  # weights may stand in the file of the edges
+    return f"{raw.locate_edge(row)}: edge_weight" if inside else f"{raw.name(piece)}: [{row}]"
 
 
 def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:

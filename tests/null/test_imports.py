@@ -21,6 +21,7 @@ SITS_ON = {
     "errors": "",
     "kernels": "",
     "attention_kernels": "kernels",
+    "extremum_kernels": "kernels",
     "reference": "",
     "row_copies": "",
     "workspace": "",
@@ -40,12 +41,13 @@ SITS_ON = {
     "preprocess": "artifact config host_memory",
     "plan": "artifact config metrics",
     "cuda_ext": "errors",
-    "dispatch": "kernels attention_kernels row_copies cuda_ext",
+    "dispatch": "kernels attention_kernels extremum_kernels row_copies cuda_ext",
     "ops": "dispatch",
+    "reductions": "ops",
     "streams": "",
-    "block": "ops topology",
+    "block": "ops reductions topology",
     "nn": "block",
-    "models": "nn",
+    "models": "nn config",
     "modules": "errors",
     "network": "modules nn plan",  # what the planner must know of the layers
     "host_store": "artifact row_copies pool",
@@ -79,13 +81,15 @@ SITS_ON = {
     "postprocess": "propagation",
     "measure": "trainer models preprocess",
     "hongtu": "trainer postprocess models preprocess",  # hongtu/__init__.py, the public names
-    "cli": "hongtu measure",
+    "bench": "hongtu measure",  # timing, and the page about it
+    "cli": "bench",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
 NO_TORCH = ("errors", "kernels", "metrics", "config", "bitmap", "topology", "artifact", "preprocess", "plan")
 MAY_IMPORT_TORCH = {"hongtu.preprocess.read.formats.torch_file"}  # to read a .pt file, inside the function that does
 SHARED = {
     "bits",
+    "blocks",
     "bucket_sort",
     "kaminpar",
     "undirected",
