@@ -126,7 +126,10 @@ def _run(
                 options.on_epoch(record)
             last = callbacks.epoch(trainer, record) or last
             bar.update()
-            bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
+            shown = {
+                split: f"{record.metrics[split]:.4f}" for split in ("train", "val", "test") if split in record.metrics
+            }
+            bar.set_postfix(loss=f"{record.loss:.4f}", **shown)
             if last:
                 break
 

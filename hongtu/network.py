@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -52,13 +52,15 @@ class Network:
     Args:
         modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
         context: shared by every Layer and Dropout of the model.
+        autocast: what transforms, updates and row-wise modules may compute in, by torch's rules; what they return has
+            the run's dtype again. None: that one only.
 
     Raises:
         InputError: for modules that cannot be exact chunk by chunk.
     """
 
-    def __init__(self, modules: nn.ModuleList, context: RowContext) -> None:
-        self.modules, self.context = modules, context
+    def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
+        self.modules, self.context, self.autocast = modules, context, autocast
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
@@ -298,8 +300,9 @@ class Network:
         first_row = args[0][:1].clone() if checked else None
         if isinstance(args[0], Tensor) and args[0].ndim == 2:
             self._given = args[0].shape[1]
-        with self._call(number, kind, rows):
-            out = self._seen(number, kind, rows, call(*args))
+        with self._call(number, kind, rows), self._autocast(rows):
+            out = call(*args)
+        out = self._seen(number, kind, rows, out if self.autocast is None else _widened(out, args[0].dtype, {}))
         if first_row is not None:
             self._check_rows(number, first_row, out)
         return out
@@ -347,8 +350,25 @@ class Network:
         else:
             yield
 
+    def _autocast(self, rows: Rows) -> AbstractContextManager[Any]:
+        """Around one call, so that recomputation casts what forward did."""
+        if self.autocast is None or self._tracing:  # widths do not depend on it
+            return nullcontext()
+        return torch.autocast(rows.ids.device.type, dtype=self.autocast)
+
     def _title(self, number: int) -> str:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
+
+
+def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
+    """Tensors in the run's dtype; what was one tensor stays one."""
+    if isinstance(out, tuple | list):
+        return type(out)(_widened(part, dtype, seen) for part in out)
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return out
+    if id(out) not in seen:
+        seen[id(out)] = out.to(dtype)
+    return seen[id(out)]
 
 
 def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:

@@ -157,6 +157,7 @@ def _network_shape(
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
         label_bytes=loss.label_bytes,
+        autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
         edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,

@@ -59,7 +59,8 @@ def _probe_view(
     device = CpuDevice("probe", None, Traffic())
     workspace: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]):
-        network = Network(copy.deepcopy(model).cpu(), RowContext())
+        autocast = getattr(torch, plan.shape.autocast) if plan.shape.autocast else None
+        network = Network(copy.deepcopy(model).cpu(), RowContext(), autocast)
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

@@ -57,6 +57,8 @@ class Trainer:
         strategy: "full", "paper", "none" or a :class:`~hongtu.plan.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
+        autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,
+            parameters, aggregates and gradients stay float32. Not exact.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
             epoch (ReduceLROnPlateau: with the validation score at each regular evaluation, or with the loss every
             epoch where ``fit`` does not evaluate).
@@ -96,6 +98,7 @@ class Trainer:
         strategy: str | Strategy = "full",
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
@@ -111,13 +114,15 @@ class Trainer:
         self._backend = backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+        if autocast not in (None, torch.bfloat16) or (autocast is not None and dtype != torch.float32):
+            raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
         self.strategy = get_strategy(strategy)
         self.hardware = hardware or backend.hardware
         self._dtype = dtype
         self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
         self.model = as_modules(layers).to(dtype=dtype)
-        self._network = Network(self.model, self._context)
+        self._network = Network(self.model, self._context, autocast)
         self._loss = make_loss(self.artifact, loss)
         if metric is not None and isinstance(self._loss, EdgeLoss):
             raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
@@ -394,4 +399,5 @@ class Trainer:
             "scheduler": type(self.scheduler).__name__,
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._dtype),
+            "autocast": str(self._network.autocast),
         }

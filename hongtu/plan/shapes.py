@@ -75,6 +75,7 @@ class NetworkShape:
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
         trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
+        autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
     """
@@ -92,5 +93,6 @@ class NetworkShape:
     constant_layers: int = 0
     stage_parameters: tuple[int, ...] = ()
     trains: bool = True
+    autocast: str = ""
     edge_loss: bool = False
     loss_bytes: int = 0
