@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, cuda
 
-from hongtu import attention_kernels, extremum_kernels, kernels, row_copies
+from hongtu import attention_kernels, kernels, reduction_kernels, row_copies
 
 
 class Kernels(Protocol):
@@ -26,7 +26,7 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = row_copies, kernels, attention_kernels, extremum_kernels
+        modules = row_copies, kernels, attention_kernels, reduction_kernels
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)

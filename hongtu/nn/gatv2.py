@@ -74,22 +74,22 @@ class GATv2Conv(Convolution):
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         query, width = s[0], self.heads * self.out_channels
-        logits_EH = self._logits(block.gather(z) + block.gather_destination(query))
+        logits_EH = block.additive_logits(z, query, self.att.flatten(), self.heads, self.negative_slope)
         if not self.add_self_loops:
             alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
             return self._merge_heads(block.attend(z, alpha_EH, width))
         own_z = s[1]
         exclude = block.loop_mask if block.has_loops else None
-        alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, self._logits(own_z + query))
+        alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, self._own_logits(own_z + query))
         alpha_EH = self.attention_dropout(alpha_EH, block.edge_ids)
         own_alpha_DH = self.attention_dropout(own_alpha_DH, block.num_graph_edges + block.rows.ids)
         own_DF = (own_z.view(-1, self.heads, self.out_channels) * own_alpha_DH.unsqueeze(2)).flatten(1)
         return self._merge_heads(block.attend(z, alpha_EH, width) + own_DF)
 
-    def _logits(self, sum_NF: Tensor) -> Tensor:
-        """[N, H K] -> [N, H]"""
-        sum_NHK = leaky_relu(sum_NF, self.negative_slope).view(-1, self.heads, self.out_channels)
-        return (sum_NHK * self.att).sum(2)
+    def _own_logits(self, sum_DF: Tensor) -> Tensor:
+        """[D, H K] -> [D, H], of the self-loops."""
+        sum_DHK = leaky_relu(sum_DF, self.negative_slope).view(-1, self.heads, self.out_channels)
+        return (sum_DHK * self.att).sum(2)
 
     def _merge_heads(self, out_DF: Tensor) -> Tensor:
         return out_DF if self.concat else out_DF.view(-1, self.heads, self.out_channels).mean(1)

@@ -8,7 +8,7 @@ import torch
 
 from hongtu import dispatch, reductions
 from hongtu.block import Block, Rows
-from tests.graphs import awkward_graphs, by_destination, cut, make_blocks
+from tests.graphs import awkward_graphs, by_destination, cut, loops, make_blocks
 
 pyg_resolver = pytest.importorskip("torch_geometric.nn.resolver")
 
@@ -108,21 +108,33 @@ def test_several_reductions_and_more_dimensions():
         block.reduce(x, "var", weighted=True)
 
 
-def test_extremum_of_torch_where_there_is_no_kernel():
-    """The form that other devices run, in a dry run of CUDA's kernels without any."""
-    block, x = example(), torch.randn(4, 3).round().requires_grad_()
-    for how in ("max", "min"):
-        expected = block.reduce(x, how, weighted=True)
-        with dispatch.using(_OnlyRows()):
-            found = block.reduce(x, how, weighted=True)
-            back = torch.autograd.grad(found.square().sum(), x)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(back, torch.autograd.grad(expected.square().sum(), x))
+def test_what_torch_does_where_there_is_no_kernel():
+    """The forms that other devices run: as the kernels, values and gradients."""
+    block = make_blocks(loops())[0]
+    x, query, att = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((10, 6), (10, 6), (6,)))
+    ties = x.detach().round().requires_grad_()
+    calls = {
+        "max": (lambda: block.reduce(ties, "max", weighted=True), [ties]),
+        "min": (lambda: block.reduce(ties, "min"), [ties]),
+        "softmax": (lambda: reductions.softmax(block, x, att), [x, att]),
+        "semi_grad": (lambda: reductions.softmax(block, x, 0.5, semi_grad=True), [x]),
+        "additive": (lambda: block.additive_logits(x, query, att, 3, 0.2), [x, query, att]),
+    }
+    for name, (call, inputs) in calls.items():
+        found = []
+        for kernels in (dispatch.NUMBA, _OnlyRows()):
+            with dispatch.using(kernels):
+                out = call()
+                found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
 class _OnlyRows:
-    gather_rows = staticmethod(dispatch.NUMBA.gather_rows)
-    scatter_add_edges = staticmethod(dispatch.NUMBA.scatter_add_edges)
+    """Kernels of rows, segments and shares alone."""
+
+    def __getattr__(self, name):
+        assert name in {"gather_rows", "scatter_add_edges", "segment_sum", "expand_rows"} or "segment_softmax" in name
+        return getattr(dispatch.NUMBA, name)
 
 
 def test_with_destinations_example():
