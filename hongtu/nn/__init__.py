@@ -9,6 +9,7 @@ from hongtu.nn.aggr import (
     VarAggregation,
 )
 from hongtu.nn.appnp import APPNP
+from hongtu.nn.cg import CGConv
 from hongtu.nn.commnet import CommNetConv
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.gat import GATConv
@@ -17,19 +18,25 @@ from hongtu.nn.gcn import GCNConv
 from hongtu.nn.gen import GENConv
 from hongtu.nn.ggcn import GGCNConv
 from hongtu.nn.gin import GINConv
+from hongtu.nn.gine import GINEConv
+from hongtu.nn.gmm import GMMConv
 from hongtu.nn.graph_conv import GraphConv
 from hongtu.nn.layer import Layer
+from hongtu.nn.nnconv import NNConv
 from hongtu.nn.pna import PNAConv, degree_histogram
 from hongtu.nn.pyg import PyGLayer
+from hongtu.nn.rgcn import RGCNConv
 from hongtu.nn.sage import SAGEConv
 from hongtu.nn.sgc import SGConv
 from hongtu.nn.sign import SIGN
 from hongtu.nn.transformer import TransformerConv
+from hongtu.nn.typed import TypedLinear
 
 __all__ = [
     "APPNP",
     "SIGN",
     "Aggregation",
+    "CGConv",
     "CommNetConv",
     "Dropout",
     "GATConv",
@@ -38,17 +45,22 @@ __all__ = [
     "GENConv",
     "GGCNConv",
     "GINConv",
+    "GINEConv",
+    "GMMConv",
     "GraphConv",
     "Layer",
     "MultiAggregation",
+    "NNConv",
     "PNAConv",
     "PowerMeanAggregation",
     "PyGLayer",
+    "RGCNConv",
     "SAGEConv",
     "SGConv",
     "SoftmaxAggregation",
     "StdAggregation",
     "TransformerConv",
+    "TypedLinear",
     "VarAggregation",
     "degree_histogram",
 ]

@@ -1,4 +1,4 @@
-"""Dynamic graph attention (Brody et al.), as torch_geometric's GATv2Conv without edge features.
+"""Dynamic graph attention (Brody et al.), as torch_geometric's GATv2Conv.
 
 Legend: R rows, S sources, D destinations, E edges, H heads, K channels per head.
 """
@@ -11,6 +11,7 @@ from torch.nn.functional import leaky_relu
 
 from hongtu.block import Block
 from hongtu.nn.dropout import Dropout
+from hongtu.nn.gat import check_fill_value, loop_rows
 from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear
 
 
@@ -27,6 +28,8 @@ class GATv2Conv(Convolution):
         negative_slope: of the leaky ReLU.
         dropout: of the attention shares; its mask belongs to the edge, whatever the chunks.
         add_self_loops: stored self-loops are replaced by one per vertex.
+        edge_dim: columns of the edge features e: W_edge e is added to W_l h_s + W_r h_d; None: they are not read.
+        fill_value: e of the self-loops that are added: "mean" over the vertex's other in-edges, or a number.
         bias: of W_l and W_r, and add b.
         share_weights: W_r is W_l.
         residual: add W_res h.
@@ -42,6 +45,8 @@ class GATv2Conv(Convolution):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | str = "mean",
         *,
         bias: bool = True,
         share_weights: bool = False,
@@ -60,6 +65,11 @@ class GATv2Conv(Convolution):
         self.lin_r = self.lin_l
         if not share_weights:
             self.lin_r = linear(in_channels, heads * out_channels, bias=bias, glorot_weight=True)
+        self.edge_dim, self.fill_value = edge_dim, fill_value
+        self.uses_edge_features = edge_dim is not None
+        if edge_dim is not None:
+            check_fill_value("GATv2Conv", fill_value)
+            self.lin_edge = linear(edge_dim, heads * out_channels, bias=False, glorot_weight=True)
         if residual:
             self.res = linear(in_channels, width, bias=False, glorot_weight=True)
         glorot(self.att)
@@ -74,22 +84,30 @@ class GATv2Conv(Convolution):
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         query, width = s[0], self.heads * self.out_channels
-        logits_EH = block.additive_logits(z, query, self.att.flatten(), self.heads, self.negative_slope)
+        if self.edge_dim is None:
+            logits_EH = block.additive_logits(z, query, self.att.flatten(), self.heads, self.negative_slope)
+        else:
+            sum_EF = block.gather(z) + block.gather_destination(query) + self.lin_edge(block.edge_features)
+            logits_EH = self._logits(sum_EF)
         if not self.add_self_loops:
             alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
             return self._merge_heads(block.attend(z, alpha_EH, width))
         own_z = s[1]
+        own_sum_DF = own_z + query
+        if self.edge_dim is not None:
+            one_P = own_z.new_ones(self.edge_dim)
+            own_sum_DF = own_sum_DF + self.lin_edge(loop_rows(block, block.edge_features, self.fill_value, one_P))
         exclude = block.loop_mask if block.has_loops else None
-        alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, self._own_logits(own_z + query))
+        alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, self._logits(own_sum_DF))
         alpha_EH = self.attention_dropout(alpha_EH, block.edge_ids)
         own_alpha_DH = self.attention_dropout(own_alpha_DH, block.num_graph_edges + block.rows.ids)
         own_DF = (own_z.view(-1, self.heads, self.out_channels) * own_alpha_DH.unsqueeze(2)).flatten(1)
         return self._merge_heads(block.attend(z, alpha_EH, width) + own_DF)
 
-    def _own_logits(self, sum_DF: Tensor) -> Tensor:
-        """[D, H K] -> [D, H], of the self-loops."""
-        sum_DHK = leaky_relu(sum_DF, self.negative_slope).view(-1, self.heads, self.out_channels)
-        return (sum_DHK * self.att).sum(2)
+    def _logits(self, sum_NF: Tensor) -> Tensor:
+        """[N, H K] -> [N, H]"""
+        sum_NHK = leaky_relu(sum_NF, self.negative_slope).view(-1, self.heads, self.out_channels)
+        return (sum_NHK * self.att).sum(2)
 
     def _merge_heads(self, out_DF: Tensor) -> Tensor:
         return out_DF if self.concat else out_DF.view(-1, self.heads, self.out_channels).mean(1)

@@ -1,4 +1,4 @@
-"""Generalised graph convolution (Li et al., DeeperGCN), as torch_geometric's GENConv without edge features."""
+"""Generalised graph convolution (Li et al., DeeperGCN), as torch_geometric's GENConv."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class MessageNorm(nn.Module):
 class GENConv(Convolution):
     """h' = MLP(W_dst h + aggr(relu(W_src h_s) + eps)).
 
-    W_src and W_dst are there only where the widths differ, as in torch_geometric.
+    With edge features e, W_edge e is added to W_src h_s. W_src, W_dst and W_edge are there only where the widths
+    differ, as in torch_geometric.
 
     Args:
         in_channels, out_channels: widths of h and h'.
@@ -40,6 +41,7 @@ class GENConv(Convolution):
         num_layers, expansion: linear maps of the MLP, and how much wider it is inside.
         eps: added to every message.
         bias: of all linear maps.
+        edge_dim: columns of the edge features; None: they are not read.
         activation, input_dropout: see ``Convolution``.
     """
 
@@ -59,6 +61,7 @@ class GENConv(Convolution):
         expansion: int = 2,
         eps: float = 1e-7,
         bias: bool = False,
+        edge_dim: int | None = None,
         *,
         activation: Activation = None,
         input_dropout: float = 0.0,
@@ -73,13 +76,16 @@ class GENConv(Convolution):
         elif aggr == "powermean":
             options = {"p": p, "learn": learn_p}
         columns = out_channels
-        if isinstance(aggr, str) and aggr in LINEAR:
+        self.edge_dim, self.uses_edge_features = edge_dim, edge_dim is not None
+        if isinstance(aggr, str) and aggr in LINEAR and edge_dim is None:
             self.reduce = "mean" if aggr == "mean" else "sum"
         else:
             self.aggr_module = make_aggregation(aggr, options)
             columns = self.aggr_module.columns(out_channels)
         if in_channels != out_channels:
             self.lin_src = linear(in_channels, out_channels, bias=bias)
+        if edge_dim not in (None, out_channels):
+            self.lin_edge = linear(edge_dim, out_channels, bias=bias)
         if columns != out_channels:
             self.lin_aggr_out = linear(columns, out_channels, bias=bias)
         if in_channels != out_channels:
@@ -91,9 +97,12 @@ class GENConv(Convolution):
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         x = self.lin_src(h) if hasattr(self, "lin_src") else h
-        return torch.relu(x) + self.eps, h
+        return x if self.edge_dim is not None else torch.relu(x) + self.eps, h
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        if self.edge_dim is not None:
+            e = self.lin_edge(block.edge_features) if hasattr(self, "lin_edge") else block.edge_features
+            return self.aggr_module(block.of_edges, torch.relu(block.gather(z) + e) + self.eps)
         return super().aggregate(block, z, s) if self.reduce is not None else self.aggr_module(block, z)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:

@@ -30,6 +30,9 @@ class Layer(torch.nn.Module):
             parameters, so that its output can be cached); None: it is something else.
         weighted: the declared reduction uses the graph's edge weights when it has any.
         uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
+        uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
+        uses_edge_type: the same for ``block.edge_type``.
+        edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
     """
@@ -37,6 +40,9 @@ class Layer(torch.nn.Module):
     reduce: str | None = None
     weighted: bool = False
     uses_statistics: bool = False
+    uses_edge_features: bool = False
+    uses_edge_type: bool = False
+    edge_data_optional: bool = False
     transform_first: bool = False
 
     def __init__(self) -> None:

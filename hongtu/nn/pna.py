@@ -1,4 +1,4 @@
-"""Principal neighbourhood aggregation (Corso et al.), as torch_geometric's PNAConv without edge features.
+"""Principal neighbourhood aggregation (Corso et al.), as torch_geometric's PNAConv.
 
 Legend: R rows, S sources, D destinations, E edges, T towers, F columns of a tower.
 """
@@ -33,13 +33,15 @@ class PNAConv(Convolution):
     """h' = W [towers of post([h_d, scalers x aggregators of pre([h_d, h_s])])] + b.
 
     With one layer before the aggregation, pre is W_d h_d + W_s h_s + b: ``z`` is W_s h, and W_d h_d + b shifts what
-    comes out, so that nothing is computed per edge. With more, the messages of a chunk's edges are [E, T F] in memory.
+    comes out, so that nothing is computed per edge. With more, or with edge features e (pre([h_d, h_s, encoder(e)])),
+    the messages of a chunk's edges are [E, T F] in memory.
 
     Args:
         in_channels, out_channels: widths of h and h'.
         aggregators: names of ``Block.reduce``: "sum", "mean", "min", "max", "var", "std".
         scalers: "identity", "amplification", "attenuation", "linear", "inverse_linear".
         deg: int64, histogram of in-degrees (``degree_histogram``).
+        edge_dim: columns of the edge features; None: they are not read.
         towers: T; must divide ``out_channels``.
         pre_layers, post_layers: linear maps before and behind the aggregation.
         divide_input: every tower sees its part of h, not all of it.
@@ -55,6 +57,7 @@ class PNAConv(Convolution):
         aggregators: Sequence[str],
         scalers: Sequence[str],
         deg: Tensor,
+        edge_dim: int | None = None,
         *,
         towers: int = 1,
         pre_layers: int = 1,
@@ -80,7 +83,11 @@ class PNAConv(Convolution):
         self.columns = in_channels // towers if divide_input else in_channels
         self.aggr_module = DegreeScaler(scalers, deg, train_norm)
         wide = (len(aggregators) * len(self.aggr_module.scaler) + 1) * self.columns
-        self.pre_nns = nn.ModuleList(_mlp(2 * self.columns, self.columns, pre_layers, act) for _ in range(towers))
+        self.edge_dim, self.uses_edge_features = edge_dim, edge_dim is not None
+        if edge_dim is not None:
+            self.edge_encoder = linear(edge_dim, self.columns, bias=True)
+        seen = (2 if edge_dim is None else 3) * self.columns
+        self.pre_nns = nn.ModuleList(_mlp(seen, self.columns, pre_layers, act) for _ in range(towers))
         self.post_nns = nn.ModuleList(_mlp(wide, out_channels // towers, post_layers, act) for _ in range(towers))
         self.lin = linear(out_channels, out_channels, bias=True)
 
@@ -89,17 +96,21 @@ class PNAConv(Convolution):
         towers = h.reshape(len(h), -1, self.columns).expand(-1, self.towers, -1)
         own, sent = [], []
         for x, pre in zip(towers.unbind(1), self.pre_nns, strict=True):
-            of_destination, of_source = pre[0].weight.chunk(2, dim=1)
+            of_destination, of_source = pre[0].weight.split(self.columns, dim=1)[:2]
             own.append(nn.functional.linear(x, of_destination, pre[0].bias))
             sent.append(nn.functional.linear(x, of_source))
         return torch.cat(sent, dim=1), (h, torch.cat(own, dim=1))
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         own = s[1]
-        if len(self.pre_nns[0]) == 1:
+        if len(self.pre_nns[0]) == 1 and self.edge_dim is None:
             reduced = [self._shifted(block, z, own, how) for how in self.aggregators]
         else:
             first = block.gather(z) + block.gather_destination(own)
+            if self.edge_dim is not None:
+                encoded = self.edge_encoder(block.edge_features)
+                of_edge = [pre[0].weight[:, 2 * self.columns :] for pre in self.pre_nns]
+                first = first + nn.functional.linear(encoded, torch.cat(of_edge))
             parts = zip(first.view(-1, self.towers, self.columns).unbind(1), self.pre_nns, strict=True)
             messages = torch.cat([pre[1:](part) for part, pre in parts], dim=1)
             reduced = [block.of_edges.reduce(messages, how) for how in self.aggregators]

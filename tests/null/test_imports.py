@@ -29,6 +29,7 @@ SITS_ON = {
     "host_memory": "errors",
     "config": "errors",
     "losses": "errors",
+    "scores": "",
     "bitmap": "",
     "topology": "errors bitmap",
     "statistics": "topology",
@@ -56,10 +57,12 @@ SITS_ON = {
     "staged_device": "device",
     "transfer": "host_store device plan",
     "chunk_inputs": "block device host_store plan",
-    "chunk_run": "transfer network losses chunk_inputs",
+    "kept": "",
+    "links": "nn artifact statistics",
+    "chunk_run": "transfer network losses links chunk_inputs kept",
     "executor": "chunk_run",
     "embedding": "errors",
-    "host_rows": "host_store plan statistics embedding",
+    "host_rows": "host_store plan embedding losses links",
     "probe": "executor",
     "snapshot": "errors",
     "random_state": "",
@@ -73,11 +76,13 @@ SITS_ON = {
     "engine": "executor host_rows host_memory replicas",
     "anomaly": "engine",
     "pressure": "engine",
-    "fit": "artifact run_directory",
+    "fit": "run_directory",
     "planning": "probe config embedding",
-    "trainer": "planning anomaly pressure fit random_state",
+    "trainer": "scores planning anomaly pressure fit random_state",
+    "propagation": "engine probe embedding",
+    "postprocess": "propagation",
     "measure": "trainer models preprocess",
-    "hongtu": "trainer models preprocess",  # hongtu/__init__.py, the public names
+    "hongtu": "trainer postprocess models preprocess",  # hongtu/__init__.py, the public names
     "cli": "hongtu measure",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
@@ -85,6 +90,7 @@ NO_TORCH = ("errors", "kernels", "metrics", "config", "bitmap", "topology", "art
 MAY_IMPORT_TORCH = {"hongtu.preprocess.read.formats.torch_file"}  # to read a .pt file, inside the function that does
 SHARED = {
     "bits",
+    "blocks",
     "bucket_sort",
     "kaminpar",
     "undirected",
