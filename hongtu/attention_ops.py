@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
 from hongtu import ops
-from hongtu.dispatch import NUMBA, kernels_for
+from hongtu.dispatch import NUMBA, has_numba_kernel, kernels_for
 from hongtu.ops import plain
 
 
@@ -69,7 +69,7 @@ def additive_logits(
 
     On the CPU nothing of [E, F] is made; elsewhere torch makes it.
     """
-    if kernels_for(rows_SF) is NUMBA:
+    if has_numba_kernel(rows_SF):
         return _AdditiveLogits.apply(rows_SF, query_DF, att_F, indptr, local_source, heads, slope)
     num_edges = len(local_source)
     sums_EF = ops.edge_gather(rows_SF, local_source) + ops.destination_gather(query_DF, indptr, num_edges)

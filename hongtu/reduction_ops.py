@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu import ops
-from hongtu.dispatch import NUMBA, kernels_for
+from hongtu.dispatch import NUMBA, has_numba_kernel
 from hongtu.ops import plain
 
 
@@ -47,7 +47,7 @@ def extremum(
     Ties share the gradient evenly, as in torch's ``scatter_reduce``; there, and here, an extremum of 0 keeps one share
     to itself.
     """
-    if kernels_for(rows_SF) is NUMBA:
+    if has_numba_kernel(rows_SF):
         return _Extremum.apply(rows_SF, indptr, local_source, weight, largest)
     values_EF = ops.edge_gather(rows_SF, local_source)
     if weight is not None:
@@ -87,7 +87,7 @@ def softmax_sum(rows_SF: Tensor, t_F: Tensor, indptr: Tensor, local_source: Tens
 
     ``semi_grad``: the shares get no gradient; ``t_F`` must not need one then.
     """
-    if kernels_for(rows_SF) is NUMBA:
+    if has_numba_kernel(rows_SF):
         return _SoftmaxSum.apply(rows_SF, t_F, indptr, local_source, semi_grad)
     values_EF = ops.edge_gather(rows_SF, local_source)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):

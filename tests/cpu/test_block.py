@@ -5,10 +5,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hongtu import dispatch, reductions
 from hongtu.block import Block, Rows
-from tests.graphs import awkward_graphs, by_destination, cut, loops, make_blocks
+from tests.graphs import Graph, awkward_graphs, by_destination, cut, loops, make_blocks
 
 pyg_resolver = pytest.importorskip("torch_geometric.nn.resolver")
 
@@ -122,19 +124,29 @@ def test_what_torch_does_where_there_is_no_kernel():
     }
     for name, (call, inputs) in calls.items():
         found = []
-        for kernels in (dispatch.NUMBA, _OnlyRows()):
-            with dispatch.using(kernels):
+        for on_gpu in (False, True):
+            with dispatch.as_on_gpu(on_gpu):
                 out = call()
                 found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
         torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
-class _OnlyRows:
-    """Kernels of rows, segments and shares alone."""
-
-    def __getattr__(self, name):
-        assert name in {"gather_rows", "scatter_add_edges", "segment_sum", "expand_rows"} or "segment_softmax" in name
-        return getattr(dispatch.NUMBA, name)
+@given(st.data())
+def test_extrema_of_small_numbers_are_torch_geometrics(data):
+    """Random graphs and rows of few values: what ties, and what is 0, gets the same gradient."""
+    v = data.draw(st.integers(1, 5))
+    ends = st.tuples(st.integers(0, v - 1), st.integers(0, v - 1))
+    edges = np.array(data.draw(st.lists(ends, max_size=12)), dtype=np.int64).reshape(-1, 2).T
+    values = data.draw(st.lists(st.integers(-1, 1), min_size=2 * v, max_size=2 * v))
+    x = torch.tensor(values, dtype=torch.float64).view(v, 2).requires_grad_()
+    block = make_blocks(Graph("drawn", edges, None, v))[0]
+    source, destination = torch.from_numpy(edges)
+    for how in ("max", "min"):
+        out = block.reduce(x[block.sources.long()], how)
+        expected = pyg_resolver.aggregation_resolver(how)(x[source], destination, dim_size=v)
+        factor = torch.arange(1.0, 2 * v + 1, dtype=torch.float64).view(v, 2)
+        grads = [torch.autograd.grad((y * factor).sum(), x, materialize_grads=True)[0] for y in (out, expected)]
+        torch.testing.assert_close([out, grads[0]], [expected, grads[1]], rtol=1e-12, atol=1e-12)
 
 
 def test_with_destinations_example():

@@ -13,8 +13,10 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.cuda_ext.sources import KernelError
+from hongtu.dry import DryBackend
 from hongtu.plan.strategy import Strategy
-from tests import training
+from tests import staged, training
 from tests.training import STRATEGIES, H, Model
 
 EXACT = 1e-9  # of the largest gradient entry
@@ -186,3 +188,14 @@ def test_frozen_layers_before_hops_are_no_constants():
     layers[0].requires_grad_(False)
     artifact = training.prepare(training.awkward(), 2, 3)
     assert not hongtu.Trainer(artifact, layers).plan.passes.setup
+
+
+def test_what_has_no_cuda_kernel_is_exact_and_within_the_budget():
+    """On devices with memory of their own torch takes [E, F], which the probe must have seen."""
+    try:
+        device = DryBackend()
+    except KernelError as error:
+        pytest.skip(str(error))
+    for name in ("SAGEConv", "GENConv", "GATv2Conv"):
+        [model] = [m for m in MODELS if m.name == name]
+        staged.check(model, training.awkward(), (2, 3), device=device, device_memory="smallest")
