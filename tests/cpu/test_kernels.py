@@ -89,7 +89,7 @@ def test_extremum(graph, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", WIDTHS[::2])
 def test_softmax_sum(graph, width, dtype):
     indptr, local_source, num_src = graph
     num_dst = len(indptr) - 1
@@ -104,7 +104,7 @@ def test_softmax_sum(graph, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5), (8, 16)])
+@pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5)])
 def test_additive_logits(graph, heads, channels, dtype):
     indptr, local_source, num_src = graph
     num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
