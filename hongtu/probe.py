@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hongtu.device import CpuDevice
+from hongtu.dispatch import as_on_gpu
 from hongtu.executor import Executor
 from hongtu.host_rows import keep_sparse
 from hongtu.host_store import HostStore
@@ -58,7 +59,7 @@ def _probe_view(
     host = _placeholder_rows(small, dtype)
     device = CpuDevice("probe", None, Traffic())
     workspace: dict[str, int] = {}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         autocast = getattr(torch, plan.shape.autocast) if plan.shape.autocast else None
         network = Network(copy.deepcopy(model).cpu(), RowContext(), autocast)
         network.modules.train()
