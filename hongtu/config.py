@@ -12,7 +12,7 @@ from hongtu.errors import InputError
 
 PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
-MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp")
+MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
 
