@@ -63,7 +63,7 @@ class Artifact:
         original_id: int32 [V].
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
         features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
-        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
+        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none), as ``task`` says.
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.
@@ -127,8 +127,13 @@ class Artifact:
         return self.manifest["classes"]
 
     @property
+    def task(self) -> str:
+        """What labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C])."""
+        return self.manifest["task"]
+
+    @property
     def multi_label(self) -> bool:
-        return self.labels.ndim == 2
+        return self.task == "multilabel"
 
     def check_bounds(self) -> None:
         """Refuse indices that point out of what they index, before anything runs on them.
@@ -297,6 +302,11 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
             raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
+    if manifest.get("task") not in (("multiclass",) if arrays["labels"].ndim == 1 else ("multilabel", "regression")):
+        raise InputError(
+            f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
+            f"{arrays['labels'].shape}; run `hongtu preprocess` again"
+        )
     if "edge_features" in arrays and arrays["edge_features"].shape[1] == 0:
         raise InputError(f"{path / 'edge_features'}.npy: no columns; run `hongtu preprocess` again")
     types = manifest.get("edge_types")

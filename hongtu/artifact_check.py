@@ -31,7 +31,7 @@ class Arrays(Protocol):
     def num_classes(self) -> int: ...
 
     @property
-    def multi_label(self) -> bool: ...
+    def task(self) -> str: ...
 
 
 def check_bounds(artifact: Arrays) -> None:
@@ -53,7 +53,7 @@ def check_bounds(artifact: Arrays) -> None:
         largest = np.maximum.reduceat(topology.local_source, edge_start[busy])
         beyond = busy[largest >= topology.num_sources[busy]]
         _expect(artifact, "local_source", not len(beyond), f"less than the chunk's sources in chunk {beyond[:1]}")
-    if not artifact.multi_label:
+    if artifact.task == "multiclass":
         _expect_range(artifact, "labels", artifact.labels, -1, artifact.num_classes)
 
 
@@ -77,7 +77,7 @@ def check_indices(artifact: Arrays) -> None:
     starts = np.asarray(topology.source_start)[1:-1]
     steps[starts[(starts > 0) & (starts <= len(steps))] - 1] = 1  # from one chunk to the next
     _expect(artifact, "sources", bool(np.all(steps > 0)), "ascending vertices in every chunk")
-    if not artifact.multi_label:
+    if artifact.task == "multiclass":
         for split, mask in artifact.masks.items():
             _expect(artifact, f"{split}_mask", bool(np.all(artifact.labels[mask] >= 0)), "labelled vertices only")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
-from hongtu.modules import check_module, drops, is_random
+from hongtu.modules import check_module, drops, is_random, may_write
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
 from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape
@@ -110,8 +110,8 @@ class Network:
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
         layer = self.layers[index]
-        if _is_users(layer):
-            z, s = _writable(z), tuple(_writable(part) for part in s)
+        if may_write(layer):
+            z, s = z.clone(), tuple(part.clone() for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, block.rows):
             return self._seen(
                 self.layer_index[index], _AGGREGATE, block.rows, layer.aggregate(block, z, self._pack(index, s))
@@ -120,28 +120,15 @@ class Network:
     def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
         layer = self.layers[index]
-        if _is_users(layer):
-            a, s = _writable(a), tuple(_writable(part) for part in s)
+        if may_write(layer):
+            a, s = a.clone(), tuple(part.clone() for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, rows):
             return self._seen(self.layer_index[index], _AGGREGATE, rows, layer.combine(a, self._pack(index, s)))
-
-    def input_is_trained(self, features: int, dtype: torch.dtype) -> bool:
-        """Whether stage 0 depends on a parameter, frozen or not."""
-        with self._differentiated():
-            z, s = self._stage_pair(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
-            return any(part.requires_grad for part in (z, *s))
-
-    def input_is_random(self) -> bool:
-        """Whether stage 0 may give other numbers in the next epoch."""
-        modules = [module for _, module in self.row_modules[0]]
-        if type(self.layers[0]).transform is not Layer.transform:
-            modules.append(self.layers[0])
-        return any(is_random(module) or drops(module) for module in modules)
 
     def constant_layers(self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
         """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
         aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
-        if self.input_is_random():
+        if any(is_random(module) or drops(module) for module in self._around_input()):
             return 0
         block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
         a: Tensor | None = None
@@ -157,6 +144,11 @@ class Network:
                 if layer.combines:
                     a, s = self.combine(index, a, s, block.rows), ()
         return len(self.layers)
+
+    def _around_input(self) -> list[nn.Module]:
+        """The modules whose methods stage 0 may call."""
+        own = [self.layers[0]] if type(self.layers[0]).transform is not Layer.transform else []
+        return own + [module for _, module in self.row_modules[0]]
 
     def _around_stage(self, index: int) -> list[nn.Module]:
         """The modules whose methods an inner stage may call."""
@@ -196,7 +188,8 @@ class Network:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 versions = self._buffer_versions()
                 shapes, output = self._trace(features, dtype, edges, training=False)
-                trained, _ = self._trace(features, dtype, edges, training=True)
+                with torch.enable_grad():  # to see what depends on a parameter that is trained
+                    trained, _ = self._trace(features, dtype, edges, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
@@ -239,6 +232,7 @@ class Network:
                     z_is_input=z_is_input,
                     uses_statistics=layer.uses_statistics,
                     combined=combined,
+                    trained=any(part.requires_grad for part in (z, *s)),
                     edge_features=block.edge_features is not None,
                     edge_type=block.edge_type is not None,
                 )
@@ -253,16 +247,19 @@ class Network:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if index > 0:
             number, layer = self.layer_index[index - 1], self.layers[index - 1]
-            if _is_users(layer):
-                a, s = _writable(a), tuple(_writable(part) for part in s)
+            given = (a, *s)
+            if may_write(layer):
+                a, s = a.clone(), tuple(part.clone() for part in s)
             h = self._run(number, _UPDATE, rows, layer.update, a, self._pack(index - 1, s))
+        else:
+            given = (h,)
         for number, module in self.row_modules[index]:
-            h = self._run(number, _ROWS, rows, module, _writable(h))
+            h = self._run(number, _ROWS, rows, module, _apart(h, given) if may_write(module) else h)
         if index == len(self.layers):
             return self._matrix(h, self.layer_index[-1]), ()
         number = self.layer_index[index]
-        if _is_users(self.layers[index]):
-            h = _writable(h)
+        if may_write(self.layers[index]):
+            h = _apart(h, given)
         result = self._run(number, _TRANSFORM, rows, self.layers[index].transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self._title(number)}: transform must return the pair (z, s)")
@@ -340,9 +337,10 @@ class Network:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
 
 
-def _writable(x: Tensor) -> Tensor:
-    """What others' code may change in place: autograd forbids that on a leaf."""
-    return x.clone() if x.is_leaf and x.requires_grad else x
+def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+    """x, copied where it lies in what was given."""
+    storage = x.untyped_storage()._cdata
+    return x.clone() if any(storage == part.untyped_storage()._cdata for part in given) else x
 
 
 def _changes(module: nn.Module) -> bool:
@@ -350,14 +348,10 @@ def _changes(module: nn.Module) -> bool:
     return is_random(module) or drops(module) or next(module.buffers(), None) is not None
 
 
-def _is_users(layer: Layer) -> bool:
-    return not type(layer).__module__.startswith("hongtu.")
-
-
 def _common(a: LayerShape, b: LayerShape) -> LayerShape:
-    """What holds both in evaluation and in training: tensors are shared only where they are in both."""
+    """What holds both in evaluation (a) and in training (b): tensors are shared only where they are in both."""
     s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
-    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input)
+    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input, trained=b.trained)
 
 
 def _mix(*words: int) -> int:

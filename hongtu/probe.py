@@ -2,7 +2,7 @@
 
 What a layer allocates grows with the destinations, sources, edges and largest in-degree of its block; the probe's
 block has the largest of each over all chunks, no source in common with its destinations but one, and every vertex in
-the train mask.
+the mask of every term of the loss.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from hongtu.device import CpuDevice
 from hongtu.executor import Executor
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
@@ -27,7 +28,9 @@ from hongtu.plan.shapes import NetworkShape
 from hongtu.topology import Topology, build_topology
 
 
-def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
+def probe_workspace(
+    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
+) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
     workspace: dict[str, int] = {}
@@ -39,7 +42,7 @@ def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, d
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype
+    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
     topology = _largest_block(view, plan.shape)
@@ -54,7 +57,7 @@ def _probe_view(
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         network.trace(plan.shape.features, dtype, plan.shape.edges)
-        executor = Executor(small, [network], host, [device], loss)
+        executor = Executor(small, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)
             for p in passes:
@@ -86,7 +89,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     host = HostStore(v, dtype)
     host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
-    host.keep_pageable("train_mask", torch.ones(v, dtype=torch.bool))
+    host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))
     host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many

@@ -72,7 +72,8 @@ def preprocess_graph(
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
             others are given) or a NetworkX graph, whose vertices then have the graph's order and names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
-        labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C".
+        labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
+            [V] or [V, C] (NaN = none).
         masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
             "test" is all False.
         edge_weight: float [E] or None.
@@ -314,7 +315,7 @@ def _header(
         "partitions": config.partitions,
         "chunks": config.resolve_chunks(raw["vertices"]),
         "classes": raw["classes"],
-        "task": "multilabel" if raw["labels"].ndim == 2 else "multiclass",
+        "task": config.task or ("multilabel" if raw["labels"].ndim == 2 else "multiclass"),
         "alpha": round(paper["v_ori"] / raw["vertices"], 6),
         "v_ori": paper["v_ori"],
         "v_p2p": paper["v_p2p"],

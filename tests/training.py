@@ -89,18 +89,22 @@ class Problem:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def problem_of(graph: graphs.Graph, *, width: int = 6, classes: int = 3, multi_label: bool = False) -> Problem:
+def problem_of(
+    graph: graphs.Graph, *, width: int = 6, classes: int = 3, multi_label: bool = False, regression: bool = False
+) -> Problem:
     """Random features, labels and masks for a graph; about half of the vertices train."""
     rng = np.random.default_rng(17)
     v = graph.num_vertices
     labels = (rng.random((v, classes)) < 0.4).astype(np.float32) if multi_label else rng.integers(0, classes, v)
-    if not multi_label:
+    if regression:
+        labels = rng.normal(size=(v, classes)).astype(np.float32)
+    elif not multi_label:
         labels[:classes] = np.arange(classes)[:v]
     split = rng.choice(3, size=v, p=(0.5, 0.25, 0.25))
     split[0] = 0
     weights = None if graph.weights is None else graph.weights.astype(np.float32)
     return Problem(
-        name=graph.name + ("-multilabel" if multi_label else ""),
+        name=graph.name + ("-multilabel" if multi_label else "-regression" if regression else ""),
         edges=np.ascontiguousarray(graph.edges, dtype=np.int64),
         weights=weights,
         features=rng.normal(size=(v, width)).astype(np.float32),
@@ -154,6 +158,11 @@ def planetoid(directory: Path, columns: int | None = None) -> Problem:
     )
 
 
+@functools.cache
+def regression() -> Problem:
+    return problem_of(awkward_graph(), classes=2, regression=True)
+
+
 def new_path(name: str = "artifact") -> Path:
     """A path that does not exist, removed at exit."""
     return Path(tempfile.mkdtemp(dir=_directory.name)) / name
@@ -192,6 +201,17 @@ class CommNetReference(nn.Module):
         degree = torch.bincount(destination, minlength=len(h)).clamp(min=1).to(h.dtype)
         mean = torch.zeros_like(h).index_add(0, destination, h[source]) / degree.unsqueeze(1)
         return self.lin_self(h) + self.lin_neighbour(mean)
+
+
+class Rowwise(nn.Module):
+    """A function of rows, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.function(h)
 
 
 Modules = Callable[[int, int], Sequence[nn.Module]]

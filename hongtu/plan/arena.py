@@ -47,7 +47,7 @@ class Needs:
         edge_type: with edge types.
         identity: with source ids and edge ids (layers that are not one declared reduction).
         statistics: degree statistics of the chunk's own rows.
-        labels: labels and train mask of the chunk's own rows (the pass that evaluates the loss).
+        labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
     """
 
     edges: bool
@@ -99,10 +99,10 @@ def pass_buffers(
         buffers["statistics"] = Buffer((d, 3), FLOAT)
     if needs.labels:
         buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
-        buffers["train_mask"] = Buffer((d,), "bool")
+        buffers["loss_bits"] = Buffer((d,), "uint8")
     if needs.edges:
         buffers |= _edge_buffers(p, needs, d, s, e)
-        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward"
+        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.keep
         if reduces and not aggregates_in_place(p, shape, topology, resident):
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
         buffers |= _exchange_buffers(p, limits)

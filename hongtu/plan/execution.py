@@ -339,8 +339,10 @@ class ExecutionPlan:
         v, item = self.topology.num_vertices, self.shape.itemsize
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
         identity = any(layer.reduce is None for layer in self.shape.layers)
-        row = self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8  # labels, mask, ids, ...
-        return v * row + self.shape.learned_bytes + sum(array.nbytes for array in self.arrays())
+        labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
+        beside = self.shape.learned_bytes + self.shape.loss_bytes
+        row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
+        return v * row + beside + sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays, each once."""

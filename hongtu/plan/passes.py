@@ -44,7 +44,9 @@ class Pass:
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
+        edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        holds: vertex tensors that what is kept may lie in.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
@@ -63,7 +65,9 @@ class Pass:
     checkpoint: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
+    edge_loss: bool = False
     keep: bool = False
+    holds: tuple[str, ...] = ()
     hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -96,7 +100,7 @@ class PassList:
         setup: once before everything else.
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
-        wanted: vertex tensors that get a gradient.
+        wanted: vertex tensors that get a gradient: those that depend on something that is trained.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
     """
@@ -125,29 +129,41 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     """
     names = _Names(shape)
     cached = cached_layers(shape, strategy)
-    wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
     constant = {FEATURES}
     if cached:
         constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
-    if shape.learned_input or not strategy.no_input_gradient:
-        wanted.add(FEATURES)
-    else:
-        fixed = shape.constant_layers or int(not shape.input_trained)
-        wanted -= {name for k in range(fixed) for name in (names.z[k], *names.s[k])} | {FEATURES}
+    constants = strategy.no_input_gradient and not shape.learned_input
+    trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
+    wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
+    wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
+    fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    if not shape.trains:
+        train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
     return PassList(
-        train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
+        train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
         setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
+        on_host=frozenset(
+            {OUTPUT}
+            | ({gradient(OUTPUT)} if shape.edge_loss else set())
+            | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)
+        ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
+
+
+def _results(shape: NetworkShape) -> tuple[str, ...]:
+    """What an epoch leaves on the host."""
+    if not shape.trains:
+        return (OUTPUT,)
+    return (gradient(FEATURES),) if shape.learned_input else ()
 
 
 def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
@@ -224,29 +240,28 @@ class _Builder:
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
         layers = reversed(range(self._begin, self.last + (not self.fuse)))
-        return passes + [self._backward(k) for k in layers if self._differentiates(k + 1)] + self._stage_0_backward()
+        return passes + [self._backward(k) for k in layers if self._goes_back(k)] + self._stage_0_backward()
 
     @property
     def _begin(self) -> int:
         """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
         return max(self.cached - 1, 0)
 
-    def _differentiates(self, stage: int) -> bool:
-        """Whether a stage has anything to differentiate; where it has not, none before it has."""
-        return stage > self.last or bool(set(self.names.stage_outputs(stage)) & self.wanted)
-
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
         if not outputs:
             return []
         train = when == "train"
-        keep, hops = self.keep and train and self._differentiates(0), self._hops(-1) if train else None
+        keep = train and self.keep and self._goes_back(-1)
+        hops = self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
-        return [replace(stage, when=when, keep=keep, hops=hops)]
+        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
-        loss = train and k == self.last
+        last, returns = train and k == self.last, train and self._goes_back(k)
+        loss = last and not self.shape.edge_loss
+        keep = returns and self.keep and not last
         from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -258,34 +273,38 @@ class _Builder:
             source=f"a{k}" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not from_cache and not keep else None,
             loss=loss,
-            keep=train and self.keep and not loss and self._differentiates(k + 1),
+            edge_loss=last and self.shape.edge_loss,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
-        from_cache = k == self.cached - 1
+        from_cache, keep = k == self.cached - 1, self.keep and k < self.last
+        linear = from_cache or (layer.linear and not fused)
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if from_cache or (layer.linear and not fused) else names.z[k],
+            exchange=None if linear else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
-            source=f"a{k}" if from_cache or (layer.linear and not fused) else None,
+            source=f"a{k}" if linear and not keep else None,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
             direct=direct,
             loss=fused,
-            keep=self.keep and k < self.last,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
 
     def _stage_0_backward(self) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
-        if not self._differentiates(0):
+        if not self._goes_back(-1):
             return []
         direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
         return [
@@ -297,9 +316,19 @@ class _Builder:
                 gradients=tuple(gradient(n) for n in outputs),
                 direct=direct,
                 keep=self.keep,
+                holds=self._held(0) if self.keep else (),
                 hops=self._hops(-1),
             )
         ]
+
+    def _held(self, stage: int) -> tuple[str, ...]:
+        """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
+        z = self.names.z[stage]
+        return (z,) if z in self.names.s[stage] and z != FEATURES else ()
+
+    def _goes_back(self, k: int) -> bool:
+        """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
+        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
 
     def _hops(self, k: int) -> int | None:
         return self.last - k if self.prune else None
@@ -320,5 +349,6 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush)
+    names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
+    names += (gradient(OUTPUT),) if p.edge_loss else ()
     return {name: None for name in names if name is not None}

@@ -35,6 +35,7 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
     """
 
@@ -47,6 +48,7 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    trained: bool = True
     edge_features: bool = False
     edge_type: bool = False
 
@@ -65,12 +67,13 @@ class NetworkShape:
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
         learned_input: the features are embeddings that training learns: on the host, with a gradient.
         learned_bytes: optimizer state of those embeddings.
-        input_trained: stage 0 has parameters.
-        input_random: stage 0 may give other numbers in the next epoch.
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
+        trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
+        edge_loss: the loss is one over edges, evaluated on the host from the whole output.
+        loss_bytes: what that loss holds for the whole run.
     """
 
     features: int
@@ -82,7 +85,8 @@ class NetworkShape:
     edges: EdgeData = NO_EDGE_DATA
     learned_input: bool = False
     learned_bytes: int = 0
-    input_trained: bool = True
-    input_random: bool = True
     constant_layers: int = 0
     stage_parameters: tuple[int, ...] = ()
+    trains: bool = True
+    edge_loss: bool = False
+    loss_bytes: int = 0

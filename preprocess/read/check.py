@@ -14,7 +14,10 @@ from hongtu.preprocess.read.typed import TypedFeatures
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
-LABEL_REMEDY = "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C"
+LABEL_REMEDY = (
+    "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C, or --task regression "
+    "for numbers to predict"
+)
 
 
 def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
@@ -39,6 +42,8 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         _check_features(raw)
     if config.labels:
         raw.labels, raw.classes = synthesize_labels(config.labels, raw.num_vertices, config.seed)
+    elif config.task == "regression":
+        _check_numbers(raw)
     else:
         _check_labels(raw)
     labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels[:, 0])
@@ -236,6 +241,40 @@ def _check_multiclass(raw: RawGraph) -> None:
 
 
 def _check_multilabel(raw: RawGraph) -> None:
+    _check_columns(raw)
+    _check_full_rows(raw)
+    labels = raw.labels
+    outside = np.argwhere((labels < 0) | (labels > 1))
+    if len(outside):
+        row, column = outside[0]
+        raise InputError(
+            f"{raw.name('labels')}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; "
+            "save 0 or 1 there, or pass --task regression for numbers to predict"
+        )
+    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
+
+
+def _check_numbers(raw: RawGraph) -> None:
+    """Labels to regress on: [V] or [V, C]."""
+    labels, vertices = raw.labels, raw.num_vertices
+    good = labels.dtype.kind == "f" and labels.ndim in (1, 2) and len(labels) == vertices
+    remedy = "save them with .astype(numpy.float32), nan where there is none, or leave --task out"
+    _expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
+    raw.labels = labels.reshape(vertices, -1)
+    _check_columns(raw)
+    _check_full_rows(raw)
+    with np.errstate(over="ignore"):
+        raw.labels = raw.labels.astype(np.float32)
+    infinite = np.argwhere(np.isinf(raw.labels))
+    if len(infinite):
+        _refuse_value(
+            f"{raw.name('labels')}: [{infinite[0][0]}, {infinite[0][1]}]",
+            labels.reshape(vertices, -1)[tuple(infinite[0])],
+        )
+    raw.classes = raw.labels.shape[1]
+
+
+def _check_columns(raw: RawGraph) -> None:
     labels, name = raw.labels, raw.name("labels")
     if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
         wanted = raw.classes or "at least one"
@@ -243,6 +282,10 @@ def _check_multilabel(raw: RawGraph) -> None:
             'save as many, or correct "classes" in meta.json' if raw.classes else "save them, or pass --labels random:C"
         )
         raise InputError(f"{name}: {labels.shape[1]} columns, expected {wanted}, one for each class; {remedy}")
+
+
+def _check_full_rows(raw: RawGraph) -> None:
+    labels, name = raw.labels, raw.name("labels")
     missing = np.isnan(labels)
     partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
     if len(partial):
@@ -251,13 +294,6 @@ def _check_multilabel(raw: RawGraph) -> None:
             f"{name}: [{partial[0]}, {column}] is nan in a row that is not all nan, expected a full row or an "
             "all-nan row (no label); fill the row or empty it"
         )
-    outside = np.argwhere((labels < 0) | (labels > 1))
-    if len(outside):
-        row, column = outside[0]
-        raise InputError(
-            f"{name}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; save 0 or 1 there"
-        )
-    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
 
 
 def _choose_split(raw: RawGraph, split: int) -> None:

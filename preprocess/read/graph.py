@@ -20,7 +20,7 @@ class RawGraph:
         num_vertices: V; None until it is inferred.
         vertices_from: where V comes from, for messages.
         features: float [V, F], a scipy CSR matrix of that shape, or None when ``--features`` synthesises them.
-        labels: int64 [V] (-1 = none) or float32 [V, C] (an all-NaN row = none).
+        labels: int64 [V] (-1 = none) or float32 [V, C] (an all-NaN row = none); before the check possibly float [V].
         masks: ``{"train" | "val" | "test": bool [V]}``; before the check possibly [S, V].
         edge_weight: float [E] or None.
         edge_features: float [E, F] or None; possibly memory-mapped.

@@ -112,6 +112,19 @@ def test_multilabel(tmp_path):
     assert np.array_equal(found.labels, labels[found.original_id], equal_nan=True)
 
 
+@pytest.mark.parametrize("columns", [(), (1,), (2,)])
+def test_regression(columns, tmp_path):
+    labels = np.random.default_rng(0).normal(size=(24, *columns))
+    labels[1] = np.nan
+    arrays = {**pieces(), "labels": labels}
+    arrays["val_mask"][1] = False
+    assert preprocess(write(tmp_path / "in", arrays), tmp_path / "out", "--task", "regression") == 0
+    found = hongtu.open_artifact(tmp_path / "out")
+    assert found.task == "regression" and found.num_classes == max(columns, default=1)
+    expected = labels.reshape(24, -1).astype(np.float32)[found.original_id]
+    assert np.array_equal(found.labels, expected, equal_nan=True)
+
+
 def test_existing_path_is_refused_without_force(source, artifact, capsys):
     before = contents(artifact)
     assert preprocess(source, artifact) == 2
