@@ -210,6 +210,7 @@ class Engine:
             peak_bytes=peaks,
             arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
             phases=dict(self._traffic.seconds),
+            pass_seconds=dict(self._executor.seconds),
         )
 
     def reset_counters(self) -> None:

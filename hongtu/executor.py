@@ -6,6 +6,8 @@ gradients accumulated on the host. Tensors that the plan leaves on the devices a
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,6 +37,7 @@ class Executor:
 
     Attributes:
         current: the pass that runs, or ran last.
+        seconds: of every pass of the last ``run``, by name.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Executor:
         self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss
         self.current: Pass | None = None
+        self.seconds: dict[str, float] = {}
         self.loss_values = [device.number() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
         self._starts = plan.topology.partition_start
@@ -71,9 +75,12 @@ class Executor:
             value.zero_()
             device.begin()
         before = self.host.names(), [device.placed() for device in self.devices]
+        self.seconds.clear()
         try:
             for p in passes:
+                start = perf_counter()
                 self._run_pass(p)
+                self.seconds[p.name] = perf_counter() - start
         except BaseException:
             self.kept.clear()
             self.host.free_except(before[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from hongtu.errors import InputError
 
@@ -77,3 +77,34 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
     return STRATEGIES[strategy]
+
+
+# one after the other on top of the paper's reuse; "lookahead" goes with groups of chunks, which only it can use
+SAVINGS = (
+    "lookahead",
+    "transform_first",
+    "no_input_gradient",
+    "cache_input_aggregate",
+    "fuse_last_layer",
+    "resident",
+    "prune",
+)
+
+
+def with_saving(strategy: Strategy, saving: str) -> Strategy:
+    """A strategy with one more saving on."""
+    if saving == "lookahead":
+        return replace(strategy, reuse="lookahead", schedule="input", group=True)
+    switched: dict[str, Any] = {saving: True}
+    return replace(strategy, **switched)
+
+
+def alone(saving: str) -> Strategy:
+    """The paper's strategy with one saving on.
+
+    Raises:
+        InputError: for an unknown saving.
+    """
+    if saving not in SAVINGS:
+        raise InputError(f"saving {saving!r}: expected one of {', '.join(SAVINGS)}")
+    return with_saving(_PAPER, saving)
