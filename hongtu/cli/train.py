@@ -210,6 +210,7 @@ def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[nn.Modu
     layers = build_layers(
         options.model, options.hidden if widths else artifact.feature_width, options.hidden, artifact.num_classes,
         options.layers, dropout=options.dropout, heads=options.heads, degrees=degrees,
+        edge_features=artifact.edge_feature_width, edge_types=artifact.num_edge_types,
     )  # fmt: skip
     return [TypedLinear(widths, options.hidden), *layers] if widths else layers
 
