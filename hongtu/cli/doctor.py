@@ -143,7 +143,7 @@ def _measured(hardware: dict[str, Any], file: str) -> list[str]:
         f"Measured, written to {file}; use it as `hongtu plan --hardware {file}`:",
         f"  contiguous copies    {hardware['contiguous_link'] / giga:8.1f} GB/s",
         f"  rows of 512 bytes    {hardware['host_link'] / giga:8.1f} GB/s",
-        f"  aggregates read      {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
+        f"  sums over edges read {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
         f"  dense products       {hardware['flops'] / giga:8.1f} GFLOP/s",
         f"  a chunk's fixed cost {hardware['stage_seconds'] * 1e3:8.2f} ms",
     ]

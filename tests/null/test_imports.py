@@ -27,6 +27,7 @@ SITS_ON = {
     "workspace": "",
     "metrics": "errors",
     "host_memory": "errors",
+    "host_load": "",
     "config": "errors",
     "losses": "errors",
     "scores": "",
@@ -88,7 +89,7 @@ SITS_ON = {
     "trainer": "evaluators planning anomaly pressure fit random_state embed rows_file",
     "propagation": "engine probe embedding",
     "postprocess": "propagation",
-    "measure": "trainer models preprocess",
+    "measure": "trainer models preprocess host_load",
     "hongtu": "trainer postprocess models convert preprocess",  # hongtu/__init__.py, the public names
     "bench": "hongtu measure",  # timing, and the page about it
     "cli": "bench",
