@@ -213,13 +213,11 @@ def _mlp(module: Any, title: str) -> nn.Module:
 
 
 def _gat(conv: Any, title: str) -> nn.Module | None:
-    if conv.lin is None or conv.edge_dim is not None or getattr(conv, "residual", False):
-        raise InputError(
-            f"from_pyg: {title}: in_channels as a pair, edge_dim and residual have no counterpart; leave them out"
-        )
+    if conv.lin is None or getattr(conv, "residual", False):
+        raise InputError(f"from_pyg: {title}: in_channels as a pair and residual have no counterpart; leave them out")
     return GATConv(
         conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
-        conv.add_self_loops, bias=conv.bias is not None,
+        conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
     )  # fmt: skip
 
 

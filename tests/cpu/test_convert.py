@@ -73,7 +73,7 @@ REFUSED = {
     "jk": (lambda: pyg.GCN(4, 8, 2, 3, jk="cat"), r"jk='cat'.*use jk=None"),
     "batch norm": (lambda: pyg.GCN(4, 8, 2, 3, norm="batch_norm"), r"GCN.norms\[0\] \(BatchNorm\).*norm=None"),
     "graph norm of MLP": (lambda: pyg.GIN(4, 8, 2, 3, norm="batch_norm"), r"GIN.convs\[0\].nn.norms\[0\]"),
-    "edge features": (lambda: pyg.GAT(4, 8, 2, 3, edge_dim=2), "edge_dim"),
+    "residual": (lambda: pyg.GAT(4, 8, 2, 3, residual=True), r"GAT.convs\[0\].*residual"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
     "other model": (lambda: pyg.PNA(4, 8, 2, 3, aggregators=["sum"], scalers=["identity"], deg=torch.ones(3)), "PNA"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
@@ -87,6 +87,14 @@ def test_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         hongtu.from_pyg(make())
+
+
+def test_edge_features_keep_their_weights():
+    model = shaken(pyg.GAT(4, 8, 2, 3, edge_dim=2, fill_value=0.5))
+    layers = hongtu.from_pyg(model)
+    assert layers[0].uses_edge_features
+    blank = hongtu.to_pyg(layers, pyg.GAT(4, 8, 2, 3, edge_dim=2))
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in blank.state_dict().items())
 
 
 def test_weights_that_do_not_fit_are_named():
