@@ -22,6 +22,7 @@ from hongtu.artifact_check import check_bounds, check_indices
 from hongtu.errors import InputError
 from hongtu.npy import open_npy
 from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
+from hongtu.sparse_rows import PARTS, SparseRows
 from hongtu.topology import Topology
 from hongtu.vertex_ids import VertexIds
 
@@ -41,8 +42,13 @@ ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "sources": (("int32",), 1, True),  # [sum |N_ij|]
     "local_source": (("int32",), 1, True),  # [E]
     "edge_weight": (("float32",), 1, False),  # [E]
+    "edge_features": (("float32",), 2, False),  # [E, F_e]
+    "edge_type": (("int32",), 1, False),  # [E] from 0 to the manifest's "edge_types" - 1
     "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
-    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings
+    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings, or sparse as follows
+    "feature_start": (("int64",), 1, False),  # [V + 1], CSR
+    "feature_column": (("int32",), 1, False),
+    "feature_value": (("float32",), 1, False),
     "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
     "train_mask": (("bool",), 1, True),  # [V]
     "val_mask": (("bool",), 1, True),  # [V]
@@ -60,8 +66,9 @@ class Artifact:
         manifest: the parsed ``manifest.json``.
         original_id: int32 [V].
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
-        features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
-        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
+        features: float32 [V, F], or None where they are sparse or learned.
+        sparse_features: features as CSR rows, or None.
+        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none), as ``task`` says.
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.
@@ -75,6 +82,10 @@ class Artifact:
         ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
         self.vertex_ids = VertexIds(*ids) if ids[0] is not None or ids[1] is not None else None
         self.features = arrays.get("features")
+        self.sparse_features: SparseRows | None = None
+        if "feature_start" in arrays:
+            start, column, value = (arrays[f"feature_{part}"] for part in PARTS)
+            self.sparse_features = SparseRows(start, column, value, manifest["feature_width"])
         self.labels = arrays["labels"]
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
         self.schedule_paper = arrays["schedule_paper"]
@@ -87,6 +98,8 @@ class Artifact:
             sources=arrays["sources"],
             local_source=arrays["local_source"],
             edge_weight=arrays.get("edge_weight"),
+            edge_features=arrays.get("edge_features"),
+            edge_type=arrays.get("edge_type"),
         )
 
     @property
@@ -102,12 +115,39 @@ class Artifact:
         return self.manifest["feature_width"]
 
     @property
+    def learns_features(self) -> bool:
+        """Whether training learns embeddings of ``feature_width`` columns."""
+        return self.features is None and self.sparse_features is None
+
+    @property
+    def edge_feature_width(self) -> int:
+        """F_e, or 0 where edges have no features."""
+        features = self.topology.edge_features
+        return 0 if features is None else features.shape[1]
+
+    @property
+    def num_edge_types(self) -> int:
+        """How many types edges have, or 0 where they have none."""
+        return 0 if self.topology.edge_type is None else self.manifest["edge_types"]
+
+    @property
+    def vertex_type_widths(self) -> tuple[int, ...]:
+        """Columns of each vertex type's features, which ``hongtu.nn.TypedLinear`` takes; () without types. Column 0 of
+        ``features`` is then the type, the vertex's own come next."""
+        return tuple(self.manifest.get("vertex_types", ()))
+
+    @property
     def num_classes(self) -> int:
         return self.manifest["classes"]
 
     @property
+    def task(self) -> str:
+        """What labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C])."""
+        return self.manifest["task"]
+
+    @property
     def multi_label(self) -> bool:
-        return self.labels.ndim == 2
+        return self.task == "multilabel"
 
     def check_bounds(self) -> None:
         """Refuse indices that point out of what they index, before anything runs on them.
@@ -264,8 +304,11 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
         "source_start": (m * n + 1,),
         "local_source": (e,),
         "edge_weight": (e,),
+        "edge_features": (e, *arrays["edge_features"].shape[1:]) if "edge_features" in arrays else (e,),
+        "edge_type": (e,),
         "schedule_paper": (m, n),
         "features": (v, manifest["feature_width"]),
+        "feature_start": (v + 1,),
         "labels": (v, manifest["classes"]) if arrays["labels"].ndim == 2 else (v,),
         "train_mask": (v,),
         "val_mask": (v,),
@@ -274,13 +317,37 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
             raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
-    if ("name_start" in arrays) != ("name_text" in arrays):
+    for group in (("name_start", "name_text"), tuple(f"feature_{part}" for part in PARTS)):
+        missing = [name for name in group if name not in arrays]
+        if 0 < len(missing) < len(group):
+            raise InputError(
+                f"{path / MANIFEST}: one of {', '.join(group)} is missing: {missing[0]}; run `hongtu preprocess` again"
+            )
+    if "feature_start" in arrays and len(arrays["feature_column"]) != len(arrays["feature_value"]):
+        raise InputError(f"{path}: feature_column and feature_value differ in length; run `hongtu preprocess` again")
+    if manifest.get("task") not in (("multiclass",) if arrays["labels"].ndim == 1 else ("multilabel", "regression")):
         raise InputError(
-            f"{path / MANIFEST}: one of name_start and name_text is missing; run `hongtu preprocess` again"
+            f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
+            f"{arrays['labels'].shape}; run `hongtu preprocess` again"
         )
+    if "edge_features" in arrays and arrays["edge_features"].shape[1] == 0:
+        raise InputError(f"{path / 'edge_features'}.npy: no columns; run `hongtu preprocess` again")
+    types = manifest.get("edge_types")
+    if "edge_type" in arrays and (type(types) is not int or not 1 <= types < 2**31):
+        raise InputError(f"{path / MANIFEST}: edge_types is {types!r}, expected at least 1; preprocess again")
+    widths = manifest.get("vertex_types")
+    if widths is not None and not (
+        isinstance(widths, list)
+        and widths
+        and all(type(width) is int and width > 0 for width in widths)
+        and 1 + max(widths) == manifest["feature_width"]
+    ):
+        raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
     ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
     if "name_start" in arrays:
         ends["name_start"] = len(arrays["name_text"])
+    if "feature_start" in arrays:
+        ends["feature_start"] = len(arrays["feature_value"])
     for name, last in ends.items():
         array = arrays[name]
         if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):

@@ -11,7 +11,8 @@ from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.plan.arena import Needs
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes import FEATURES, Pass
+from hongtu.sparse_rows import PARTS, positions
 
 
 class ChunkInputs:
@@ -25,8 +26,8 @@ class ChunkInputs:
         first, end: the chunk's vertices.
         num_dst: D, those that the pass computes.
         index: int32 [D], their positions in the chunk, or None for all of them.
-        num_train: how many of them are in the train mask, where the pass has the loss.
-        vertex: destinations' rows by vertex tensor, and "labels" and "train_mask" where the pass has the loss.
+        known_bits: uint8 [D], on the host, which terms of the loss each has, where the pass has the loss.
+        vertex: destinations' rows by vertex tensor, and "labels" and "loss_bits" where the pass has the loss.
         slots: int32 [S], the slot of every source, where the pass has edges; so has it ``block``.
     """
 
@@ -59,26 +60,30 @@ class ChunkInputs:
             self._bring("statistics", "topology")
         if needs.labels:
             self._bring("labels", "read")
-            self._bring("train_mask", "read")
-            mask = host.rows("train_mask", self.first, self.end).numpy()
-            self.num_train = int(np.count_nonzero(mask if self.index is None else mask[self.index]))
+            self._bring("loss_bits", "read")
+            bits = host.rows("loss_bits", self.first, self.end).numpy()
+            self.known_bits = bits if self.index is None else bits[self.index]
         if needs.edges:
             self._bring_edges(plan, i, batch, chunk)
         self._rows = (*p.inputs, *p.gradients)
         for name in self._rows:
-            if name not in own_rows:
+            if name == FEATURES and plan.shape.sparse_input is not None:
+                self._bring_sparse(name)
+            elif name not in own_rows:
                 self._bring(name, "read")
 
     def open(self) -> None:
         """Inside ``compute``: make what was brought into what layers see."""
         p = self._p
         here = {name: self._lasting(tensor) for name, tensor in self._here.items()}
+        if f"{FEATURES} value" in here:
+            here[FEATURES] = self._dense(FEATURES, here)
         self.position = here.get("row_in_chunk")
         for name in self._rows:
             if name in self._own_rows:
                 here[name] = self._resident(name)
         self.rows = Rows(ids=here["ids"], statistics=here.get("statistics"))
-        self.vertex = {name: here[name] for name in (*p.inputs, *p.gradients, "labels", "train_mask") if name in here}
+        self.vertex = {name: here[name] for name in (*p.inputs, *p.gradients, "labels", "loss_bits") if name in here}
         self.block: Block | None = None
         if self._needs.edges:
             self.slots = here["slot_of_source"]
@@ -93,6 +98,8 @@ class ChunkInputs:
                 edge_id_start=here.get("edge_id_start", none),
                 num_graph_edges=self._num_graph_edges,
                 active=here.get("active"),
+                edge_features=here.get("edge_features"),
+                edge_type=here.get("edge_type"),
             )
 
     def own(self, name: str) -> Tensor:
@@ -109,6 +116,12 @@ class ChunkInputs:
         if needs.weights:
             assert structure.edge_weight is not None
             self._bring_array("edge_weight", structure.edge_weight)
+        if needs.edge_features:
+            assert structure.edge_features is not None
+            self._bring_array("edge_features", structure.edge_features)
+        if needs.edge_type:
+            assert structure.edge_type is not None
+            self._bring_array("edge_type", structure.edge_type)
         if needs.identity:
             self._bring_array("sources", structure.sources)
             self._bring("edge_id_start", "topology")
@@ -122,6 +135,29 @@ class ChunkInputs:
             self._here[name] = self._device.bring(name, self._number, host, link)
         else:
             self._here[name] = self._device.bring_rows(name, self._number, host, self.index, link)
+
+    def _bring_sparse(self, name: str) -> None:
+        """The destinations' rows of a CSR host tensor."""
+        start, column, value = (self._host[f"{name} {part}"] for part in PARTS)
+        if self.index is None:
+            starts = start[self.first : self.end + 1]
+            lo, hi = int(starts[0]), int(starts[-1])
+            parts = starts - lo, column[lo:hi], value[lo:hi]
+        else:
+            rows = self.index.astype(np.int64) + self.first
+            at = torch.from_numpy(positions(start.numpy(), rows))
+            count = start[rows + 1] - start[rows]
+            parts = torch.cat([count.new_zeros(1), count.cumsum(0)]), column[at], value[at]
+        for part, tensor in zip(PARTS, parts, strict=True):
+            self._here[f"{name} {part}"] = self._device.bring(f"{name} {part}", self._number, tensor, "read")
+
+    def _dense(self, name: str, here: dict[str, Tensor]) -> Tensor:
+        """[D, F], in the buffer that the pass has for it."""
+        start, column, value = (here[f"{name} {part}"] for part in PARTS)
+        rows = self._device.staging(name, self._number)[: self.num_dst].zero_()
+        row = torch.repeat_interleave(start.diff(), output_size=len(column))
+        rows.index_put_((row, column.long()), value)
+        return rows
 
     def _bring_array(self, name: str, array: np.ndarray) -> None:
         self._here[name] = self._device.bring(name, self._number, array, "topology")

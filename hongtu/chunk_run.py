@@ -5,7 +5,7 @@ Legend: D destinations, S sources, C cache slots; z, s, a as in :class:`hongtu.n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -15,6 +15,8 @@ from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
+from hongtu.kept import Entry, Kept, Place, edges_of, move_saved, saving
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.plan.arena import Needs, aggregates_in_place
@@ -31,27 +33,11 @@ class Run(Protocol):
     networks: list[Network]
     host: HostStore
     devices: list[Device]
-    loss: MeanLoss
+    loss: MeanLoss | EdgeLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
 
     def own_rows(self, name: str, device: int) -> Tensor: ...
-
-
-@dataclass
-class Kept:
-    """What a stage computed from, and what it gave.
-
-    Attributes:
-        base: what gradients are wanted of besides s: the aggregate's output [D, A] where that is a checkpoint, the
-            sources' rows [S, Z] otherwise, the features for stage 0.
-        s: s elements of the destinations, as far as they were read.
-        outs: outputs of the stage.
-    """
-
-    base: Tensor
-    s: tuple[Tensor, ...]
-    outs: list[Tensor]
 
 
 class ChunkRun:
@@ -90,25 +76,32 @@ class ChunkRun:
 
     def _forward(self) -> None:
         p = self.p
-        with torch.set_grad_enabled(p.keep):
-            run = self._compute(gradients=p.keep)
-            outs = [out.detach() for out in run.outs]
+        places: list[Place] = []
+        with torch.set_grad_enabled(p.keep), saving(places) if p.keep else nullcontext():
+            run, outs = self._compute(gradients=p.keep)
+            outs = [out.detach() for out in outs]
             if p.loss:
                 outs = [self._loss_gradient(outs[0])]
         if p.keep:
             self.executor.kept[self.key] = run
         for out, name in zip(outs, p.outputs, strict=True):
-            self._emit(out, name)
+            there = self._emit(out, name)
+            if name in p.holds:
+                move_saved(places, out, there)
+        places.clear()
 
     def _backward(self) -> None:
         p, shape = self.p, self.shape
         incoming = [self.inputs.vertex[name] for name in p.gradients]
         with torch.enable_grad():
-            run = self.executor.kept.pop(self.key) if p.keep else self._compute(gradients=True)
-            if p.loss:
-                incoming = [self._loss_gradient(run.outs[0].detach())]
-            _backpropagate(run.outs, incoming)
-            run.outs.clear()
+            if p.keep:
+                run = self.executor.kept.pop(self.key)
+            else:
+                run, outs = self._compute(gradients=True)
+                if p.loss:
+                    incoming = [self._loss_gradient(outs[0].detach())]
+                del outs
+            run.backward(incoming)
             base_gradient = run.base.grad
             direct = [part.grad for part in run.s]
             if shape is None:
@@ -125,23 +118,26 @@ class ChunkRun:
             if name is not None:
                 self._emit_gradient(gradient, name)
 
-    def _compute(self, *, gradients: bool) -> Kept:
-        """The aggregate, or what is read in its place, and the stage behind it."""
+    def _compute(self, *, gradients: bool) -> tuple[Kept, list[Tensor]]:
+        """The aggregate, or what is read in its place, and the outputs of the stage behind it."""
         p, wanted = self.p, self.plan.passes.wanted
+        base = Entry()
+        entries = tuple(Entry() for _ in p.s)
 
-        def leaf(x: Tensor, needed: bool) -> Tensor:
-            return x.data.requires_grad_(gradients and needed)  # of its own version: rows of other chunks may change
+        def enter(entry: Entry, x: Tensor, needed: bool) -> Tensor:
+            return entry.of(x) if gradients and needed else x
+
+        def outcome(outs: list[Tensor]) -> tuple[Kept, list[Tensor]]:
+            return Kept(base, entries, edges_of(outs)), outs
 
         if self.shape is None:
-            features = leaf(self.inputs.vertex[p.inputs[0]], p.inputs[0] in wanted)
-            return Kept(features, (), self._stage_0(features))
+            return outcome(self._stage_0(enter(base, self.inputs.vertex[p.inputs[0]], p.inputs[0] in wanted)))
         s = tuple(self.inputs.vertex[name] for name in p.s)
         if not self.shape.linear:
-            s = tuple(leaf(part, name in wanted) for part, name in zip(s, p.s, strict=True))
+            s = tuple(enter(e, part, name in wanted) for e, part, name in zip(entries, s, p.s, strict=True))
             z = self._cache("value").index_select(0, self.inputs.slots)
-            z = leaf(z, p.exchange in wanted)
-            a = self.network.aggregate(p.layer, self.inputs.block, z, s)
-            return Kept(z, s, self._stage(a, s))
+            a = self.network.aggregate(p.layer, self.inputs.block, enter(base, z, p.exchange in wanted), s)
+            return outcome(self._stage(a, s))
         if p.source is not None:
             a = self.inputs.vertex[p.source]
         else:
@@ -149,10 +145,10 @@ class ChunkRun:
             if p.checkpoint is not None and not self._in_place():
                 a = self._emit(a, p.checkpoint)
         if self.shape.combined:
-            s = ()
-        a = leaf(a, self._aggregate_wanted())
-        s = tuple(leaf(part, name in wanted) for part, name in zip(s, p.s, strict=False))
-        return Kept(a, s, self._stage(a, s))
+            s = entries = ()
+        a = enter(base, a, self._aggregate_wanted())
+        s = tuple(enter(e, part, name in wanted) for e, part, name in zip(entries, s, p.s, strict=False))
+        return outcome(self._stage(a, s))
 
     def _aggregate_wanted(self) -> bool:
         """Whether the aggregate's output needs a gradient: that of z, or of an s that it was combined with."""
@@ -173,8 +169,10 @@ class ChunkRun:
         return outs[1:]
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
-        labels, mask = self.inputs.vertex["labels"], self.inputs.vertex["train_mask"]
-        gradient, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
+        labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
+        loss = self.executor.loss
+        assert loss is not None and not isinstance(loss, EdgeLoss)
+        gradient, part = loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
         return gradient
 
@@ -187,12 +185,17 @@ class ChunkRun:
             if self.shape.reduce is None:
                 a = self.network.aggregate(p.layer, self.inputs.block, cache.index_select(0, self.inputs.slots), s)
             else:
-                spare = self.inputs.own(p.checkpoint) if self._in_place() else self.device.buffer("aggregate")
-                a = spare[: self.inputs.num_dst]
+                a = self._room(cache)
                 kernels_for(cache).csc_aggregate(*self._csc(), cache, a)
-                if p.keep and not self._in_place() and not self.shape.combined:
-                    a = a.clone()  # what is kept until backward must not lie in scratch memory
             return self.network.combine(p.layer, a, s, self.inputs.rows) if self.shape.combined else a
+
+    def _room(self, cache: Tensor) -> Tensor:
+        """[D, A] for a declared reduction: where its output stays, memory of its own that may be kept, or scratch."""
+        if self._in_place():
+            return self.inputs.own(self.p.checkpoint)[: self.inputs.num_dst]
+        if self.p.keep:
+            return cache.new_empty((self.inputs.num_dst, cache.shape[1]))
+        return self.device.buffer("aggregate")[: self.inputs.num_dst]
 
     def _in_place(self) -> bool:
         reduces = self.shape is not None and self.shape.reduce is not None

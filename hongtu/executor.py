@@ -15,11 +15,12 @@ from torch import Tensor
 from hongtu.chunk_run import ChunkRun, Kept
 from hongtu.device import Device
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, Pass
+from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
 from hongtu.streams import Turn
 from hongtu.transfer import Exchange
 
@@ -45,7 +46,7 @@ class Executor:
         networks: list[Network],
         host: HostStore,
         devices: list[Device],
-        loss: MeanLoss,
+        loss: MeanLoss | EdgeLoss | None,
     ) -> None:
         self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss
@@ -120,12 +121,15 @@ class Executor:
         self.current = p
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
-            self._create(name, zero=name == p.flush or (some_rows and name in p.direct))
+            edges = p.edge_loss and name == gradient(OUTPUT)
+            self._create(name, zero=name == p.flush or edges or (some_rows and name in p.direct))
         try:
             self._allocate(p)
             self._run_batches(p)
             for device in self.devices:
                 device.drain()
+            if p.edge_loss:
+                self._evaluate_edges()
         except BaseException:
             for device in self.devices:
                 device.abandon()
@@ -136,6 +140,13 @@ class Executor:
             self.host.staging(0)
         for name in p.frees:
             self._free(name)
+
+    def _evaluate_edges(self) -> None:
+        """The loss over edges, on the host; a probe has none."""
+        if isinstance(self.loss, EdgeLoss):
+            context = self.networks[0].context
+            rows = self.host[OUTPUT], self.host[gradient(OUTPUT)]
+            self.loss_values[0].add_(self.loss.backward(*rows, context.seed, context.epoch))
 
     def _allocate(self, p: Pass) -> None:
         self.host.staging(self.plan.host_staging_bytes(p))

@@ -8,30 +8,40 @@ import numpy as np
 import torch
 
 from hongtu.artifact import Artifact
-from hongtu.embedding import Embedding
+from hongtu.embedding import VertexRows
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
+from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.pool import Make
+from hongtu.sparse_rows import SparseRows
 from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 def make_host(
-    artifact: Artifact, plan: ExecutionPlan, embedding: Embedding | None, dtype: torch.dtype, pinned: Make | None = None
+    artifact: Artifact,
+    plan: ExecutionPlan,
+    loss: MeanLoss | EdgeLoss | None,
+    embedding: VertexRows | None,
+    dtype: torch.dtype,
+    pinned: Make | None = None,
 ) -> HostStore:
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
     host = HostStore(artifact.num_vertices, dtype, pinned)
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
     if embedding is not None:
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
+    elif artifact.sparse_features is not None:
+        keep_sparse(host, artifact.sparse_features)
     else:
         assert artifact.features is not None
-        with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
-    labels = np.array(artifact.labels)
-    host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
-    host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
+        host.keep(FEATURES, _in_file(artifact.features))
+    if isinstance(loss, EdgeLoss):
+        host.count_pageable(loss.nbytes)
+    elif loss is not None:
+        host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
+        host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
     if any(layer.uses_statistics for layer in plan.shape.layers):
         statistics = degree_statistics(artifact.topology)
@@ -40,3 +50,17 @@ def make_host(
         starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
         host.keep_pageable("edge_id_start", torch.from_numpy(starts))
     return host
+
+
+def keep_sparse(host: HostStore, rows: SparseRows) -> None:
+    """Hold CSR features for the whole run; they go to devices through staging, so nothing of them is pinned."""
+    host.keep_pageable(f"{FEATURES} start", _in_file(rows.start))
+    host.keep_pageable(f"{FEATURES} column", _in_file(rows.column))
+    host.keep_pageable(f"{FEATURES} value", _in_file(rows.value).to(host.dtype))
+
+
+def _in_file(array: np.ndarray) -> torch.Tensor:
+    """Features stay in their file, and nobody writes to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))

@@ -1,4 +1,4 @@
-"""Which modules can be exact when they run chunk by chunk, and which may draw random numbers."""
+"""Which modules can be exact when they run chunk by chunk, which may draw random numbers or change their input."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def check_module(index: int, module: nn.Module) -> None:
     title = f"layers[{index}] ({type(module).__name__})"
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+    if any(
+        base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
+        for base in type(module).__mro__
+    ):
+        raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
     for part in module.modules():
         mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
         if type(part).__module__.startswith("torch_geometric.nn.norm"):
@@ -29,16 +34,26 @@ def check_module(index: int, module: nn.Module) -> None:
             )
 
 
-# Functions that are used as activations and draw no random numbers.
-_DETERMINISTIC = {
+# Functions that are used as activations, draw no random numbers and leave their input.
+_PLAIN = {
     getattr(library, name)
     for library in (torch, torch.nn.functional)
     for name in (
-        "relu", "relu_", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
+        "relu", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
         "softsign", "relu6", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softmax", "log_softmax",
     )
     if hasattr(library, name)
 }  # fmt: skip
+
+
+def may_write(module: nn.Module) -> bool:
+    """Whether a module may change its input in place: any that is not known to leave it."""
+    return any(_may_write(part) for part in module.modules())
+
+
+def _may_write(module: nn.Module) -> bool:
+    known = type(module).__module__.split(".")[0] in ("hongtu", "torch", "torch_geometric")
+    return not known or getattr(module, "inplace", False) or not _plain_activation(module)
 
 
 def is_random(module: nn.Module) -> bool:
@@ -48,9 +63,13 @@ def is_random(module: nn.Module) -> bool:
 
 def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
-    activation = getattr(module, "activation", None)
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return not known or name == "PyGLayer" or (activation is not None and activation not in _DETERMINISTIC)
+    return not known or name == "PyGLayer" or not _plain_activation(module)
+
+
+def _plain_activation(module: nn.Module) -> bool:
+    activation = getattr(module, "activation", None)
+    return activation is None or activation in _PLAIN
 
 
 def drops(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
-from hongtu.modules import check_module, drops, is_random
+from hongtu.modules import check_module, drops, is_random, may_write
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
-from hongtu.plan.shapes import LayerShape
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape
 
 # What a method of a layer is called for; separates its random streams.
 _TRANSFORM, _AGGREGATE, _UPDATE, _ROWS = range(4)
@@ -30,9 +30,16 @@ def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
     Raises:
         InputError: naming the first that is no module.
     """
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+        name = type(layers).__name__
+        raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
-            raise InputError(f"layers[{index}] is {layer!r}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module")
+            shown = getattr(layer, "__name__", None) or repr(layer)
+            raise InputError(
+                f"layers[{index}] is {shown}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module; of functions "
+                "pass the module (torch.nn.ReLU() for torch.relu), or the activation of a layer"
+            )
     return nn.ModuleList(layers)
 
 
@@ -45,22 +52,25 @@ class Network:
     Args:
         modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
         context: shared by every Layer and Dropout of the model.
+        autocast: what transforms, updates and row-wise modules may compute in, by torch's rules; what they return has
+            the run's dtype again. None: that one only.
 
     Raises:
         InputError: for modules that cannot be exact chunk by chunk.
     """
 
-    def __init__(self, modules: nn.ModuleList, context: RowContext) -> None:
-        self.modules, self.context = modules, context
+    def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
+        self.modules, self.context, self.autocast = modules, context, autocast
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
         for index, module in enumerate(modules):
             check_module(index, module)
             if isinstance(module, Layer):
-                self.layers.append(module)
-                self.layer_index.append(index)
-                self.row_modules.append([])
+                for layer in module.expand():
+                    self.layers.append(layer)
+                    self.layer_index.append(index)
+                    self.row_modules.append([])
             else:
                 self.row_modules[-1].append((index, module))
         if not self.layers:
@@ -70,6 +80,7 @@ class Network:
         self.chunk = 0
         self._current = 0
         self._tracing = False
+        self._given = 0  # columns of what the current module got
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
@@ -109,8 +120,8 @@ class Network:
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
         layer = self.layers[index]
-        if _is_users(layer):
-            z, s = _writable(z), tuple(_writable(part) for part in s)
+        if may_write(layer):
+            z, s = z.clone(), tuple(part.clone() for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, block.rows):
             return self._seen(
                 self.layer_index[index], _AGGREGATE, block.rows, layer.aggregate(block, z, self._pack(index, s))
@@ -119,33 +130,61 @@ class Network:
     def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
         layer = self.layers[index]
-        if _is_users(layer):
-            a, s = _writable(a), tuple(_writable(part) for part in s)
+        if may_write(layer):
+            a, s = a.clone(), tuple(part.clone() for part in s)
         with self._call(self.layer_index[index], _AGGREGATE, rows):
             return self._seen(self.layer_index[index], _AGGREGATE, rows, layer.combine(a, self._pack(index, s)))
 
-    def input_is_trained(self, features: int, dtype: torch.dtype) -> bool:
-        """Whether stage 0 depends on a parameter, frozen or not."""
+    def constant_layers(self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
+        """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
+        aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
+        if any(is_random(module) or drops(module) for module in self._around_input()):
+            return 0
+        block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
+        a: Tensor | None = None
+        s: tuple[Tensor, ...] = ()
+        with self._differentiated():
+            for index, layer in enumerate(self.layers):
+                if index > 0 and any(_changes(module) for module in self._around_stage(index)):
+                    return index
+                z, s = self._stage_pair(index, h, a, s, block.rows)
+                if not layer.linear_aggregate or any(part.requires_grad for part in (z, *s)):
+                    return index
+                a = self.aggregate(index, _with_edge_data(block, layer, edges), z, s)
+                if layer.combines:
+                    a, s = self.combine(index, a, s, block.rows), ()
+        return len(self.layers)
+
+    def _around_input(self) -> list[nn.Module]:
+        """The modules whose methods stage 0 may call."""
+        own = [self.layers[0]] if type(self.layers[0]).transform is not Layer.transform else []
+        return own + [module for _, module in self.row_modules[0]]
+
+    def _around_stage(self, index: int) -> list[nn.Module]:
+        """The modules whose methods an inner stage may call."""
+        return [*self.layers[index - 1 : index + 1], *(module for _, module in self.row_modules[index])]
+
+    @contextmanager
+    def _differentiated(self) -> Iterator[None]:
+        """Inside, gradients reach every parameter, frozen ones too, and no generator moves."""
         frozen = [p for p in self.modules.parameters() if not p.requires_grad and p.is_floating_point()]
         for parameter in frozen:
             parameter.requires_grad_(True)
         try:
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                z, s = self._stage_pair(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
-            return any(part.requires_grad for part in (z, *s))
+                yield
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def input_is_random(self) -> bool:
-        """Whether stage 0 may give other numbers in the next epoch."""
-        modules = [module for _, module in self.row_modules[0]]
-        if type(self.layers[0]).transform is not Layer.transform:
-            modules.append(self.layers[0])
-        return any(is_random(module) or drops(module) for module in modules)
-
-    def trace(self, features: int, dtype: torch.dtype) -> tuple[tuple[LayerShape, ...], int]:
+    def trace(
+        self, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
+    ) -> tuple[tuple[LayerShape, ...], int]:
         """Run the model on a two-vertex graph to learn its widths.
+
+        Args:
+            features: columns of the graph's.
+            edges: what lies beside its edges.
 
         Returns:
             a LayerShape per layer and the number of output columns.
@@ -158,11 +197,16 @@ class Network:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 versions = self._buffer_versions()
-                shapes, output = self._trace(features, dtype, training=False)
-                trained, _ = self._trace(features, dtype, training=True)
+                shapes, output = self._trace(features, dtype, edges, training=False)
+                with torch.enable_grad():  # to see what depends on a parameter that is trained
+                    trained, _ = self._trace(features, dtype, edges, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
-            raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
+            text = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{self._title(self._current)} failed on a small graph, given rows of {self._given} columns "
+                f"(the features have {features}): {text}; its input width must be what comes before gives"
+            ) from error
         finally:
             self._tracing = False
             self.modules.train(training)
@@ -170,7 +214,9 @@ class Network:
         self._shared = [tuple(columns is None for columns in shape.s) for shape in merged]
         return merged, output
 
-    def _trace(self, features: int, dtype: torch.dtype, *, training: bool) -> tuple[list[LayerShape], int]:
+    def _trace(
+        self, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool
+    ) -> tuple[list[LayerShape], int]:
         self.modules.train(training)
         block = _toy_block(dtype)
         h: Tensor | None = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
@@ -178,6 +224,7 @@ class Network:
         s: tuple[Tensor, ...] = ()
         shapes = []
         for index, layer in enumerate(self.layers):
+            block = _with_edge_data(block, layer, edges)
             version = 0 if h is None else h._version
             z, s = self._stage_pair(index, h, a, s, block.rows)
             z_is_input = index == 0 and z is h and h._version == version
@@ -199,6 +246,9 @@ class Network:
                     z_is_input=z_is_input,
                     uses_statistics=layer.uses_statistics,
                     combined=combined,
+                    trained=any(part.requires_grad for part in (z, *s)),
+                    edge_features=block.edge_features is not None,
+                    edge_type=block.edge_type is not None,
                 )
             )
             if combined:
@@ -211,16 +261,19 @@ class Network:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if index > 0:
             number, layer = self.layer_index[index - 1], self.layers[index - 1]
-            if _is_users(layer):
-                a, s = _writable(a), tuple(_writable(part) for part in s)
+            given = (a, *s)
+            if may_write(layer):
+                a, s = a.clone(), tuple(part.clone() for part in s)
             h = self._run(number, _UPDATE, rows, layer.update, a, self._pack(index - 1, s))
+        else:
+            given = (h,)
         for number, module in self.row_modules[index]:
-            h = self._run(number, _ROWS, rows, module, _writable(h))
+            h = self._run(number, _ROWS, rows, module, _apart(h, given) if may_write(module) else h)
         if index == len(self.layers):
             return self._matrix(h, self.layer_index[-1]), ()
         number = self.layer_index[index]
-        if _is_users(self.layers[index]):
-            h = _writable(h)
+        if may_write(self.layers[index]):
+            h = _apart(h, given)
         result = self._run(number, _TRANSFORM, rows, self.layers[index].transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self._title(number)}: transform must return the pair (z, s)")
@@ -245,8 +298,11 @@ class Network:
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
         checked = self._tracing and kind == _ROWS and not self.modules.training
         first_row = args[0][:1].clone() if checked else None
-        with self._call(number, kind, rows):
-            out = self._seen(number, kind, rows, call(*args))
+        if isinstance(args[0], Tensor) and args[0].ndim == 2:
+            self._given = args[0].shape[1]
+        with self._call(number, kind, rows), self._autocast(rows):
+            out = call(*args)
+        out = self._seen(number, kind, rows, out if self.autocast is None else _widened(out, args[0].dtype, {}))
         if first_row is not None:
             self._check_rows(number, first_row, out)
         return out
@@ -294,23 +350,42 @@ class Network:
         else:
             yield
 
+    def _autocast(self, rows: Rows) -> AbstractContextManager[Any]:
+        """Around one call, so that recomputation casts what forward did."""
+        if self.autocast is None or self._tracing:  # widths do not depend on it
+            return nullcontext()
+        return torch.autocast(rows.ids.device.type, dtype=self.autocast)
+
     def _title(self, number: int) -> str:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
 
 
-def _writable(x: Tensor) -> Tensor:
-    """What others' code may change in place: autograd forbids that on a leaf."""
-    return x.clone() if x.is_leaf and x.requires_grad else x
+def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
+    """Tensors in the run's dtype; what was one tensor stays one."""
+    if isinstance(out, tuple | list):
+        return type(out)(_widened(part, dtype, seen) for part in out)
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return out
+    if id(out) not in seen:
+        seen[id(out)] = out.to(dtype)
+    return seen[id(out)]
 
 
-def _is_users(layer: Layer) -> bool:
-    return not type(layer).__module__.startswith("hongtu.")
+def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+    """x, copied where it lies in what was given."""
+    storage = x.untyped_storage()._cdata
+    return x.clone() if any(storage == part.untyped_storage()._cdata for part in given) else x
+
+
+def _changes(module: nn.Module) -> bool:
+    """Whether a module without trained parameters may give something else in the next epoch."""
+    return is_random(module) or drops(module) or next(module.buffers(), None) is not None
 
 
 def _common(a: LayerShape, b: LayerShape) -> LayerShape:
-    """What holds both in evaluation and in training: tensors are shared only where they are in both."""
+    """What holds both in evaluation (a) and in training (b): tensors are shared only where they are in both."""
     s = tuple(y if x is None else x for x, y in zip(a.s, b.s, strict=True))
-    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input)
+    return replace(a, s=s, z_is_input=a.z_is_input and b.z_is_input, trained=b.trained)
 
 
 def _mix(*words: int) -> int:
@@ -335,4 +410,18 @@ def _toy_block(dtype: torch.dtype) -> Block:
         rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
         edge_id_start=torch.tensor([0, 1]),
         num_graph_edges=2,
+    )
+
+
+def _with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
+    """A toy block with what the layer reads beside its edges, where the graph has it."""
+    assert block.rows.statistics is not None
+    numbers = torch.arange(2 * edges.features, dtype=block.rows.statistics.dtype)
+    features = torch.sin(numbers).reshape(2, edges.features)
+    return replace(
+        block,
+        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_type=torch.tensor([0, edges.types - 1], dtype=torch.int32)
+        if layer.uses_edge_type and edges.types
+        else None,
     )

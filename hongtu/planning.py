@@ -18,7 +18,8 @@ from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
-from hongtu.losses import MeanLoss, VertexLoss
+from hongtu.links import EdgeLoss, LinkLoss
+from hongtu.losses import Losses, MeanLoss
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.build import sketch_plan
@@ -26,7 +27,7 @@ from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.shapes import EdgeData, NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
 
@@ -43,7 +44,7 @@ def plan_model(
     artifact: Artifact,
     layers: Sequence[nn.Module],
     *,
-    loss: str | VertexLoss = "cross_entropy",
+    loss: Losses | LinkLoss = "cross_entropy",
     optimizer: OptimizerFactory = adam,
     device_memory: int | str | None = None,
     strategy: str | Strategy = "full",
@@ -70,7 +71,7 @@ def plan_model(
 def plan_network(
     artifact: Artifact,
     network: Network,
-    loss: MeanLoss,
+    loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
     strategy: Strategy,
     budget: int | None,
@@ -91,17 +92,22 @@ def plan_network(
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
-        shape = _network_shape(artifact, network, optimizer, dtype)
+        shape = _network_shape(artifact, network, loss, optimizer, dtype)
         return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
 
+    _check_edge_data(artifact, network)
+    topology = artifact.topology.keeping(
+        edge_features=any(layer.uses_edge_features for layer in network.layers),
+        edge_type=any(layer.uses_edge_type for layer in network.layers),
+    )
     learned_bytes = 0
-    if artifact.features is None:
+    if artifact.learns_features:
         rows = artifact.num_vertices, artifact.feature_width
         learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
 
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         return plan_run(
-            artifact.topology,
+            topology,
             artifact.schedule_paper,
             shape_with(sides),
             used,
@@ -109,7 +115,7 @@ def plan_network(
             probe,
             hardware,
             artifact.original_id,
-            artifact.masks["train"],
+            loss.loss_vertices,
         )
 
     never = (False,) * len(network.layers)
@@ -134,21 +140,52 @@ def plan_network(
 
 
 def _network_shape(
-    artifact: Artifact, network: Network, optimizer: torch.optim.Optimizer, dtype: torch.dtype
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    dtype: torch.dtype,
 ) -> NetworkShape:
-    layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    layers, output = network.trace(artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
+    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
+        layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
         features=artifact.feature_width,
         layers=layers,
         output=output,
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
-        label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
-        learned_input=artifact.features is None,
-        input_trained=network.input_is_trained(artifact.feature_width, dtype),
-        input_random=network.input_is_random(),
+        label_bytes=loss.label_bytes,
+        autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
+        edges=edges,
+        edge_loss=isinstance(loss, EdgeLoss),
+        loss_bytes=loss.predicted_bytes,
+        learned_input=artifact.learns_features,
+        sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
+        constant_layers=network.constant_layers(artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )
+
+
+def _check_edge_data(artifact: Artifact, network: Network) -> None:
+    """Refuse layers that read what the artifact does not have."""
+    for index, layer in zip(network.layer_index, network.layers, strict=True):
+        for uses, found, what in (
+            (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
+            (layer.uses_edge_type, artifact.num_edge_types, "edge_type.npy: integers [E]"),
+        ):
+            if uses and not found and not layer.edge_data_optional:
+                raise InputError(
+                    f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
+                    f"{what} to the input, and run `hongtu preprocess` again"
+                )
+        relations = getattr(layer, "num_relations", artifact.num_edge_types)
+        if relations < artifact.num_edge_types:
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): num_relations is {relations}, the graph has "
+                f"{artifact.num_edge_types} edge types; give at least as many"
+            )
 
 
 def _choose_sides(
@@ -194,10 +231,14 @@ def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool,
     return [chosen, *(tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)]
 
 
-def make_loss(artifact: Artifact, loss: str | VertexLoss) -> MeanLoss:
-    """The loss over the artifact's train mask."""
-    count = int(np.count_nonzero(artifact.masks["train"]))
-    return MeanLoss(loss, multi_label=artifact.multi_label, num_classes=artifact.num_classes, count=count)
+def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:
+    """The loss on the artifact's labels, or over edges."""
+    if isinstance(loss, LinkLoss):
+        return EdgeLoss(loss, artifact)
+    return MeanLoss(
+        loss, labels=artifact.labels, masks=artifact.masks, task=artifact.task, num_classes=artifact.num_classes,
+        original_id=artifact.original_id,
+    )  # fmt: skip
 
 
 def _stage_parameters(network: Network) -> tuple[int, ...]:
@@ -221,7 +262,8 @@ def _model_bytes(model: nn.Module) -> int:
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
-    if optimizer.state:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
         return _state_bytes(optimizer)
     trial = copy.deepcopy(optimizer)
     for group in trial.param_groups:

@@ -2,30 +2,39 @@
 
 What a layer allocates grows with the destinations, sources, edges and largest in-degree of its block; the probe's
 block has the largest of each over all chunks, no source in common with its destinations but one, and every vertex in
-the train mask.
+the mask of every term of the loss.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from hongtu.device import CpuDevice
+from hongtu.dispatch import as_on_gpu
 from hongtu.executor import Executor
+from hongtu.host_rows import keep_sparse
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.build import make_plan
 from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.passes import FEATURES
+from hongtu.plan.shapes import NetworkShape
+from hongtu.sparse_rows import SparseRows
 from hongtu.topology import Topology, build_topology
 
 
-def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
+def probe_workspace(
+    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
+) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
     workspace: dict[str, int] = {}
@@ -37,22 +46,27 @@ def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, d
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype
+    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
-    topology = _largest_block(view)
+    topology = _largest_block(view, plan.shape)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
-    small = make_plan(topology, schedule, plan.shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
+    shape = plan.shape
+    if shape.sparse_input is not None:
+        rows = _largest_rows(int(shape.sparse_input.numbers(view).max()), int(topology.chunk_start[1]), topology)
+        shape = replace(shape, sparse_input=replace(rows, width=shape.features))
+    small = make_plan(topology, schedule, shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
     host = _placeholder_rows(small, dtype)
     device = CpuDevice("probe", None, Traffic())
     workspace: dict[str, int] = {}
-    with torch.random.fork_rng(devices=[]):
-        network = Network(copy.deepcopy(model).cpu(), RowContext())
+    with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
+        autocast = getattr(torch, plan.shape.autocast) if plan.shape.autocast else None
+        network = Network(copy.deepcopy(model).cpu(), RowContext(), autocast)
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        network.trace(plan.shape.features, dtype)
-        executor = Executor(small, [network], host, [device], loss)
+        network.trace(plan.shape.features, dtype, plan.shape.edges)
+        executor = Executor(small, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)
             for p in passes:
@@ -60,7 +74,7 @@ def _probe_view(
     return workspace
 
 
-def _largest_block(topology: Topology) -> Topology:
+def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
     """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations."""
     d, s, e = (int(x.max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
     source = np.empty(e + 1, dtype=np.int32)
@@ -72,16 +86,30 @@ def _largest_block(topology: Topology) -> Topology:
     in_edge_start[1 : d + 1] = np.linspace(hub, e + 1, d).astype(np.int64)
     in_edge_start[d] = e + 1
     weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
-    return build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
+    largest = build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
+    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.zeros(e + 1, np.int32)
+    return replace(largest, edge_features=features, edge_type=types).keeping(
+        edge_features=shape.edges.features > 0, edge_type=shape.edges.types > 0
+    )
+
+
+def _largest_rows(numbers: int, rows: int, topology: Topology) -> SparseRows:
+    """Sparse features of which the first rows hold so many numbers."""
+    start = np.full(topology.num_vertices + 1, numbers, dtype=np.int64)
+    start[: rows + 1] = np.linspace(0, numbers, rows + 1).astype(np.int64)
+    return SparseRows(start, np.zeros(numbers, dtype=np.int32), np.zeros(numbers, dtype=np.float32), 1)
 
 
 def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     v = plan.topology.num_vertices
     host = HostStore(v, dtype)
-    host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
+    if plan.shape.sparse_input is not None:
+        keep_sparse(host, plan.shape.sparse_input)
+    else:
+        host.keep(FEATURES, torch.zeros((v, plan.shape.features), dtype=dtype))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
-    host.keep_pageable("train_mask", torch.ones(v, dtype=torch.bool))
+    host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))
     host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
-    host.keep_pageable("edge_id_start", torch.arange(v))
+    host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
     return host

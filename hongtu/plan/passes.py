@@ -44,7 +44,9 @@ class Pass:
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
+        edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        holds: vertex tensors that what is kept may lie in.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
@@ -63,7 +65,9 @@ class Pass:
     checkpoint: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
+    edge_loss: bool = False
     keep: bool = False
+    holds: tuple[str, ...] = ()
     hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -96,7 +100,7 @@ class PassList:
         setup: once before everything else.
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
-        wanted: vertex tensors that get a gradient.
+        wanted: vertex tensors that get a gradient: those that depend on something that is trained.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
     """
@@ -124,35 +128,50 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         prune: compute only what the loss depends on.
     """
     names = _Names(shape)
-    cached = caches_input(shape, strategy)
-    of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
-    constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
-    wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    if shape.learned_input or not strategy.no_input_gradient:
-        wanted.add(FEATURES)
-    else:
-        wanted -= {FEATURES} if shape.input_trained else of_input
+    from_csr = shape.sparse_input is not None
+    cached = cached_layers(shape, strategy)
+    constant = {FEATURES}
+    if cached:
+        constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
+    constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
+    trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
+    wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
+    wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
+    fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    if not shape.trains:
+        train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
     return PassList(
-        train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
+        train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
         setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
+        on_host=frozenset(
+            {OUTPUT}
+            | ({gradient(OUTPUT)} if shape.edge_loss else set())
+            | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
+        ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
     )
 
 
-def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
-    """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
-    changes = shape.learned_input or shape.input_trained or shape.input_random
-    constant = shape.layers[0].linear and not changes
-    return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
+def _results(shape: NetworkShape) -> tuple[str, ...]:
+    """What an epoch leaves on the host."""
+    if not shape.trains:
+        return (OUTPUT,)
+    return (gradient(FEATURES),) if shape.learned_input else ()
+
+
+def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
+    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept;
+    that of sparse features is not, for it would be dense."""
+    cached = strategy.cache_input_aggregate and strategy.no_input_gradient and not shape.learned_input
+    return shape.constant_layers if cached and shape.sparse_input is None else 0
 
 
 class _Names:
@@ -187,7 +206,7 @@ class _Builder:
         self,
         shape: NetworkShape,
         names: _Names,
-        cached: bool,
+        cached: int,
         wanted: frozenset[str],
         *,
         fuse: bool,
@@ -197,47 +216,56 @@ class _Builder:
         self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
         self.fuse, self.keep, self.prune = fuse, keep, prune
         self.last = len(shape.layers) - 1
+        self.keeps_stage_0 = keep and shape.sparse_input is None  # it would keep dense rows
 
     def setup(self) -> list[Pass]:
         if not self.cached:
             return []
-        names, layer = self.names, self.shape.layers[0]
+        k = self.cached - 1
         aggregate = Pass(
             direction="forward",
-            layer=0,
+            layer=k,
             stage=None,
             when="setup",
-            exchange=names.z[0],
-            s=names.s[0] if layer.combined else (),
-            checkpoint="a0",
+            exchange=self.names.z[k],
+            s=self.names.s[k] if self.shape.layers[k].combined else (),
+            checkpoint=f"a{k}",
         )
-        return [*self._stage_0("setup"), aggregate]
+        return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
 
     def evaluate(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("evaluate")
-        return first + [self._forward(k, "evaluate") for k in range(self.last + 1)]
+        return first + [self._forward(k, "evaluate") for k in range(self._begin, self.last + 1)]
 
     def train(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("train")
-        passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
+        passes = first + [self._forward(k, "train") for k in range(self._begin, self.last + (not self.fuse))]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse)))]
-        return passes + self._stage_0_backward()
+        layers = reversed(range(self._begin, self.last + (not self.fuse)))
+        return passes + [self._backward(k) for k in layers if self._goes_back(k)] + self._stage_0_backward()
+
+    @property
+    def _begin(self) -> int:
+        """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
+        return max(self.cached - 1, 0)
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
         if not outputs:
             return []
         train = when == "train"
-        keep, hops = self.keep and train, self._hops(-1) if train else None
+        keep = train and self.keeps_stage_0 and self._goes_back(-1)
+        hops = self._hops(-1) if train else None
         stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
-        return [replace(stage, when=when, keep=keep, hops=hops)]
+        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
-    def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
+    def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
-        loss = train and k == self.last
-        from_cache = self.cached and k == 0
+        last, returns = train and k == self.last, train and self._goes_back(k)
+        loss = last and not self.shape.edge_loss
+        keep = returns and self.keep and not last
+        from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
             direction="forward",
@@ -245,37 +273,41 @@ class _Builder:
             stage=k + 1,
             when=when,
             exchange=None if from_cache else self.names.z[k],
-            source="a0" if from_cache else None,
+            source=f"a{k}" if from_cache else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not from_cache and not keep else None,
             loss=loss,
-            keep=train and self.keep and not loss,
+            edge_loss=last and self.shape.edge_loss,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
-        from_cache = self.cached and k == 0
+        from_cache, keep = k == self.cached - 1, self.keep and k < self.last
+        linear = from_cache or (layer.linear and not fused)
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if from_cache or (layer.linear and not fused) else names.z[k],
+            exchange=None if linear else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
-            source=f"a{k}" if from_cache or (layer.linear and not fused) else None,
+            source=f"a{k}" if linear and not keep else None,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
             direct=direct,
             loss=fused,
-            keep=self.keep and k < self.last,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
 
     def _stage_0_backward(self) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
-        if not set(outputs) & self.wanted:
+        if not self._goes_back(-1):
             return []
         direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
         return [
@@ -286,10 +318,20 @@ class _Builder:
                 source=FEATURES,
                 gradients=tuple(gradient(n) for n in outputs),
                 direct=direct,
-                keep=self.keep,
+                keep=self.keeps_stage_0,
+                holds=self._held(0) if self.keeps_stage_0 else (),
                 hops=self._hops(-1),
             )
         ]
+
+    def _held(self, stage: int) -> tuple[str, ...]:
+        """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
+        z = self.names.z[stage]
+        return (z,) if z in self.names.s[stage] and z != FEATURES else ()
+
+    def _goes_back(self, k: int) -> bool:
+        """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
+        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
 
     def _hops(self, k: int) -> int | None:
         return self.last - k if self.prune else None
@@ -310,5 +352,6 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush)
+    names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
+    names += (gradient(OUTPUT),) if p.edge_loss else ()
     return {name: None for name in names if name is not None}

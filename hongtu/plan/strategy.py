@@ -21,8 +21,10 @@ class Strategy:
         schedule: order of the chunks: "input", or "paper" for Algorithm 4's (not with ``group``).
         group: run consecutive chunks as one where the budget allows.
         transform_first: exchange the narrower side of a layer's first linear map: ``A (H W) = (A H) W``.
-        no_input_gradient: compute no gradient of the features, which are constant.
-        cache_input_aggregate: keep layer 0's aggregate of constant features instead of computing it every epoch.
+        no_input_gradient: compute no gradient of the features, which are constant, nor of what depends on frozen
+            parameters alone.
+        cache_input_aggregate: keep layer 0's aggregate of constant features (of K hops in a row, the last) instead of
+            computing it every epoch.
         fuse_last_layer: forward, loss and backward of the last layer in one pass, where that is predicted cheaper.
         prune: train on what the loss vertices depend on, layer by layer, where that is much less than the graph.
         resident: leave vertex tensors on the devices that have room for them.

@@ -5,9 +5,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hongtu import dispatch, reductions
 from hongtu.block import Block, Rows
-from tests.graphs import awkward_graphs, by_destination, cut, make_blocks
+from tests.graphs import Graph, awkward_graphs, by_destination, cut, loops, make_blocks
+
+pyg_resolver = pytest.importorskip("torch_geometric.nn.resolver")
 
 
 @pytest.fixture(params=awkward_graphs(), ids=str)
@@ -58,6 +63,90 @@ def test_reductions_of_more_and_fewer_dimensions():
     for operation in (block.sum, block.mean, block.gather):
         torch.testing.assert_close(operation(x).flatten(1), operation(x.flatten(1)))
         torch.testing.assert_close(operation(x[:, 0, 0]), operation(x[:, 0, :1]).squeeze(1))
+
+
+@pytest.mark.parametrize("how", reductions.NAMES)
+def test_reductions_by_name_are_torch_geometrics(graph, how):
+    """Values and gradients of source rows and of edge rows, ties and zeros among them."""
+    aggregation = pyg_resolver.aggregation_resolver(how)
+    x = torch.randn(graph.num_vertices, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x[:, :2] = x[:, :2].round()
+    x.requires_grad_()
+    expected = aggregation(x[graph.edge_index[0]], graph.edge_index[1], dim_size=graph.num_vertices)
+    block = make_blocks(graph)[0]
+    z = x[block.sources.long()]
+    factor = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    [wanted] = torch.autograd.grad((expected * factor).sum(), x, materialize_grads=True)
+    for out in (block.reduce(z, how), block.of_edges.reduce(block.gather(z), how)):
+        torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+        [found] = torch.autograd.grad((out * factor).sum(), x, retain_graph=True, materialize_grads=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("how", ["max", "min", "mean", "sum"])
+def test_weighted_reductions(graph, how):
+    aggregation, block = pyg_resolver.aggregation_resolver(how), make_blocks(graph)[0]
+    x = torch.randn(graph.num_vertices, 4, dtype=torch.float64).round().requires_grad_()
+    messages = x[graph.edge_index[0]]
+    if graph.weights is not None:
+        messages = messages * graph.edge_weight().unsqueeze(1)
+    expected = aggregation(messages, graph.edge_index[1], dim_size=graph.num_vertices)
+    out = block.reduce(x[block.sources.long()], how, weighted=True)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    sums = ((y * y).sum() for y in (out, expected))
+    found, wanted = (torch.autograd.grad(total, x, materialize_grads=True)[0] for total in sums)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_several_reductions_and_more_dimensions():
+    block, x = example(), torch.randn(4, 3, 2)
+    both = block.reduce(x, ["max", "std"])
+    assert both.shape == (2, 3, 4)
+    torch.testing.assert_close(both[..., :2], block.reduce(x, "max"))
+    torch.testing.assert_close(both[..., 2:].flatten(1), block.reduce(x.flatten(1), "std"))
+    with pytest.raises(ValueError, match="reduction 'median': expected one of sum, add"):
+        block.reduce(x, "median")
+    with pytest.raises(ValueError, match="'var' has no weighted form"):
+        block.reduce(x, "var", weighted=True)
+
+
+def test_what_torch_does_where_there_is_no_kernel():
+    """The forms that other devices run: as the kernels, values and gradients."""
+    block = make_blocks(loops())[0]
+    x, query, att = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((10, 6), (10, 6), (6,)))
+    ties = x.detach().round().requires_grad_()
+    calls = {
+        "max": (lambda: block.reduce(ties, "max", weighted=True), [ties]),
+        "min": (lambda: block.reduce(ties, "min"), [ties]),
+        "softmax": (lambda: reductions.softmax(block, x, att), [x, att]),
+        "semi_grad": (lambda: reductions.softmax(block, x, 0.5, semi_grad=True), [x]),
+        "additive": (lambda: block.additive_logits(x, query, att, 3, 0.2), [x, query, att]),
+    }
+    for name, (call, inputs) in calls.items():
+        found = []
+        for on_gpu in (False, True):
+            with dispatch.as_on_gpu(on_gpu):
+                out = call()
+                found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@given(st.data())
+def test_extrema_of_small_numbers_are_torch_geometrics(data):
+    """Random graphs and rows of few values: what ties, and what is 0, gets the same gradient."""
+    v = data.draw(st.integers(1, 5))
+    ends = st.tuples(st.integers(0, v - 1), st.integers(0, v - 1))
+    edges = np.array(data.draw(st.lists(ends, max_size=12)), dtype=np.int64).reshape(-1, 2).T
+    values = data.draw(st.lists(st.integers(-1, 1), min_size=2 * v, max_size=2 * v))
+    x = torch.tensor(values, dtype=torch.float64).view(v, 2).requires_grad_()
+    block = make_blocks(Graph("drawn", edges, None, v))[0]
+    source, destination = torch.from_numpy(edges)
+    for how in ("max", "min"):
+        out = block.reduce(x[block.sources.long()], how)
+        expected = pyg_resolver.aggregation_resolver(how)(x[source], destination, dim_size=v)
+        factor = torch.arange(1.0, 2 * v + 1, dtype=torch.float64).view(v, 2)
+        grads = [torch.autograd.grad((y * factor).sum(), x, materialize_grads=True)[0] for y in (out, expected)]
+        torch.testing.assert_close([out, grads[0]], [expected, grads[1]], rtol=1e-12, atol=1e-12)
 
 
 def test_with_destinations_example():
