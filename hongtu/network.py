@@ -30,9 +30,16 @@ def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
     Raises:
         InputError: naming the first that is no module.
     """
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+        name = type(layers).__name__
+        raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
-            raise InputError(f"layers[{index}] is {layer!r}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module")
+            shown = getattr(layer, "__name__", None) or repr(layer)
+            raise InputError(
+                f"layers[{index}] is {shown}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module; of functions "
+                "pass the module (torch.nn.ReLU() for torch.relu), or the activation of a layer"
+            )
     return nn.ModuleList(layers)
 
 
@@ -73,6 +80,7 @@ class Network:
         self.chunk = 0
         self._current = 0
         self._tracing = False
+        self._given = 0  # columns of what the current module got
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
@@ -194,7 +202,11 @@ class Network:
                     trained, _ = self._trace(features, dtype, edges, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
-            raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
+            text = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{self._title(self._current)} failed on a small graph, given rows of {self._given} columns "
+                f"(the features have {features}): {text}; its input width must be what comes before gives"
+            ) from error
         finally:
             self._tracing = False
             self.modules.train(training)
@@ -286,6 +298,8 @@ class Network:
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
         checked = self._tracing and kind == _ROWS and not self.modules.training
         first_row = args[0][:1].clone() if checked else None
+        if isinstance(args[0], Tensor) and args[0].ndim == 2:
+            self._given = args[0].shape[1]
         with self._call(number, kind, rows), self._autocast(rows):
             out = call(*args)
         out = self._seen(number, kind, rows, out if self.autocast is None else _widened(out, args[0].dtype, {}))

@@ -104,9 +104,10 @@ class FullBatch:
         topology, v = artifact.topology, artifact.num_vertices
         target = np.repeat(np.arange(v), np.diff(topology.in_edge_start))
         self.edges = torch.from_numpy(np.stack([topology.global_sources().astype(np.int64), target])).to(device)
-        if artifact.features is None or artifact.task != "multiclass" or topology.edge_weight is not None:
+        if artifact.learns_features or artifact.task != "multiclass" or topology.edge_weight is not None:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
-        self.features = torch.from_numpy(np.array(artifact.features)).to(device)
+        rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
+        self.features = torch.from_numpy(np.array(rows)).to(device)
         self.labels = torch.from_numpy(np.array(artifact.labels)).to(device)
         self.masks = {name: torch.from_numpy(np.array(mask)).to(device) for name, mask in artifact.masks.items()}
         self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
