@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from hongtu.bitmap import insert, take_all
+from hongtu.neighbour_sets import fill_set, set_size
 
 
 @dataclass(frozen=True)
@@ -247,33 +248,15 @@ def build_topology(
 
 @numba.njit(cache=True, nogil=True)
 def _neighbour_sets(edge_start, source, num_vertices):
-    num_chunks = len(edge_start) - 1
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
-    source_start = np.zeros(num_chunks + 1, dtype=np.int64)
-    for c in range(num_chunks):
-        count = 0
-        for e in range(edge_start[c], edge_start[c + 1]):
-            if seen_by[source[e]] != c:
-                seen_by[source[e]] = c
-                count += 1
-        source_start[c + 1] = source_start[c] + count
-    sources = np.empty(source_start[num_chunks], dtype=np.int32)
+    words, chunks = (num_vertices + 63) // 64, len(edge_start) - 1
+    source_start = np.zeros(chunks + 1, dtype=np.int64)
+    for c in range(chunks):
+        source_start[c + 1] = source_start[c] + set_size(source, edge_start[c], edge_start[c + 1], words)
+    sources = np.empty(source_start[chunks], dtype=np.int32)
     local_source = np.empty(len(source), dtype=np.int32)
-    rank = np.empty(num_vertices, dtype=np.int32)
-    seen_by[:] = -1
-    for c in range(num_chunks):
-        at = source_start[c]
-        for e in range(edge_start[c], edge_start[c + 1]):
-            if seen_by[source[e]] != c:
-                seen_by[source[e]] = c
-                sources[at] = source[e]
-                at += 1
-        own = np.sort(sources[source_start[c] : at])
-        sources[source_start[c] : at] = own
-        for k in range(len(own)):
-            rank[own[k]] = k
-        for e in range(edge_start[c], edge_start[c + 1]):
-            local_source[e] = rank[source[e]]
+    for c in range(chunks):
+        own = sources[source_start[c] : source_start[c + 1]]
+        fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
     return source_start, sources, local_source
 
 
