@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from hongtu.bench.growth import exponent, largest_step
 from hongtu.bench.records import read
 from hongtu.bench.text import host_bytes
+from hongtu.host_load import BUSY
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "experiments" / "results"
+HELD_OUT = 12  # configurations, the fewest that say something
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 Row = dict[str, Any]
 
@@ -38,7 +41,11 @@ def written(text: str, results: Path) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     assert begin and end, "README.md has no markers"
-    return head + BEGIN + "\n".join(f"- {line}" for line in lines(results)) + "\n" + END + tail
+    return head + BEGIN + "\n".join(map(_item, lines(results))) + "\n" + END + tail
+
+
+def _item(line: str) -> str:
+    return textwrap.fill(line, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def lines(results: Path) -> list[str]:
@@ -107,11 +114,12 @@ def growth(rows: list[Row]) -> list[str]:
 
 
 def estimator(rows: list[Row]) -> list[str]:
-    errors = sorted(abs(row["error"]) for row in rows)
+    """What was measured while other work took part of the machine says nothing about the prediction."""
+    errors = sorted(abs(row["error"]) for row in rows if row["others"] <= BUSY)
     return [
-        f"`hongtu plan` on a measured profile: epoch seconds of {len(rows)} held-out configurations, error "
+        f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations, error "
         f"{errors[len(errors) // 2]:.0%} in the median, {errors[-1]:.0%} at most."
-    ]
+    ] if len(errors) >= HELD_OUT else []  # fmt: skip
 
 
 def ladder(rows: list[Row]) -> list[str]:

@@ -141,7 +141,7 @@ def spec_width(field: str, spec: Any, forms: tuple[str, ...]) -> int:
             if kind == form_kind and colon == form_colon:
                 if not colon:
                     return 0
-                if width.isascii() and width.isdigit() and int(width) > 0:
+                if width.isascii() and width.isdigit() and 0 < int(width[:11]) < 2**31 and len(width) < 11:
                     return int(width)
     raise InputError(f"{field}: {spec!r}, expected {' or '.join(forms)} with a positive number for the capital")
 

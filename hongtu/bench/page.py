@@ -13,6 +13,7 @@ from hongtu.bench.growth import exponent, largest_step
 from hongtu.bench.records import read
 from hongtu.bench.text import host_bytes
 from hongtu.errors import InputError
+from hongtu.host_load import BUSY
 
 MIB = 2**20
 Row = dict[str, Any]
@@ -179,8 +180,11 @@ def _budget_summary(rows: Sequence[Row]) -> str:
 
 
 def _estimate_summary(rows: Sequence[Row]) -> str:
-    worst = max(abs(row["error"]) for row in rows)
-    return f"Largest error on {len(rows)} configurations that the profile has not seen: {worst:.1%}."
+    quiet = [abs(row["error"]) for row in rows if row["others"] <= BUSY]
+    if not quiet:
+        return "Other work took part of the machine in every measurement: nothing can be said."
+    disturbed = f" Other work disturbed {len(rows) - len(quiet)} more." if len(quiet) < len(rows) else ""
+    return f"Largest error on {len(quiet)} configurations that the profile has not seen: {max(quiet):.1%}.{disturbed}"
 
 
 def _systems_summary(rows: Sequence[Row]) -> str:
@@ -189,7 +193,11 @@ def _systems_summary(rows: Sequence[Row]) -> str:
 
 
 MODEL: Columns = (("model", value("model")), ("layers", value("layers")), ("hidden", value("hidden")))
-SECONDS: Columns = (("seconds", value("seconds", "{:.3f}")), ("spread", _spread))
+SECONDS: Columns = (
+    ("seconds", value("seconds", "{:.3f}")),
+    ("spread", _spread),
+    ("taken by others", value("others", "{:.0%}")),
+)
 SECTIONS = (
     Section(
         "bench",
@@ -258,7 +266,8 @@ SECTIONS = (
         "The profile is measured on this machine (<code>hongtu doctor --measure</code>) and has seen none of these "
         "graphs, models and budgets.",
         (("configuration", value("label")), ("measured", value("seconds", "{:.3f}")),
-         ("predicted", value("predicted_seconds", "{:.3f}")), ("error", value("error", "{:+.1%}"))),
+         ("predicted", value("predicted_seconds", "{:.3f}")), ("error", value("error", "{:+.1%}")),
+         ("taken by others", value("others", "{:.0%}"))),
         ((pictures.estimates, "Predicted against measured seconds of an epoch"),),
         _estimate_summary,
     ),

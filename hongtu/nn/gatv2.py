@@ -83,10 +83,11 @@ class GATv2Conv(Convolution):
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         query, width = s[0], self.heads * self.out_channels
-        sum_EF = block.gather(z) + block.gather_destination(query)
-        if self.edge_dim is not None:
-            sum_EF = torch.addmm(sum_EF, block.edge_features, self.lin_edge.weight.t())
-        logits_EH = self._logits(sum_EF)
+        if self.edge_dim is None:
+            logits_EH = block.additive_logits(z, query, self.att.flatten(), self.heads, self.negative_slope)
+        else:
+            sum_EF = block.gather(z) + block.gather_destination(query)
+            logits_EH = self._logits(torch.addmm(sum_EF, block.edge_features, self.lin_edge.weight.t()))
         if not self.add_self_loops:
             alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
             return self._merge_heads(block.attend(z, alpha_EH, width))
