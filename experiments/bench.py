@@ -18,6 +18,7 @@ from pathlib import Path
 from experiments.gpu_check import run_all
 from experiments.prepare import generated, prepared, real_graph
 from hongtu.bench.records import append, machine
+from hongtu.cli.stopping import terminable
 
 PYTHON = sys.executable
 
@@ -36,11 +37,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     parser.add_argument("--work", type=Path, help="graphs and artifacts (default: OUT/work)")
     parser.add_argument("--scale", type=float, default=1.0, help="of all graphs' sizes (default: 1)")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="PART")
     options = parser.parse_args()
     options.work = options.work or options.out / "work"
     options.work.mkdir(parents=True, exist_ok=True)
+    with terminable():
+        failed = run_parts(options)
+    if failed:
+        sys.exit(f"bench: failed: {', '.join(failed)}; see {options.out}/*.log")
+
+
+def run_parts(options: argparse.Namespace) -> list[str]:
+    """Run what is not done; the parts that failed."""
     began, failed = time.monotonic(), []
     prepare(options)
     for part in parts(options):
@@ -58,22 +67,22 @@ def main() -> None:
             done.touch()
         else:
             failed.append(part.name)
-    print(f"{time.monotonic() - began:.0f} s in all; {options.out / 'report.html'}")
-    if failed:
-        sys.exit(f"bench: failed: {', '.join(failed)}; see {options.out}/*.log")
+    print(f"{time.monotonic() - began:.0f} s in all; {options.out / 'report.html'}", flush=True)
+    return failed
 
 
 def prepare(options: argparse.Namespace) -> None:
     """The graphs that several parts share, and what preprocessing them took."""
-    for kind, vertices, settings in (
-        ("citation", 100_000, {"partitions": 1, "chunks": 256, "order": "clusters"}),
-        ("rmat", 100_000, {"partitions": 2, "chunks": 128, "order": "input"}),
+    for name, kind, vertices, settings in (
+        ("citation", "citation", 100_000, {"partitions": 1, "chunks": 256, "order": "clusters"}),
+        ("rmat", "rmat", 100_000, {"partitions": 2, "chunks": 128, "order": "input"}),
+        ("citation-large", "citation", 500_000, {"partitions": 1, "chunks": 512, "order": "clusters"}),
     ):
-        path = options.work / f"{kind}.artifact"
+        path = options.work / f"{name}.artifact"
         if not path.exists():
             artifact = prepared(generated(options.work, kind, int(vertices * options.scale)), path, **settings)
             stages = [json.loads(line) for line in (path / "stages.jsonl").read_text().splitlines()]
-            row = {"graph": kind, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges}
+            row = {"graph": name, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges}
             row["stages"] = {stage["stage"]: stage["seconds"] for stage in stages}
             append(options.out / "preprocess.jsonl", machine("preprocess", "make bench") | row)
     arxiv = real_graph("ogbn-arxiv")
@@ -85,6 +94,7 @@ def prepare(options: argparse.Namespace) -> None:
 def parts(options: argparse.Namespace) -> list[Part]:
     """What is measured, in this order."""
     out, work, epochs = options.out, options.work, str(options.epochs)
+    large = str(work / "citation-large.artifact")
     profile, citation, rmat = str(out / "cpu.json"), str(work / "citation.artifact"), str(work / "rmat.artifact")
     sizes = [str(int(size * options.scale)) for size in (250_000, 500_000, 1_000_000, 2_000_000)]
 
@@ -99,15 +109,17 @@ def parts(options: argparse.Namespace) -> list[Part]:
 
     model = ("--hidden", "64", "--epochs", epochs)
     found = [
-        Part("profile", hongtu("doctor", "--measure", profile), 120),
-        Part("systems", hongtu("bench", citation, "--models", "gcn,sage,gat", *model, "--strategies", "full,paper,none",
+        Part("profile", hongtu("doctor", "--measure", profile), 300),
+        Part("systems", hongtu("bench", citation, "--models", "gcn,sage", *model, "--strategies", "full,paper,none",
                                "--baselines", "all", *to("bench")), 300),
+        Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
+                           *to("bench")), 200),
         Part("savings", hongtu("bench", rmat, "--models", "gcn", *model, "--strategies", "full,paper,alone",
                                *to("bench")), 120),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
-                                "--accuracy", "30", "--baselines", "all", *to("bench")), 200),
-        Part("budgets", module("budgets", citation, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
-                               "--hardware", profile, *to("budgets")), 120),
+                                "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 200),
+        Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
+                               "--hardware", profile, *to("budgets")), 200),
         Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
                                  str(int(200_000 * options.scale)), *to("estimator")), 200),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),

@@ -17,6 +17,11 @@ def check_module(index: int, module: nn.Module) -> None:
     title = f"layers[{index}] ({type(module).__name__})"
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+    if any(
+        base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
+        for base in type(module).__mro__
+    ):
+        raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
     for part in module.modules():
         mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
         if type(part).__module__.startswith("torch_geometric.nn.norm"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,16 @@ def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
     Raises:
         InputError: naming the first that is no module.
     """
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+        name = type(layers).__name__
+        raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
-            raise InputError(f"layers[{index}] is {layer!r}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module")
+            shown = getattr(layer, "__name__", None) or repr(layer)
+            raise InputError(
+                f"layers[{index}] is {shown}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module; of functions "
+                "pass the module (torch.nn.ReLU() for torch.relu), or the activation of a layer"
+            )
     return nn.ModuleList(layers)
 
 
@@ -45,13 +52,15 @@ class Network:
     Args:
         modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
         context: shared by every Layer and Dropout of the model.
+        autocast: what transforms, updates and row-wise modules may compute in, by torch's rules; what they return has
+            the run's dtype again. None: that one only.
 
     Raises:
         InputError: for modules that cannot be exact chunk by chunk.
     """
 
-    def __init__(self, modules: nn.ModuleList, context: RowContext) -> None:
-        self.modules, self.context = modules, context
+    def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
+        self.modules, self.context, self.autocast = modules, context, autocast
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
@@ -71,6 +80,7 @@ class Network:
         self.chunk = 0
         self._current = 0
         self._tracing = False
+        self._given = 0  # columns of what the current module got
         self._shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
@@ -192,7 +202,11 @@ class Network:
                     trained, _ = self._trace(features, dtype, edges, training=True)
                 self._check_buffers(versions)
         except (RuntimeError, TypeError, IndexError) as error:
-            raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
+            text = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{self._title(self._current)} failed on a small graph, given rows of {self._given} columns "
+                f"(the features have {features}): {text}; its input width must be what comes before gives"
+            ) from error
         finally:
             self._tracing = False
             self.modules.train(training)
@@ -284,8 +298,11 @@ class Network:
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
         checked = self._tracing and kind == _ROWS and not self.modules.training
         first_row = args[0][:1].clone() if checked else None
-        with self._call(number, kind, rows):
-            out = self._seen(number, kind, rows, call(*args))
+        if isinstance(args[0], Tensor) and args[0].ndim == 2:
+            self._given = args[0].shape[1]
+        with self._call(number, kind, rows), self._autocast(rows):
+            out = call(*args)
+        out = self._seen(number, kind, rows, out if self.autocast is None else _widened(out, args[0].dtype, {}))
         if first_row is not None:
             self._check_rows(number, first_row, out)
         return out
@@ -333,8 +350,25 @@ class Network:
         else:
             yield
 
+    def _autocast(self, rows: Rows) -> AbstractContextManager[Any]:
+        """Around one call, so that recomputation casts what forward did."""
+        if self.autocast is None or self._tracing:  # widths do not depend on it
+            return nullcontext()
+        return torch.autocast(rows.ids.device.type, dtype=self.autocast)
+
     def _title(self, number: int) -> str:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
+
+
+def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
+    """Tensors in the run's dtype; what was one tensor stays one."""
+    if isinstance(out, tuple | list):
+        return type(out)(_widened(part, dtype, seen) for part in out)
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return out
+    if id(out) not in seen:
+        seen[id(out)] = out.to(dtype)
+    return seen[id(out)]
 
 
 def _apart(x: Tensor, given: tuple[Tensor, ...]) -> Tensor:

@@ -101,7 +101,7 @@ def plan_network(
         edge_type=any(layer.uses_edge_type for layer in network.layers),
     )
     learned_bytes = 0
-    if artifact.features is None:
+    if artifact.learns_features:
         rows = artifact.num_vertices, artifact.feature_width
         learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
 
@@ -148,6 +148,8 @@ def _network_shape(
 ) -> NetworkShape:
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
     layers, output = network.trace(artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
+    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
+        layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
         features=artifact.feature_width,
         layers=layers,
@@ -155,10 +157,12 @@ def _network_shape(
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
         label_bytes=loss.label_bytes,
+        autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
         edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
-        learned_input=artifact.features is None,
+        learned_input=artifact.learns_features,
+        sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=network.constant_layers(artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )

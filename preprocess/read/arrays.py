@@ -12,6 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.sparse import to_csr
 from hongtu.preprocess.read.typed import make_typed
 
 
@@ -76,14 +77,8 @@ def as_features(value: Any, vertex_type: Any = None) -> Any:
         return make_typed(as_array("vertex_type", vertex_type), arrays, ("vertex_type", names))
     if value is None:
         return None
-    if not hasattr(value, "tocsr"):
-        return as_array("features", value)
-    try:
-        if hasattr(value, "check_format"):
-            value.check_format(full_check=True)
-        return value.tocsr()
-    except ValueError as error:
-        raise InputError(f"features: not a whole scipy matrix ({error}); make it again") from None
+    sparse = to_csr(value)
+    return as_array("features", value) if sparse is None else sparse
 
 
 def as_masks(masks: Any) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A raw graph from a directory in the neutral format (README, "Input")."""
+"""A raw graph from a directory in the neutral format (README, "Train a graph")."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from tests import training
+from tests import staged, training
 from tests.cpu.test_counters import check_counters
 from tests.cpu.test_edge_data import T, awkward
 from tests.neutral import contents, pieces, write
@@ -140,7 +140,7 @@ def test_relations_between_typed_vertices_are_exact(grain):
             trainer = hongtu.Trainer(artifact, layers(problem), device_memory=memory, **options)
             training.assert_same(training.train(trainer, 3), expected, 1e-9)
             check_counters(trainer)
-    trainer = hongtu.Trainer(artifact, layers(problem), device="dry", **options)
+    trainer = hongtu.Trainer(artifact, layers(problem), device=staged.dry(), **options)
     training.assert_same(training.train(trainer, 3), expected, 1e-9)
 
 
@@ -149,6 +149,17 @@ def test_the_command_line_projects_them(tmp_path, capsys):
     assert main(["train", str(tmp_path / "out"), "--model", "gcn", "--hidden", "4", "--epochs", "2"]) == 0
     with pytest.raises(ValueError, match="no types"):
         hnn.TypedLinear((), 4)
+
+
+@pytest.mark.parametrize("model", ["gine", "rgcn"])
+def test_models_of_the_command_line_read_what_lies_beside_edges(model, tmp_path, capsys):
+    beside = {"edge_features": np.ones((60, 2)), "edge_type": np.arange(60) % 3}
+    for name, given in (("with", {**pieces(), **beside}), ("without", pieces())):
+        assert main(["preprocess", str(write(tmp_path / "in" / name, given)), str(tmp_path / name), *SMALL]) == 0
+    assert main(["train", str(tmp_path / "with"), "--model", model, "--hidden", "4", "--epochs", "2"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "without"), "--model", model, "--hidden", "4"]) == 2
+    assert f"model {model}: needs edge" in capsys.readouterr().err
 
 
 def test_a_graph_without_types_has_none():

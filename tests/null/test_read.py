@@ -129,19 +129,19 @@ REFUSED = {
         replaced(labels=np.zeros(24)),
         None,
         [],
-        ["labels.npy: float64 of shape (24,)", "integers [N]", "--labels random:C"],
+        ["labels.npy: float64 of shape (24,)", "integers [24]", "--labels random:C"],
     ),
     "labels length": (
         replaced(labels=np.zeros(23, int)),
         None,
         [],
-        ["labels.npy: int64 of shape (23,), expected N = 24 rows"],
+        ["labels.npy: int64 of shape (23,), expected integers [24]"],
     ),
     "labels rank": (
         replaced(labels=np.zeros((24, 3), int)),
         None,
         [],
-        ["labels.npy: int64 of shape (24, 3)", "float32 [N, C]"],
+        ["labels.npy: int64 of shape (24, 3)", "float32 [24, C]"],
     ),
     "labels missing": (replaced(labels=None), None, [], ["labels.npy: missing", "--labels random:C"]),
     "multilabel partly nan": (

@@ -11,6 +11,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS
 from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.sparse import to_csr
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
@@ -38,7 +39,8 @@ def from_data(data: Any, name: str = "data") -> Source:
         raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
-    attributes, labels, features = field("edge_attr"), field("y"), _floats(field("x"))
+    attributes, labels, sparse = field("edge_attr"), field("y"), to_csr(_get(data, "x"), f"{name}.x")
+    features = _floats(field("x") if sparse is None else sparse)
     are_weights = field("edge_weight") is None and attributes is not None and attributes.size == edges.shape[1]
     weight = _weight(field, name, edges.shape[1], "edge_attr" if are_weights else "edge_weight")
     if attributes is not None and attributes.ndim == 1:
@@ -78,7 +80,7 @@ def _weight(field: Any, name: str, count: int, what: str) -> np.ndarray | None:
     return weight.ravel()
 
 
-def _floats(features: np.ndarray | None) -> np.ndarray | None:
+def _floats(features: Any) -> Any:
     return features.astype(np.float32) if features is not None and features.dtype.kind in "biu" else features
 
 
@@ -90,7 +92,7 @@ def _num_vertices(data: Any, name: str, pieces: tuple[np.ndarray | None, ...]) -
     """``num_nodes``, else the rows of the first piece that there is."""
     count = _get(data, "num_nodes")
     if count is None:
-        return next((len(piece) for piece in pieces if piece is not None and piece.ndim), None)
+        return next((piece.shape[0] for piece in pieces if piece is not None and piece.ndim), None)
     try:
         return operator.index(count)
     except TypeError:
