@@ -16,10 +16,11 @@ from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
 from hongtu.losses import MeanLoss
+from hongtu.moments import Moments
 from hongtu.network import Network
 from hongtu.plan.arena import Needs, aggregates_in_place
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes import Pass, gradient
 from hongtu.streams import Turn
 from hongtu.transfer import cache_of
 
@@ -34,6 +35,7 @@ class Run(Protocol):
     loss: MeanLoss
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
+    moments: list[Moments]
 
     def own_rows(self, name: str, device: int) -> Tensor: ...
 
@@ -93,11 +95,13 @@ class ChunkRun:
         with torch.set_grad_enabled(p.keep):
             run = self._compute(gradients=p.keep)
             outs = [out.detach() for out in run.outs]
+            if self.executor.moments:
+                self.executor.moments[self.i].add(outs[0])
             if p.loss:
                 outs = [self._loss_gradient(outs[0])]
         if p.keep:
             self.executor.kept[self.key] = run
-        for out, name in zip(outs, p.outputs, strict=True):
+        for out, name in zip(outs[len(outs) - len(p.outputs) :], p.outputs, strict=True):
             self._emit(out, name)
 
     def _backward(self) -> None:
@@ -107,11 +111,13 @@ class ChunkRun:
             run = self.executor.kept.pop(self.key) if p.keep else self._compute(gradients=True)
             if p.loss:
                 incoming = [self._loss_gradient(run.outs[0].detach())]
-            _backpropagate(run.outs, incoming)
+            elif p.moments is not None and gradient(p.moments) in p.gradients:
+                incoming[0] = self._with_statistics_gradient(incoming[0], run.outs[0])
+            _backpropagate(run.outs[len(run.outs) - len(incoming) :], incoming)
             run.outs.clear()
             base_gradient = run.base.grad
             direct = [part.grad for part in run.s]
-            if shape is None:
+            if shape is None or shape.norm:
                 direct = [base_gradient]
             elif shape.linear:
                 if base_gradient is not None and shape.combined and (p.flush is not None or any(p.direct)):
@@ -121,9 +127,9 @@ class ChunkRun:
             elif p.flush is not None and base_gradient is not None:
                 self._add_to_cache(base_gradient)
         direct += [None] * (len(p.direct) - len(direct))
-        for gradient, name in zip(direct, p.direct, strict=True):
+        for rows, name in zip(direct, p.direct, strict=True):
             if name is not None:
-                self._emit_gradient(gradient, name)
+                self._emit_gradient(rows, name)
 
     def _compute(self, *, gradients: bool) -> Kept:
         """The aggregate, or what is read in its place, and the stage behind it."""
@@ -164,19 +170,23 @@ class ChunkRun:
         return [] if self.p.stage is None else self.network.stage(self.p.stage, None, a, s, self.inputs.rows)
 
     def _stage_0(self, features: Tensor) -> list[Tensor]:
-        """The outputs of stage 0 that are not the features themselves."""
+        """The outputs of stage 0; the first may be the features themselves."""
         outs = self.network.stage(0, features, None, (), self.inputs.rows)
-        if not self.plan.shape.layers[0].z_is_input:
-            return outs
-        if outs[0] is not features:
+        if self.plan.shape.layers[0].z_is_input and outs[0] is not features:
             raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
-        return outs[1:]
+        return outs
+
+    def _with_statistics_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The gradient of rows that the next layer normalises, with what comes back by way of its statistics."""
+        assert self.p.stage is not None
+        more = self.network.norm(self.p.stage).gradient_through_statistics(x)
+        return grad if more is None else more.add_(grad)
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
         labels, mask = self.inputs.vertex["labels"], self.inputs.vertex["train_mask"]
-        gradient, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
+        grad, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
         self.executor.loss_values[self.i].add_(part)
-        return gradient
+        return grad
 
     def _aggregate(self, s: tuple[Tensor, ...]) -> Tensor:
         """The linear aggregate, together with s where the layer combines them; no gradients."""
@@ -246,14 +256,12 @@ class ChunkRun:
         """Of a tensor's writers the first stores, later ones add."""
         return name in self.p.direct and (name == self.p.flush or name not in self.p.creates)
 
-    def _emit_gradient(self, gradient: Tensor | None, name: str) -> None:
+    def _emit_gradient(self, grad: Tensor | None, name: str) -> None:
         """Rows without a gradient get zeros."""
-        if gradient is None:
-            width = self.plan.passes.width[name]
-            gradient = torch.zeros(
-                (self.inputs.num_dst, width), dtype=self.host.dtype, device=self.inputs.rows.ids.device
-            )
-        self._emit(gradient, name)
+        if grad is None:
+            shape = self.inputs.num_dst, self.plan.passes.width[name]
+            grad = torch.zeros(shape, dtype=self.host.dtype, device=self.inputs.rows.ids.device)
+        self._emit(grad, name)
 
     def _emit(self, out: Tensor, name: str) -> Tensor:
         """Store or add the destinations' rows, or get them on their way; returns where they are on the device."""

@@ -1,11 +1,15 @@
-"""Which modules can be exact when they run chunk by chunk, and which may draw random numbers."""
+"""Which modules can be exact when they run chunk by chunk, which may draw random numbers, and which train."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from hongtu.errors import InputError
+from hongtu.nn.whole_graph import rules_of
 
 
 def check_module(index: int, module: nn.Module) -> None:
@@ -17,16 +21,36 @@ def check_module(index: int, module: nn.Module) -> None:
     title = f"layers[{index}] ({type(module).__name__})"
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+    if rules_of(module) is not None:
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+            raise InputError(f"{title}: its width is not known yet; use torch.nn.BatchNorm1d(columns)")
+        return
     for part in module.modules():
+        name = type(part).__name__
+        if rules_of(part) is not None:
+            raise InputError(
+                f"{title}: the {name} inside takes statistics over the whole graph and can stand in the list of layers "
+                "only; give the modules around it one by one"
+            )
         mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
         if type(part).__module__.startswith("torch_geometric.nn.norm"):
-            name = type(part).__name__
-            mixes_rows = name not in ("LayerNorm", "MessageNorm") or getattr(part, "mode", "node") != "node"
+            mixes_rows = name not in ("LayerNorm", "MessageNorm")
         if mixes_rows:
             raise InputError(
-                f"{title}: {type(part).__name__} takes statistics over rows, which would be those of a chunk "
-                "instead of the whole graph; use torch.nn.LayerNorm"
+                f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
+                "graph; use hongtu.nn.BatchNorm, GraphNorm, PairNorm or LayerNorm"
             )
+
+
+@contextmanager
+def modes_kept(modules: nn.Module) -> Iterator[None]:
+    """Afterwards every module trains or evaluates as before."""
+    before = [(module, module.training) for module in modules.modules()]
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 # Functions that are used as activations and draw no random numbers.

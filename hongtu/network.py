@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
-from hongtu.modules import check_module, drops, is_random
+from hongtu.modules import check_module, drops, is_random, modes_kept
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
+from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 from hongtu.plan.shapes import LayerShape
 
 # What a method of a layer is called for; separates its random streams.
@@ -25,7 +26,7 @@ Watch = Callable[[str, Rows, Any], None]
 
 
 def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
-    """A ModuleList of the layers.
+    """A ModuleList of the layers. Single ones that evaluate stay so; where all do, they train.
 
     Raises:
         InputError: naming the first that is no module.
@@ -33,14 +34,15 @@ def as_modules(layers: Sequence[nn.Module]) -> nn.ModuleList:
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise InputError(f"layers[{index}] is {layer!r}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module")
-    return nn.ModuleList(layers)
+    modules = nn.ModuleList(layers)
+    return modules if any(layer.training for layer in modules) else modules.train()
 
 
 class Network:
     """Runs stages and aggregates of a model, with the same random numbers in forward and recomputation.
 
     Stage l applies the update of layer l - 1 (none for stage 0), then the row-wise modules listed before layer l,
-    then the transform of layer l (none for the last stage).
+    then the transform of layer l (none for the last stage). A whole-graph normalisation counts as a layer.
 
     Args:
         modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
@@ -57,13 +59,15 @@ class Network:
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
         for index, module in enumerate(modules):
             check_module(index, module)
-            if isinstance(module, Layer):
-                self.layers.append(module)
+            rules = rules_of(module)
+            layer = module if rules is None else WholeGraphNorm(module, rules)
+            if isinstance(layer, Layer):
+                self.layers.append(layer)
                 self.layer_index.append(index)
                 self.row_modules.append([])
             else:
                 self.row_modules[-1].append((index, module))
-        if not self.layers:
+        if len(self.norms) == len(self.layers):
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
         self._transform_first = [layer.transform_first for layer in self.layers]
         self.activate()
@@ -74,6 +78,30 @@ class Network:
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
         self.watch: Watch | None = None  # sees what every module returns, where it is set
+
+    @property
+    def norms(self) -> list[WholeGraphNorm]:
+        """The whole-graph normalisations among the layers."""
+        return [layer for layer in self.layers if isinstance(layer, WholeGraphNorm)]
+
+    def norm(self, index: int) -> WholeGraphNorm:
+        """Layer ``index``, which is one of them."""
+        layer = self.layers[index]
+        assert isinstance(layer, WholeGraphNorm), index
+        return layer
+
+    def check_vertices(self, vertices: int) -> None:
+        """Refuse a graph with too few vertices for the statistics that training needs.
+
+        Raises:
+            InputError: naming the normalisation.
+        """
+        for index, layer in zip(self.layer_index, self.layers, strict=True):
+            try:
+                if isinstance(layer, WholeGraphNorm):
+                    layer.gathers(vertices)
+            except InputError as error:
+                raise InputError(f"{self._title(index)}: {error}") from None
 
     def set_transform_first(self, wanted: Sequence[bool]) -> None:
         """Choose, per layer, the side of the exchange on which it applies its first linear map, where it can."""
@@ -140,7 +168,7 @@ class Network:
     def input_is_random(self) -> bool:
         """Whether stage 0 may give other numbers in the next epoch."""
         modules = [module for _, module in self.row_modules[0]]
-        if type(self.layers[0]).transform is not Layer.transform:
+        if type(self.layers[0]).transform not in (Layer.transform, WholeGraphNorm.transform):
             modules.append(self.layers[0])
         return any(is_random(module) or drops(module) for module in modules)
 
@@ -153,10 +181,11 @@ class Network:
         Raises:
             InputError: when a module does not accept what the one before it gives.
         """
-        training = self.modules.training
         self._tracing = True
+        for norm in self.norms:
+            norm.forget()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with modes_kept(self.modules), torch.no_grad(), torch.random.fork_rng(devices=[]):
                 versions = self._buffer_versions()
                 shapes, output = self._trace(features, dtype, training=False)
                 trained, _ = self._trace(features, dtype, training=True)
@@ -165,7 +194,6 @@ class Network:
             raise InputError(f"{self._title(self._current)} failed on a small graph: {error}") from error
         finally:
             self._tracing = False
-            self.modules.train(training)
         merged = tuple(_common(a, b) for a, b in zip(shapes, trained, strict=True))
         self._shared = [tuple(columns is None for columns in shape.s) for shape in merged]
         return merged, output
@@ -199,6 +227,7 @@ class Network:
                     z_is_input=z_is_input,
                     uses_statistics=layer.uses_statistics,
                     combined=combined,
+                    norm=isinstance(layer, WholeGraphNorm),
                 )
             )
             if combined:

@@ -21,12 +21,13 @@ from hongtu.errors import BudgetError, InputError
 from hongtu.losses import MeanLoss, VertexLoss
 from hongtu.network import Network, as_modules
 from hongtu.nn.context import RowContext
+from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.build import sketch_plan
 from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.shapes import LayerShape, NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
 
@@ -137,12 +138,13 @@ def _network_shape(
     artifact: Artifact, network: Network, optimizer: torch.optim.Optimizer, dtype: torch.dtype
 ) -> NetworkShape:
     layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    network.check_vertices(artifact.num_vertices)
     return NetworkShape(
         features=artifact.feature_width,
         layers=layers,
         output=output,
         itemsize=dtype.itemsize,
-        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
+        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(layers),
         label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
         learned_input=artifact.features is None,
         input_trained=network.input_is_trained(artifact.feature_width, dtype),
@@ -232,6 +234,11 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     except TypeError as error:
         raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
     return _state_bytes(trial)
+
+
+def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
+    """Bytes of the normalisations' statistics on a device."""
+    return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

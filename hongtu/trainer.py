@@ -153,6 +153,7 @@ class Trainer:
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
         start, loss, parameters = self._relief.run(self._differentiate)
+        self._engine.observe()
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
         self.optimizer.step()

@@ -300,10 +300,14 @@ DEEP = Model(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Losses and gradients (before each step) of some epochs."""
+    """Losses and gradients (before each step) of some epochs, and the buffers (running statistics) after each."""
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    buffers: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def first(self, epochs: int) -> Outcome:
+        return Outcome(self.losses[:epochs], self.gradients[:epochs], self.buffers[:epochs])
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -333,6 +337,7 @@ def train_reference(model: Model, problem: Problem, epochs: int = 5) -> Outcome:
         loss.backward()
         outcome.losses.append(float(loss.detach()))
         outcome.gradients.append({name: p.grad.clone() for name, p in modules.named_parameters() if p.grad is not None})
+        outcome.buffers.append({name: b.clone() for name, b in modules.named_buffers()})
         optimizer.step()
     return outcome
 
@@ -351,6 +356,7 @@ def train(trainer: hongtu.Trainer, epochs: int = 5) -> Outcome:
     for _ in range(epochs):
         outcome.losses.append(trainer.train_epoch().loss)
         outcome.gradients.append({name: g.detach().clone() for name, g in trainer.gradients().items()})
+        outcome.buffers.append({name: b.clone() for name, b in trainer.model.named_buffers()})
     return outcome
 
 
@@ -365,6 +371,11 @@ def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
         for name, gradient in reference.items():
             difference = float((mine[name].double() - gradient).abs().max())
             assert difference <= tolerance * largest, f"epoch {epoch}: gradient of {name} is off by {difference}"
+    for epoch, (mine, reference) in enumerate(zip(found.buffers, expected.buffers, strict=True)):
+        assert mine.keys() == reference.keys()
+        for name, buffer in reference.items():
+            difference = float((mine[name].double() - buffer).abs().max())
+            assert difference <= tolerance * max(1.0, float(buffer.abs().max())), f"epoch {epoch}: {name}, {difference}"
 
 
 def smallest_budget(artifact: Artifact, layers: Callable[[], list[nn.Module]], **options: Any) -> int:

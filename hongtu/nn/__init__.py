@@ -1,4 +1,4 @@
-"""Layers: the six built-in ones, the base class of others, and a wrapper for torch_geometric convolutions."""
+"""Layers and normalisations, the base classes of others, and a wrapper for torch_geometric convolutions."""
 
 from hongtu.nn.commnet import CommNetConv
 from hongtu.nn.dropout import Dropout
@@ -7,17 +7,23 @@ from hongtu.nn.gcn import GCNConv
 from hongtu.nn.ggcn import GGCNConv
 from hongtu.nn.gin import GINConv
 from hongtu.nn.layer import Layer
+from hongtu.nn.norm import BatchNorm, GraphNorm, LayerNorm, Normalization, PairNorm
 from hongtu.nn.pyg import PyGLayer
 from hongtu.nn.sage import SAGEConv
 
 __all__ = [
+    "BatchNorm",
     "CommNetConv",
     "Dropout",
     "GATConv",
     "GCNConv",
     "GGCNConv",
     "GINConv",
+    "GraphNorm",
     "Layer",
+    "LayerNorm",
+    "Normalization",
+    "PairNorm",
     "PyGLayer",
     "SAGEConv",
 ]

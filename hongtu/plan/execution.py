@@ -337,7 +337,7 @@ class ExecutionPlan:
     def _pageable(self) -> int:
         v, item = self.topology.num_vertices, self.shape.itemsize
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
-        identity = any(layer.reduce is None for layer in self.shape.layers)
+        identity = self.shape.uses_edge_ids
         row = self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8  # labels, mask, ids, ...
         return v * row + self.shape.learned_bytes + sum(array.nbytes for array in self.arrays())
 

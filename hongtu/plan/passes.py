@@ -37,11 +37,14 @@ class Pass:
         when: in every training epoch, in evaluation, or once before the first epoch.
         exchange: vertex tensor whose rows go through the caches, or None where no neighbour rows are needed.
         flush: gradient tensor that receives the caches' gradient rows, or None.
-        source: vertex tensor read by contiguous rows in place of the aggregate: a checkpoint, or the features.
+        source: vertex tensor read by contiguous rows in place of the aggregate: a checkpoint, the features, or what a
+            normalisation normalises.
         s: the s elements of ``layer`` that are read by contiguous rows.
         gradients: gradient tensors of the stage's outputs, read by contiguous rows.
         outputs: vertex tensors that the stage writes by contiguous rows (forward).
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
+        moments: the stage's output that the next layer normalises, or None: forward gathers mean and variance of its
+            columns, backward adds what comes back by way of these to its gradient.
         direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
@@ -61,6 +64,7 @@ class Pass:
     gradients: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpoint: str | None = None
+    moments: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
     keep: bool = False
@@ -123,12 +127,13 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         keep: keep what stages compute until backward.
         prune: compute only what the loss depends on.
     """
-    names = _Names(shape)
+    input_gradient = shape.learned_input or not strategy.no_input_gradient
+    names = _Names(shape, input_gradient)
     cached = caches_input(shape, strategy)
     of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
     constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
     wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    if shape.learned_input or not strategy.no_input_gradient:
+    if input_gradient:
         wanted.add(FEATURES)
     else:
         wanted -= {FEATURES} if shape.input_trained else of_input
@@ -151,19 +156,20 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
 def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
     """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
     changes = shape.learned_input or shape.input_trained or shape.input_random
-    constant = shape.layers[0].linear and not changes
+    constant = shape.layers[0].linear and not shape.layers[0].norm and not changes
     return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
 
 
 class _Names:
     """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors."""
 
-    def __init__(self, shape: NetworkShape) -> None:
+    def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
         self.width: dict[str, int] = {FEATURES: shape.features, OUTPUT: shape.output}
         self.z: list[str] = []
         self.s: list[tuple[str, ...]] = []
         for index, layer in enumerate(shape.layers):
-            z = FEATURES if index == 0 and layer.z_is_input else f"z{index}"
+            copied = layer.norm and input_gradient  # what comes back by way of statistics is added in a pass of its own
+            z = FEATURES if index == 0 and layer.z_is_input and not copied else f"z{index}"
             s = tuple(z if columns is None else f"s{index}.{k}" for k, columns in enumerate(layer.s))
             self.z.append(z)
             self.s.append(s)
@@ -227,11 +233,13 @@ class _Builder:
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
-        if not outputs:
+        if not outputs and not self.shape.layers[0].norm:
             return []
         train = when == "train"
         keep, hops = self.keep and train, self._hops(-1) if train else None
-        stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
+        stage = Pass(
+            direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
+        )
         return [replace(stage, when=when, keep=keep, hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
@@ -244,11 +252,12 @@ class _Builder:
             layer=k,
             stage=k + 1,
             when=when,
-            exchange=None if from_cache else self.names.z[k],
-            source="a0" if from_cache else None,
+            exchange=None if from_cache or layer.norm else self.names.z[k],
+            source="a0" if from_cache else self.names.z[k] if layer.norm else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not from_cache else None,
+            checkpoint=f"a{k}" if train and layer.linear and not (from_cache or layer.norm) else None,
+            moments=self._moments(k + 1),
             loss=loss,
             keep=train and self.keep and not loss,
             hops=self._hops(k) if train else None,
@@ -256,17 +265,20 @@ class _Builder:
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
-        direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
+        own = (names.z[k],) if layer.norm else names.s[k]
+        direct = tuple(gradient(n) if n in self.wanted else None for n in own)
         from_cache = self.cached and k == 0
+        from_checkpoint = f"a{k}" if from_cache or (layer.linear and not fused) else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if from_cache or (layer.linear and not fused) else names.z[k],
-            flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
-            source=f"a{k}" if from_cache or (layer.linear and not fused) else None,
+            exchange=None if from_checkpoint or layer.norm else names.z[k],
+            flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
+            source=names.z[k] if layer.norm else from_checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
+            moments=self._moments(k + 1),
             direct=direct,
             loss=fused,
             keep=self.keep and k < self.last,
@@ -285,14 +297,18 @@ class _Builder:
                 stage=0,
                 source=FEATURES,
                 gradients=tuple(gradient(n) for n in outputs),
+                moments=self._moments(0),
                 direct=direct,
                 keep=self.keep,
                 hops=self._hops(-1),
             )
         ]
 
+    def _moments(self, stage: int) -> str | None:
+        return self.names.z[stage] if stage <= self.last and self.shape.layers[stage].norm else None
+
     def _hops(self, k: int) -> int | None:
-        return self.last - k if self.prune else None
+        return self.shape.layers_above(k) if self.prune and k >= self.shape.last_norm else None
 
 
 def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...] = ()) -> tuple[Pass, ...]:

@@ -19,6 +19,8 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
+            exchanged.
     """
 
     z: int
@@ -30,6 +32,7 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    norm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class NetworkShape:
 
     Attributes:
         features: columns of the input features.
-        layers: one LayerShape per graph layer.
+        layers: one LayerShape per graph layer and per whole-graph normalisation.
         output: columns of the model's output.
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
@@ -62,3 +65,17 @@ class NetworkShape:
     input_trained: bool = True
     input_random: bool = True
     stage_parameters: tuple[int, ...] = ()
+
+    @property
+    def last_norm(self) -> int:
+        """Index of the last normalisation, or -1: what it normalises is needed of every vertex."""
+        return max((k for k, layer in enumerate(self.layers) if layer.norm), default=-1)
+
+    def layers_above(self, k: int) -> int:
+        """How many graph layers come after ``layers[k]``."""
+        return sum(not layer.norm for layer in self.layers[k + 1 :])
+
+    @property
+    def uses_edge_ids(self) -> bool:
+        """Whether a layer works edge by edge."""
+        return any(layer.reduce is None and not layer.norm for layer in self.layers)
