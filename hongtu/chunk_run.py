@@ -48,11 +48,13 @@ class Kept:
         base: what gradients are wanted of besides s: the aggregate's output [D, A] where that is a checkpoint, the
             sources' rows [S, Z] otherwise, the features for stage 0.
         s: s elements of the destinations, as far as they were read.
+        values: what the stage took from earlier ones.
         outs: outputs of the stage.
     """
 
     base: Tensor
     s: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
     outs: list[Tensor]
 
 
@@ -120,16 +122,14 @@ class ChunkRun:
             if shape is None or shape.norm:
                 direct = [base_gradient]
             elif shape.linear:
-                if base_gradient is not None and shape.combined and (p.flush is not None or any(p.direct)):
+                if base_gradient is not None and shape.combined and (p.flush is not None or any(self._direct_of_s)):
                     base_gradient, direct = self._combine_gradient(base_gradient)
                 if p.flush is not None and base_gradient is not None:
                     self._transpose_aggregate(base_gradient)
             elif p.flush is not None and base_gradient is not None:
                 self._add_to_cache(base_gradient)
-        direct += [None] * (len(p.direct) - len(direct))
-        for rows, name in zip(direct, p.direct, strict=True):
-            if name is not None:
-                self._emit_gradient(rows, name)
+        direct += [None] * (len(self._direct_of_s) - len(direct))
+        self._emit_gradients([*direct, *(value.grad for value in run.values)])
 
     def _compute(self, *, gradients: bool) -> Kept:
         """The aggregate, or what is read in its place, and the stage behind it."""
@@ -140,14 +140,15 @@ class ChunkRun:
 
         if self.shape is None:
             features = leaf(self.inputs.vertex[p.inputs[0]], p.inputs[0] in wanted)
-            return Kept(features, (), self._stage_0(features))
+            return Kept(features, (), (), self._stage_0(features))
+        values = tuple(leaf(self.inputs.vertex[name], name in wanted) for name in p.values)
         s = tuple(self.inputs.vertex[name] for name in p.s)
         if not self.shape.linear:
             s = tuple(leaf(part, name in wanted) for part, name in zip(s, p.s, strict=True))
             z = self._cache("value").index_select(0, self.inputs.slots)
             z = leaf(z, p.exchange in wanted)
             a = self.network.aggregate(p.layer, self.inputs.block, z, s)
-            return Kept(z, s, self._stage(a, s))
+            return Kept(z, s, values, self._stage(a, s, values))
         if p.source is not None:
             a = self.inputs.vertex[p.source]
         else:
@@ -158,7 +159,7 @@ class ChunkRun:
             s = ()
         a = leaf(a, self._aggregate_wanted())
         s = tuple(leaf(part, name in wanted) for part, name in zip(s, p.s, strict=False))
-        return Kept(a, s, self._stage(a, s))
+        return Kept(a, s, values, self._stage(a, s, values))
 
     def _aggregate_wanted(self) -> bool:
         """Whether the aggregate's output needs a gradient: that of z, or of an s that it was combined with."""
@@ -166,8 +167,8 @@ class ChunkRun:
         names, wanted = self.plan.passes.layer_inputs[self.p.layer], self.plan.passes.wanted
         return names[0] in wanted or bool(self.shape and self.shape.combined and set(names[1:]) & wanted)
 
-    def _stage(self, a: Tensor, s: tuple[Tensor, ...]) -> list[Tensor]:
-        return [] if self.p.stage is None else self.network.stage(self.p.stage, None, a, s, self.inputs.rows)
+    def _stage(self, a: Tensor, s: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> list[Tensor]:
+        return [] if self.p.stage is None else self.network.stage(self.p.stage, None, a, s, self.inputs.rows, values)
 
     def _stage_0(self, features: Tensor) -> list[Tensor]:
         """The outputs of stage 0; the first may be the features themselves."""
@@ -215,11 +216,16 @@ class ChunkRun:
         a = nothing.expand(grad_DA.shape).requires_grad_()
         s = tuple(
             nothing.expand(len(grad_DA), self.shape.z if columns is None else columns).requires_grad_(name is not None)
-            for columns, name in zip(self.shape.s, self.p.direct, strict=True)
+            for columns, name in zip(self.shape.s, self._direct_of_s, strict=True)
         )
         _backpropagate([self.network.combine(self.p.layer, a, s, self.inputs.rows)], [grad_DA])
         assert a.grad is not None
         return a.grad, [part.grad for part in s]
+
+    @property
+    def _direct_of_s(self) -> tuple[str | None, ...]:
+        """Where the gradients of s go, without those of values."""
+        return self.p.direct[: len(self.p.direct) - len(self.p.values)]
 
     def _transpose_aggregate(self, grad_DA: Tensor) -> None:
         """Add A^T grad to the gradient cache."""
@@ -256,12 +262,18 @@ class ChunkRun:
         """Of a tensor's writers the first stores, later ones add."""
         return name in self.p.direct and (name == self.p.flush or name not in self.p.creates)
 
-    def _emit_gradient(self, grad: Tensor | None, name: str) -> None:
-        """Rows without a gradient get zeros."""
-        if grad is None:
-            shape = self.inputs.num_dst, self.plan.passes.width[name]
-            grad = torch.zeros(shape, dtype=self.host.dtype, device=self.inputs.rows.ids.device)
-        self._emit(grad, name)
+    def _emit_gradients(self, direct: list[Tensor | None]) -> None:
+        """One per tensor, however often it was read; rows without a gradient get zeros."""
+        total: dict[str, Tensor | None] = {}
+        for grad, name in zip(direct, self.p.direct, strict=True):
+            if name is not None:
+                before = total.get(name)
+                total[name] = grad if before is None else before if grad is None else before + grad
+        for name, grad in total.items():
+            if grad is None:
+                shape = self.inputs.num_dst, self.plan.passes.width[name]
+                grad = torch.zeros(shape, dtype=self.host.dtype, device=self.inputs.rows.ids.device)
+            self._emit(grad, name)
 
     def _emit(self, out: Tensor, name: str) -> Tensor:
         """Store or add the destinations' rows, or get them on their way; returns where they are on the device."""

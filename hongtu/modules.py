@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,6 +54,13 @@ def modes_kept(modules: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def call_on(module: nn.Module) -> Callable[..., Any]:
+    """What to call with the rows that a module takes; JumpingKnowledge wants them as a list."""
+    if type(module).__name__ == "JumpingKnowledge":
+        return lambda *rows: module(list(rows))
+    return module
+
+
 # Functions that are used as activations and draw no random numbers.
 _DETERMINISTIC = {
     getattr(library, name)
@@ -74,7 +82,9 @@ def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
     activation = getattr(module, "activation", None)
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return not known or name == "PyGLayer" or (activation is not None and activation not in _DETERMINISTIC)
+    return (
+        not known or name in ("PyGLayer", "Function") or (activation is not None and activation not in _DETERMINISTIC)
+    )
 
 
 def drops(module: nn.Module) -> bool:

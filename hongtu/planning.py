@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
+from hongtu.connections import Entry, as_modules
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.losses import MeanLoss, VertexLoss
-from hongtu.network import Network, as_modules
+from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.build import sketch_plan
@@ -30,6 +31,7 @@ from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import LayerShape, NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
+from hongtu.tracing import input_is_random, input_is_trained, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Correction = Callable[[str, int], int]
@@ -42,7 +44,7 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def plan_model(
     artifact: Artifact,
-    layers: Sequence[nn.Module],
+    layers: Sequence[Entry],
     *,
     loss: str | VertexLoss = "cross_entropy",
     optimizer: OptimizerFactory = adam,
@@ -137,18 +139,20 @@ def plan_network(
 def _network_shape(
     artifact: Artifact, network: Network, optimizer: torch.optim.Optimizer, dtype: torch.dtype
 ) -> NetworkShape:
-    layers, output = network.trace(artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    traced = trace(network, artifact.feature_width, dtype)  # first: lazy parameters get their shapes
     network.check_vertices(artifact.num_vertices)
     return NetworkShape(
         features=artifact.feature_width,
-        layers=layers,
-        output=output,
+        layers=traced.layers,
+        output=traced.output,
+        values=traced.values,
+        takes=tuple(network.wiring.takes),
         itemsize=dtype.itemsize,
-        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(layers),
+        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
         label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
         learned_input=artifact.features is None,
-        input_trained=network.input_is_trained(artifact.feature_width, dtype),
-        input_random=network.input_is_random(),
+        input_trained=input_is_trained(network, artifact.feature_width, dtype),
+        input_random=input_is_random(network),
         stage_parameters=_stage_parameters(network),
     )
 

@@ -23,6 +23,7 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.build import make_plan
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.topology import Topology, build_topology
+from hongtu.tracing import trace
 
 
 def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
@@ -51,7 +52,7 @@ def _probe_view(
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        network.trace(plan.shape.features, dtype)
+        trace(network, plan.shape.features, dtype)
         executor = Executor(small, [network], host, [device], loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)

@@ -16,13 +16,14 @@ from hongtu.anomaly import check_epoch
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
+from hongtu.connections import Entry, as_modules
 from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.losses import VertexLoss, score
 from hongtu.metrics import EpochRecord
-from hongtu.network import Network, as_modules
+from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
@@ -42,7 +43,8 @@ class Trainer:
 
     Args:
         artifact: an opened artifact or its path.
-        layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
+        layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules and normalisations anywhere
+            between them; a pair of one and a header such as "x, x0 -> x" takes and gives values by name.
         loss: "cross_entropy", "bce_with_logits", or a callable (out [T, C], target) -> per-vertex losses [T].
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
@@ -78,7 +80,7 @@ class Trainer:
     def __init__(
         self,
         artifact: Artifact | str | os.PathLike[str],
-        layers: Sequence[nn.Module],
+        layers: Sequence[Entry],
         *,
         loss: str | VertexLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
@@ -105,7 +107,8 @@ class Trainer:
         self._dtype = dtype
         self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
-        self.model = as_modules(layers).to(dtype=dtype)
+        self.model = as_modules(layers)
+        self.model.to(dtype=dtype)
         self._network = Network(self.model, self._context)
         self._loss = make_loss(self.artifact, loss)
         self.optimizer = optimizer(self.model.parameters())
@@ -329,7 +332,10 @@ class Trainer:
         """What a snapshot has in common with every run that may go on from it."""
         return {
             "artifact": self.artifact.manifest["hash"],
-            "layers": [describe_layer(layer) for layer in self.model],
+            "layers": [
+                describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
+                for layer, header in zip(self.model, self.model.headers, strict=True)
+            ],
             "optimizer": type(self.optimizer).__name__,
             "scheduler": type(self.scheduler).__name__,
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,

@@ -210,28 +210,40 @@ class Model:
             torch.manual_seed(seed)
             layers = list(self.layers(problem.width, problem.classes))
             with torch.no_grad():
-                for parameter in nn.ModuleList(layers).parameters():
+                for parameter in modules_of(layers).parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
         return layers
 
     def build_reference(self, problem: Problem, dtype: torch.dtype = torch.float64) -> nn.ModuleList:
-        modules = nn.ModuleList(self.reference(problem.width, problem.classes)).to(dtype)
-        modules.load_state_dict(nn.ModuleList(self.build(problem)).state_dict())
+        entries = self.reference(problem.width, problem.classes)
+        modules = modules_of(entries).to(dtype)
+        modules.load_state_dict(modules_of(self.build(problem)).state_dict())
+        modules.headers = [entry[1] if isinstance(entry, tuple) else None for entry in entries]
         return modules
 
     def run_reference(self, modules: nn.ModuleList, problem: Problem, dtype: torch.dtype = torch.float64) -> Tensor:
         """[V, C]: the model on the whole graph."""
-        h = torch.from_numpy(problem.features).to(dtype)
+        given = {"x": torch.from_numpy(problem.features).to(dtype)}
+        name = "x"
         convolutions = [module for module in modules if _takes_edges(module)]
-        for module in modules:
+        for module, header in zip(modules, modules.headers, strict=True):
+            takes, gives = (header or f"{name} -> {name}").split(" -> ")
+            rows = [given[taken] for taken in takes.split(", ")]
+            name = gives
             if not _takes_edges(module):
-                h = module(h)
+                given[name] = module(rows) if isinstance(module, pyg.JumpingKnowledge) else module(*rows)
                 continue
             takes_weight = problem.weights is not None and "edge_weight" in inspect.signature(module.forward).parameters
-            h = module(h, problem.edge_index, **({"edge_weight": problem.edge_weight(dtype)} if takes_weight else {}))
+            weights = {"edge_weight": problem.edge_weight(dtype)} if takes_weight else {}
+            given[name] = module(*rows, problem.edge_index, **weights)
             if self.inner is not None and module is not convolutions[-1]:
-                h = self.inner(h)
-        return h
+                given[name] = self.inner(given[name])
+        return given[name]
+
+
+def modules_of(entries: Sequence[Any]) -> nn.ModuleList:
+    """The modules of a layer list, with headers or without."""
+    return nn.ModuleList(entry[0] if isinstance(entry, tuple) else entry for entry in entries)
 
 
 def _takes_edges(module: nn.Module) -> bool:

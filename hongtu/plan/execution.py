@@ -139,8 +139,7 @@ class ExecutionPlan:
         v = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].sum())
         read = sum(width[name] for name in (*p.inputs, *p.gradients) if name not in self.resident)
         traffic.add("read", v * (read * item + needs.labels * (self.shape.label_bytes + 1)))
-        sent = (*p.outputs, p.checkpoint, *p.direct)
-        written = sum(width[name] for name in sent if name is not None and name not in self.resident)
+        written = sum(width[name] for name in p.written if name not in self.resident)
         traffic.add("write", v * written * item)
         transfers = self.transfers[p.name].devices[device] if p.name in self.transfers else None
         if transfers is not None:

@@ -4,8 +4,9 @@ A pass runs, per chunk, the aggregate of one layer and the row-wise stage behind
 transform of the next), forward or backward. Stage 0 (transform of layer 0) is a pass of its own without aggregate.
 Each saving is a rewrite of this list; the runtime replays passes and never asks which saving is on.
 
-Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``a{l}`` (output of the aggregate: a
-checkpoint), ``output``; their gradients carry the prefix ``grad ``. A tensor that aliases another has its name.
+Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``v{l}.{n}`` (a value that module n gives in
+stage l and later stages take), ``a{l}`` (output of the aggregate: a checkpoint), ``output``; their gradients carry the
+prefix ``grad ``. A tensor that aliases another has its name.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ class Pass:
         source: vertex tensor read by contiguous rows in place of the aggregate: a checkpoint, the features, or what a
             normalisation normalises.
         s: the s elements of ``layer`` that are read by contiguous rows.
+        values: what the stage takes from earlier stages, read by contiguous rows.
         gradients: gradient tensors of the stage's outputs, read by contiguous rows.
         outputs: vertex tensors that the stage writes by contiguous rows (forward).
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         moments: the stage's output that the next layer normalises, or None: forward gathers mean and variance of its
             columns, backward adds what comes back by way of these to its gradient.
-        direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
+        direct: for each s element of ``layer`` (or for the features), then for each of the values, the tensor its
+            gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
@@ -61,6 +64,7 @@ class Pass:
     flush: str | None = None
     source: str | None = None
     s: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpoint: str | None = None
@@ -81,7 +85,7 @@ class Pass:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Vertex tensors read by contiguous rows, each once."""
-        names = (() if self.source is None else (self.source,)) + self.s
+        names = (() if self.source is None else (self.source,)) + self.s + self.values
         return tuple(dict.fromkeys(names))
 
     @property
@@ -130,9 +134,10 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     input_gradient = shape.learned_input or not strategy.no_input_gradient
     names = _Names(shape, input_gradient)
     cached = caches_input(shape, strategy)
-    of_input = {names.z[0], *names.s[0]}  # what stage 0 gives
+    of_input = {names.z[0], *names.s[0], *names.stage_outputs(0)}  # what stage 0 gives
     constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
     wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
+    wanted |= set(names.value.values()) - {FEATURES}
     if input_gradient:
         wanted.add(FEATURES)
     else:
@@ -161,7 +166,11 @@ def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
 
 
 class _Names:
-    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors."""
+    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors.
+
+    Attributes:
+        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features.
+    """
 
     def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
         self.width: dict[str, int] = {FEATURES: shape.features, OUTPUT: shape.output}
@@ -176,14 +185,26 @@ class _Names:
             self.width[z] = layer.z
             self.width[f"a{index}"] = layer.a
             self.width.update({n: c for n, c in zip(s, layer.s, strict=True) if c is not None})
+        self.value: dict[int, str] = {-1: FEATURES}
+        self._shape = shape
+        for value in shape.values:
+            own = (self.z[value.stage], *self.s[value.stage])
+            name = f"v{value.stage}.{value.number}" if value.same_as is None else own[value.same_as]
+            self.value[value.number] = name
+            self.width[name] = value.columns
         self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
 
     def stage_outputs(self, stage: int) -> tuple[str, ...]:
         """Distinct vertex tensors that a stage writes."""
         if stage == len(self.z):
             return (OUTPUT,)
-        outputs = (self.z[stage], *(name for name in self.s[stage] if name != self.z[stage]))
+        values = (self.value[value.number] for value in self._shape.values if value.stage == stage)
+        outputs = dict.fromkeys((self.z[stage], *self.s[stage], *values))
         return tuple(name for name in outputs if name != FEATURES)
+
+    def taken(self, stage: int) -> tuple[str, ...]:
+        """What a stage takes from earlier ones."""
+        return tuple(self.value[number] for number in self._shape.takes[stage]) if self._shape.takes else ()
 
 
 class _Builder:
@@ -255,6 +276,7 @@ class _Builder:
             exchange=None if from_cache or layer.norm else self.names.z[k],
             source="a0" if from_cache else self.names.z[k] if layer.norm else None,
             s=() if from_cache and layer.combined else self.names.s[k],
+            values=self.names.taken(k + 1),
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
             checkpoint=f"a{k}" if train and layer.linear and not (from_cache or layer.norm) else None,
             moments=self._moments(k + 1),
@@ -266,7 +288,8 @@ class _Builder:
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
         own = (names.z[k],) if layer.norm else names.s[k]
-        direct = tuple(gradient(n) if n in self.wanted else None for n in own)
+        values = names.taken(k + 1)
+        direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
         from_cache = self.cached and k == 0
         from_checkpoint = f"a{k}" if from_cache or (layer.linear and not fused) else None
         return Pass(
@@ -277,6 +300,7 @@ class _Builder:
             flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
             source=names.z[k] if layer.norm else from_checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
+            values=values,
             gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
             moments=self._moments(k + 1),
             direct=direct,

@@ -36,6 +36,23 @@ class LayerShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValueShape:
+    """A value of a stage that later ones take: rows that stay with their vertices.
+
+    Attributes:
+        number: of the module that gives it.
+        stage: in which.
+        columns: of its rows.
+        same_as: the part of that stage's (z, s elements...) that it *is* and is stored as, or None.
+    """
+
+    number: int
+    stage: int
+    columns: int
+    same_as: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkShape:
     """A whole model.
 
@@ -43,6 +60,8 @@ class NetworkShape:
         features: columns of the input features.
         layers: one LayerShape per graph layer and per whole-graph normalisation.
         output: columns of the model's output.
+        values: those that stages give to later ones.
+        takes: per stage, the numbers of the values of earlier ones that it takes, -1 for the features; () for none.
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
@@ -57,6 +76,8 @@ class NetworkShape:
     features: int
     layers: tuple[LayerShape, ...]
     output: int
+    values: tuple[ValueShape, ...] = ()
+    takes: tuple[tuple[int, ...], ...] = ()
     itemsize: int
     model_bytes: int
     label_bytes: int

@@ -27,12 +27,22 @@ def test_readme_blocks_run(tmp_path, monkeypatch, capsys):
         line = ["2" if word == "20" else word for word in line]  # fewer epochs
         assert command(line[1:]) == 0, line
     assert "peak bytes" in capsys.readouterr().out
-    training, layer = blocks("python")
+    training, named, layer = blocks("python")
     exec(training.replace("epochs=10, eval_every=5", "epochs=2, eval_every=1"), {})
     assert (tmp_path / "snapshot.pt").exists()
+    check_named_values(named, tmp_path / "artifact")
     names: dict = {}
     exec(layer, names)
     check_user_layer(names["MaxPool"], tmp_path / "artifact")
+
+
+def check_named_values(block, path):
+    artifact = hongtu.open_artifact(path)
+    names = vars(hongtu.nn) | {"torch": torch, "features": artifact.feature_width, "classes": artifact.num_classes}
+    exec(block, names)
+    trainer = hongtu.Trainer(artifact, names["layers"], device_memory="24MiB")
+    first, *_, last = trainer.fit(5, progress=False)
+    assert last.loss < first.loss
 
 
 def check_user_layer(layer, path):

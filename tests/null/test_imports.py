@@ -46,7 +46,9 @@ SITS_ON = {
     "nn": "block",
     "models": "nn",
     "modules": "nn",
-    "network": "modules nn plan",  # what the planner must know of the layers
+    "connections": "errors",
+    "network": "modules nn connections",
+    "tracing": "network plan",  # what the planner must know of the layers
     "host_store": "artifact row_copies pool",
     "device": "pool artifact metrics row_copies workspace dispatch streams",
     "staged_device": "device",
@@ -57,7 +59,7 @@ SITS_ON = {
     "executor": "chunk_run",
     "embedding": "errors",
     "host_rows": "host_store plan statistics embedding",
-    "probe": "executor",
+    "probe": "executor tracing",
     "snapshot": "errors",
     "random_state": "",
     "run_directory": "snapshot metrics",
