@@ -5,7 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 GRAPH ?=
-OUT ?= gpu-check
 ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
 
 REQUIREMENTS := constraints.txt setup.py pyproject.toml
@@ -17,7 +16,7 @@ BOUNDS := tests/cpu/test_kernels.py tests/cpu/test_dropout.py tests/cpu/test_run
 	tests/null/test_transfer_plan.py tests/null/test_volume.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bounds gpu-check lint format clean
+.PHONY: help demo test bounds bench gpu-check lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -28,8 +27,11 @@ demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your o
 test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests/null tests/cpu hongtu
 
+bench: $(VENV)/.dev  ## time everything that the README claims, and write report.html (OUT=DIR)
+	$(BIN)/python -m experiments.bench --out "$(or $(OUT),bench-results)" $(BENCH)
+
 gpu-check:  ## on a machine with a GPU: tests, links, epochs against torch_geometric (OUT=DIR)
-	$(ANY_PYTHON) -m experiments.gpu_check --out "$(OUT)" $(CHECK)
+	$(ANY_PYTHON) -m experiments.gpu_check --out "$(or $(OUT),gpu-check)" $(CHECK)
 
 bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (minutes)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)

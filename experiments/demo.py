@@ -19,6 +19,7 @@ import hongtu
 from hongtu.artifact import Artifact
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
+from hongtu.losses import DEFAULT
 from hongtu.metrics import EpochRecord
 from hongtu.models import build_layers
 
@@ -113,7 +114,7 @@ def make_trainer(artifact: Artifact, budget: int | None) -> hongtu.Trainer:
     return hongtu.Trainer(
         artifact,
         build_layers("gcn", artifact.feature_width, HIDDEN, artifact.num_classes, 2, dropout=0.2),
-        loss="bce_with_logits" if artifact.multi_label else "cross_entropy",
+        loss=DEFAULT[artifact.task],
         device_memory=budget,
     )
 

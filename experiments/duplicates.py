@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.records import append, machine
 from experiments.rows_loaded import input_schedule, read, topology
+from hongtu.bench.records import append, machine
 from hongtu.preprocess import csc, order, partition, reorganize, volume
 
 PARTITIONS = (2, 4, 8, 16, 32, 64, 128)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from experiments.records import append
+from hongtu.bench.records import append
 
 PYTHON = sys.executable
 DONE = "done"

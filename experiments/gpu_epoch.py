@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
 import statistics
 import sys
@@ -25,7 +24,9 @@ import numpy as np
 import torch
 
 import hongtu
-from experiments.records import machine
+from hongtu.bench.baselines import MODELS, make_baseline
+from hongtu.bench.records import machine
+from hongtu.bench.spec import Model
 from hongtu.models import build_layers
 from hongtu.plan.cost import predict_seconds
 
@@ -136,57 +137,22 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 def torch_geometric_runs(artifact: hongtu.Artifact, layers: list, options: argparse.Namespace) -> dict[str, Any]:
     """The fastest of torch_geometric's full-batch forms."""
-    forms = ["edge_index"] if options.model == "gat" else ["csr", "edge_index"]
-    runs = {form: attempt(lambda form=form: torch_geometric_run(artifact, layers, options, form)) for form in forms}
-    done = {form: run for form, run in runs.items() if "seconds" in run}
+    model = Model(name=options.model, hidden=options.hidden, layers=options.layers)
+    where = options.device if options.device.startswith("cuda") else "cpu"
+    forms = [form for form in ("pyg-csr", "pyg") if form in MODELS[options.model]]
+
+    def run(form: str) -> dict[str, Any]:
+        return timed(make_baseline(form, artifact, model, layers, where).step, options.epochs)
+
+    runs = {form: attempt(lambda form=form: run(form)) for form in forms}
+    done = {form: found for form, found in runs.items() if "seconds" in found}
     if not done:
-        raise RuntimeError("; ".join(f"{form}: {run['error']}" for form, run in runs.items()))
+        raise RuntimeError("; ".join(f"{form}: {found['error']}" for form, found in runs.items()))
     best = min(done, key=lambda form: done[form]["seconds"])
     return done[best] | {
         "form": best,
-        "forms": {form: run.get("seconds", run.get("error")) for form, run in runs.items()},
+        "forms": {form: found.get("seconds", found.get("error")) for form, found in runs.items()},
     }
-
-
-def torch_geometric_run(
-    artifact: hongtu.Artifact, layers: list, options: argparse.Namespace, form: str
-) -> dict[str, Any]:
-    from torch_geometric import nn, utils
-
-    where = options.device if options.device.startswith("cuda") else "cpu"
-    topology, v = artifact.topology, artifact.num_vertices
-    target = np.repeat(np.arange(v), np.diff(topology.in_edge_start))
-    edges = torch.from_numpy(np.stack([topology.global_sources().astype(np.int64), target])).to(where)
-    features = torch.from_numpy(np.array(artifact.features)).to(where)
-    labels, mask = (torch.from_numpy(np.array(x)).to(where) for x in (artifact.labels, artifact.masks["train"]))
-    kind = {"gcn": nn.GCNConv, "gat": nn.GATConv, "sage": nn.SAGEConv}[options.model]
-    graph, more = edges, {"cached": True} if options.model == "gcn" else {}
-    if form == "csr":
-        weight = None
-        if options.model == "gcn":
-            edges, weight = nn.conv.gcn_conv.gcn_norm(edges, None, v, False, True)
-            more = {"normalize": False}
-        graph = utils.to_torch_csr_tensor(edges.flip(0), weight, size=(v, v))
-    widths = [artifact.feature_width, *[options.hidden] * (options.layers - 1), artifact.num_classes]
-    modules = torch.nn.ModuleList(kind(a, b, **more) for a, b in itertools.pairwise(widths))
-    for module, layer in zip(modules, layers, strict=True):
-        module.load_state_dict(layer.state_dict())
-    modules.to(where)
-    optimizer = torch.optim.Adam(modules.parameters(), lr=1e-2)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        h = features
-        for index, layer in enumerate(modules):
-            h = layer(h, graph)
-            if index + 1 < options.layers:
-                h = torch.nn.functional.elu(h) if options.model == "gat" else h.relu()
-        loss = torch.nn.functional.cross_entropy(h[mask], labels[mask])
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return timed(step, options.epochs)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.records import machine
 from hongtu.backends import get_backend
+from hongtu.bench.records import machine
 from hongtu.device import Device
 from hongtu.metrics import Traffic
 from hongtu.streams import Turn

@@ -19,16 +19,15 @@ from typing import Any
 import torch
 
 import hongtu
-from experiments.records import append, machine
-from hongtu.config import PreprocessConfig
+from experiments.prepare import prepared
+from hongtu.bench.records import append, machine
+from hongtu.bench.text import host_bytes
 from hongtu.models import build_layers
 from hongtu.plan.plot import stacked_bars
-from hongtu.plan.strategy import STRATEGIES, Strategy
+from hongtu.plan.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
 from hongtu.planning import plan_model
-from hongtu.preprocess.pipeline import preprocess_directory
 
 PAPER_CHUNKS, FINER = 32, 16
-SAVINGS = ("transform_first", "no_input_gradient", "cache_input_aggregate", "fuse_last_layer", "resident", "prune")
 PARTS = {  # phases of an epoch, as in the paper's Figure 9
     "host to device": ("load", "read", "topology"),
     "device to host": ("write",),
@@ -69,10 +68,9 @@ def rungs() -> list[tuple[str, Strategy]]:
         ("none", STRATEGIES["none"]),
         ("+ p2p", replace(paper, reuse="p2p")),
         ("+ reuse (paper)", paper),
-        ("lookahead", replace(paper, reuse="lookahead", schedule="input", group=True)),
     ]
     for name in SAVINGS:
-        steps.append((f"+ {name}", replace(steps[-1][1], **{name: True})))
+        steps.append((name if name == "lookahead" else f"+ {name}", with_saving(steps[-1][1], name)))
     return steps
 
 
@@ -108,17 +106,11 @@ def climb(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 
 
 def prepare(options: argparse.Namespace, path: Path, chunks: int, order: str) -> hongtu.Artifact:
-    if path.exists():
-        return hongtu.open_artifact(path)
-    config = PreprocessConfig(
-        partitions=options.partitions,
-        chunks=chunks,
-        order=order,
-        undirected=options.undirected,
-        features=options.features,
-        labels=None if options.classes is None else f"random:{options.classes}",
-    )
-    return preprocess_directory(options.graph, path, config)
+    labels = None if options.classes is None else f"random:{options.classes}"
+    return prepared(
+        options.graph, path, partitions=options.partitions, chunks=chunks, order=order, undirected=options.undirected,
+        features=options.features, labels=labels,
+    )  # fmt: skip
 
 
 def layers(options: argparse.Namespace, artifact: hongtu.Artifact) -> list[torch.nn.Module]:
@@ -133,10 +125,6 @@ def smallest(options: argparse.Namespace, artifact: hongtu.Artifact) -> int:
     except hongtu.errors.BudgetError as refused:
         return refused.smallest
     raise AssertionError("one byte is enough")
-
-
-def host_bytes(moved: dict[str, int]) -> int:
-    return sum(moved[link] for link in ("load", "flush", "read", "write"))
 
 
 def measure(

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import hongtu
-from experiments.records import append, machine
+from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
 from hongtu.models import build_layers
@@ -39,7 +39,10 @@ def main() -> None:
         preprocess = time.perf_counter() - start
         least = smallest(artifact, options.hidden)
         for times in TIMES_SMALLEST:
-            row = machine("planning_time") | {"graph": options.graph.name, "preprocess_seconds": preprocess}
+            row = machine("planning_time") | {
+                "graph": options.graph.name,
+                "preprocess_seconds": preprocess,
+            }
             row |= measure(artifact, options.hidden, int(least * times), preprocess)
             print(
                 f"{options.graph.name}, m = {options.partitions}, {row['budget'] / 2**20:.1f} MiB: "

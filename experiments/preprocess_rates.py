@@ -24,7 +24,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from experiments.records import append, machine
+from hongtu.bench.records import append, machine
 from hongtu.preprocess.chunks import neighbour_sets
 from hongtu.preprocess.csc import build_csc, even_blocks
 
@@ -44,7 +44,11 @@ def main() -> None:
     options = parser.parse_args()
     edges = np.load(options.graph / "edges.npy", mmap_mode="r")
     vertices = len(np.load(options.graph / "labels.npy", mmap_mode="r"))
-    about = machine("preprocess_rates") | {"graph": options.graph.name, "vertices": vertices, "edges": edges.shape[1]}
+    about = machine("preprocess_rates") | {
+        "graph": options.graph.name,
+        "vertices": vertices,
+        "edges": edges.shape[1],
+    }
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         if options.kernels:
             row = about | kernels(edges, vertices, Path(folder))

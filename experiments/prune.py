@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import hongtu
-from experiments.records import append, machine
+from hongtu.bench.records import append, machine
 from hongtu.models import build_layers
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.records import append, machine
+from hongtu.bench.records import append, machine
 from hongtu.errors import BudgetError
 from hongtu.plan.hardware import Hardware, load_hardware
 from hongtu.plan.transfer import TransferPlan, plan_transfers

@@ -14,13 +14,30 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
-__all__ = ["Trainer", "__version__", "errors", "nn", "open_artifact", "preprocess_graph"]
+__all__ = [
+    "CorrectAndSmooth",
+    "LabelPropagation",
+    "LinkLoss",
+    "LossTerm",
+    "Propagation",
+    "Trainer",
+    "__version__",
+    "errors",
+    "nn",
+    "open_artifact",
+    "preprocess_graph",
+]
 
 # attribute -> (module, name in it; None for the module itself)
 _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
     "open_artifact": ("hongtu.artifact", "open_artifact"),
     "Trainer": ("hongtu.trainer", "Trainer"),
+    "LinkLoss": ("hongtu.links", "LinkLoss"),
+    "LossTerm": ("hongtu.losses", "LossTerm"),
+    "Propagation": ("hongtu.propagation", "Propagation"),
+    "LabelPropagation": ("hongtu.postprocess", "LabelPropagation"),
+    "CorrectAndSmooth": ("hongtu.postprocess", "CorrectAndSmooth"),
     "nn": ("hongtu.nn", None),
     "errors": ("hongtu.errors", None),
 }

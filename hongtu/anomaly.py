@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hongtu.block import Rows
 from hongtu.engine import Engine
 from hongtu.errors import AnomalyError
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
 
@@ -89,15 +90,15 @@ class _WatchedLoss:
         self._loss, self._watch = loss, watch
 
     def gradient(
-        self, out: Tensor, label_bytes: Tensor, mask: Tensor, chosen: int | None = None
+        self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor]:
-        found = self._loss.gradient(out, label_bytes, mask, chosen)
+        found = self._loss.gradient(out, label_bytes, bits, known)
         first, end = 0, len(out)
         if not self._good(*found):
             while end - first > 1:  # the first half that is not finite
                 middle = (first + end) // 2
                 rows = slice(first, middle)
-                good = self._good(*self._loss.gradient(out[rows], label_bytes[rows], mask[rows]))
+                good = self._good(*self._loss.gradient(out[rows], label_bytes[rows], bits[rows]))
                 first, end = (middle, end) if good else (first, middle)
             self._watch.loss(first)
         return found
@@ -116,7 +117,9 @@ def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
         for name, parameter in network.modules.named_parameters()
         if parameter.requires_grad
     ]
-    loss = engine.replace_loss(_WatchedLoss(engine.loss, watch))
+    loss = engine.loss
+    if not isinstance(loss, EdgeLoss):
+        engine.replace_loss(_WatchedLoss(loss, watch))
     for network in engine.networks:
         network.watch = partial(watch.module, network)
     try:

@@ -41,6 +41,8 @@ ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "sources": (("int32",), 1, True),  # [sum |N_ij|]
     "local_source": (("int32",), 1, True),  # [E]
     "edge_weight": (("float32",), 1, False),  # [E]
+    "edge_features": (("float32",), 2, False),  # [E, F_e]
+    "edge_type": (("int32",), 1, False),  # [E] from 0 to the manifest's "edge_types" - 1
     "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
     "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings
     "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
@@ -61,7 +63,7 @@ class Artifact:
         original_id: int32 [V].
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
         features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
-        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none).
+        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none), as ``task`` says.
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.
@@ -87,6 +89,8 @@ class Artifact:
             sources=arrays["sources"],
             local_source=arrays["local_source"],
             edge_weight=arrays.get("edge_weight"),
+            edge_features=arrays.get("edge_features"),
+            edge_type=arrays.get("edge_type"),
         )
 
     @property
@@ -102,12 +106,34 @@ class Artifact:
         return self.manifest["feature_width"]
 
     @property
+    def edge_feature_width(self) -> int:
+        """F_e, or 0 where edges have no features."""
+        features = self.topology.edge_features
+        return 0 if features is None else features.shape[1]
+
+    @property
+    def num_edge_types(self) -> int:
+        """How many types edges have, or 0 where they have none."""
+        return 0 if self.topology.edge_type is None else self.manifest["edge_types"]
+
+    @property
+    def vertex_type_widths(self) -> tuple[int, ...]:
+        """Columns of each vertex type's features, which ``hongtu.nn.TypedLinear`` takes; () without types. Column 0 of
+        ``features`` is then the type, the vertex's own come next."""
+        return tuple(self.manifest.get("vertex_types", ()))
+
+    @property
     def num_classes(self) -> int:
         return self.manifest["classes"]
 
     @property
+    def task(self) -> str:
+        """What labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C])."""
+        return self.manifest["task"]
+
+    @property
     def multi_label(self) -> bool:
-        return self.labels.ndim == 2
+        return self.task == "multilabel"
 
     def check_bounds(self) -> None:
         """Refuse indices that point out of what they index, before anything runs on them.
@@ -264,6 +290,8 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
         "source_start": (m * n + 1,),
         "local_source": (e,),
         "edge_weight": (e,),
+        "edge_features": (e, *arrays["edge_features"].shape[1:]) if "edge_features" in arrays else (e,),
+        "edge_type": (e,),
         "schedule_paper": (m, n),
         "features": (v, manifest["feature_width"]),
         "labels": (v, manifest["classes"]) if arrays["labels"].ndim == 2 else (v,),
@@ -274,6 +302,24 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
             raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
+    if manifest.get("task") not in (("multiclass",) if arrays["labels"].ndim == 1 else ("multilabel", "regression")):
+        raise InputError(
+            f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
+            f"{arrays['labels'].shape}; run `hongtu preprocess` again"
+        )
+    if "edge_features" in arrays and arrays["edge_features"].shape[1] == 0:
+        raise InputError(f"{path / 'edge_features'}.npy: no columns; run `hongtu preprocess` again")
+    types = manifest.get("edge_types")
+    if "edge_type" in arrays and (type(types) is not int or not 1 <= types < 2**31):
+        raise InputError(f"{path / MANIFEST}: edge_types is {types!r}, expected at least 1; preprocess again")
+    widths = manifest.get("vertex_types")
+    if widths is not None and not (
+        isinstance(widths, list)
+        and widths
+        and all(type(width) is int and width > 0 for width in widths)
+        and 1 + max(widths) == manifest["feature_width"]
+    ):
+        raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
     if ("name_start" in arrays) != ("name_text" in arrays):
         raise InputError(
             f"{path / MANIFEST}: one of name_start and name_text is missing; run `hongtu preprocess` again"

@@ -25,10 +25,13 @@ class Arrays(Protocol):
     def num_vertices(self) -> int: ...
 
     @property
+    def num_edge_types(self) -> int: ...
+
+    @property
     def num_classes(self) -> int: ...
 
     @property
-    def multi_label(self) -> bool: ...
+    def task(self) -> str: ...
 
 
 def check_bounds(artifact: Arrays) -> None:
@@ -42,13 +45,15 @@ def check_bounds(artifact: Arrays) -> None:
     _expect_range(artifact, "schedule_paper", artifact.schedule_paper, 0, topology.chunks)
     _expect_range(artifact, "sources", topology.sources, 0, vertices)
     _expect_range(artifact, "local_source", topology.local_source, 0, vertices)
+    if topology.edge_type is not None:
+        _expect_range(artifact, "edge_type", topology.edge_type, 0, artifact.num_edge_types)
     edge_start = np.asarray(topology.in_edge_start)[topology.chunk_start]
     busy = np.flatnonzero(np.diff(edge_start))
     if len(busy):
         largest = np.maximum.reduceat(topology.local_source, edge_start[busy])
         beyond = busy[largest >= topology.num_sources[busy]]
         _expect(artifact, "local_source", not len(beyond), f"less than the chunk's sources in chunk {beyond[:1]}")
-    if not artifact.multi_label:
+    if artifact.task == "multiclass":
         _expect_range(artifact, "labels", artifact.labels, -1, artifact.num_classes)
 
 
@@ -72,7 +77,7 @@ def check_indices(artifact: Arrays) -> None:
     starts = np.asarray(topology.source_start)[1:-1]
     steps[starts[(starts > 0) & (starts <= len(steps))] - 1] = 1  # from one chunk to the next
     _expect(artifact, "sources", bool(np.all(steps > 0)), "ascending vertices in every chunk")
-    if not artifact.multi_label:
+    if artifact.task == "multiclass":
         for split, mask in artifact.masks.items():
             _expect(artifact, f"{split}_mask", bool(np.all(artifact.labels[mask] >= 0)), "labelled vertices only")
 

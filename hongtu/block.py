@@ -5,6 +5,7 @@ Legend: D destinations, S sources, E edges, F features, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hongtu import ops
+from hongtu import ops, reductions
 
 if TYPE_CHECKING:
     import torch_sparse
@@ -49,6 +50,8 @@ class Block:
         edge_id_start: int64 [D], id of the first in-edge of each destination.
         num_graph_edges: E of the whole graph; ids from there on are free (self-loops that a layer adds).
         active: int32 [D], ascending destinations (new ids), or None where they are contiguous.
+        edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``; else None.
+        edge_type: int32 [E], where the layer has ``uses_edge_type``; else None.
     """
 
     indptr: Tensor
@@ -60,6 +63,8 @@ class Block:
     edge_id_start: Tensor
     num_graph_edges: int
     active: Tensor | None = None
+    edge_features: Tensor | None = None
+    edge_type: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -79,6 +84,11 @@ class Block:
         if self.active is not None:
             return self.active
         return torch.arange(self.first, self.first + self.num_dst, dtype=torch.int32, device=self.indptr.device)
+
+    @cached_property
+    def in_degree(self) -> Tensor:
+        """int64 [D], in-edges of each destination."""
+        return self.indptr.diff()
 
     @cached_property
     def dst_of_edge(self) -> Tensor:
@@ -119,6 +129,37 @@ class Block:
         out = ops.aggregate(_rows(x), self.indptr, self.local_source, None, weight, mean)
         return out.view(self.num_dst, *x.shape[1:])
 
+    def reduce(self, x: Tensor, how: str | Sequence[str], weighted: bool = False) -> Tensor:
+        """[S, F] -> [D, F]: a reduction over in-edges by its name, as torch_geometric.nn.aggr computes it.
+
+        Args:
+            x: float [S, F], or [S, ..., F].
+            how: "sum" ("add"), "mean", "max", "min", "mul", "var", "std", "softmax" or "powermean"; of several names
+                the results are put side by side, [D, ..., k F].
+            weighted: multiply by the edge weights, if the graph has any; sum, mean, max and min only.
+
+        Raises:
+            ValueError: for another name, or weights where there is no weighted form.
+        """
+        if not isinstance(how, str):
+            return torch.cat([self.reduce(x, name, weighted) for name in how], dim=-1)
+        return reductions.reduce(self, _rows(x), how, weighted).view(self.num_dst, *x.shape[1:])
+
+    @cached_property
+    def of_edges(self) -> Block:
+        """The same destinations, with the in-edges as their sources: reduces rows [E, F] of edges."""
+        return Block(
+            indptr=self.indptr,
+            local_source=torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device),
+            sources=torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device),
+            first=self.first,
+            edge_weight=self.edge_weight,
+            rows=self.rows,
+            edge_id_start=self.edge_id_start,
+            num_graph_edges=self.num_graph_edges,
+            active=self.active,
+        )
+
     def gather(self, x: Tensor) -> Tensor:
         """[S, F] -> [E, F]: the row of each edge's source."""
         return ops.edge_gather(_rows(x), self.local_source).view(self.num_edges, *x.shape[1:])
@@ -130,6 +171,29 @@ class Block:
     def segment_sum(self, x_EF: Tensor) -> Tensor:
         """[E, F] -> [D, F]: sum of the edge rows of each destination."""
         return ops.segment_sum(_rows(x_EF), self.indptr).view(self.num_dst, *x_EF.shape[1:])
+
+    def segment_mean(self, x_EF: Tensor, exclude: Tensor | None = None) -> Tensor:
+        """[E, F] -> [D, F]: the mean of the edge rows of each destination, less those where bool [E] ``exclude`` is
+        True; 0 for a destination without any."""
+        count = self.in_degree.to(x_EF.dtype)
+        if exclude is not None:
+            x_EF = x_EF.masked_fill(exclude.view(-1, *[1] * (x_EF.dim() - 1)), 0)
+            count = count - self.segment_sum(exclude.to(x_EF.dtype).unsqueeze(1)).squeeze(1)
+        return self.segment_sum(x_EF) / count.clamp(min=1).view(-1, *[1] * (x_EF.dim() - 1))
+
+    def sum_by_type(self, x: Tensor, num_types: int, mean: bool = False) -> Tensor:
+        """[S, F] -> [T, D, F]: for each of T edge types, the sum (or mean) over the in-edges of that type."""
+        indptr, local_source = self._edges_by_type(num_types)
+        out = ops.aggregate(_rows(x), indptr, local_source, None, None, mean)
+        return out.view(num_types, self.num_dst, *x.shape[1:])
+
+    def _edges_by_type(self, num_types: int) -> tuple[Tensor, Tensor]:
+        """The CSC whose column t D + d holds the in-edges of destination d that have type t."""
+        assert self.edge_type is not None, "the layer does not say uses_edge_type = True"
+        order = torch.argsort(self.edge_type, stable=True)  # edges are ordered by destination already
+        column = self.edge_type[order].long() * self.num_dst + self.dst_of_edge[order]
+        columns = torch.arange(num_types * self.num_dst + 1, device=column.device)
+        return torch.searchsorted(column, columns), self.local_source[order]
 
     def softmax(
         self, logits_EH: Tensor, exclude: Tensor | None = None, extra: Tensor | None = None
@@ -153,6 +217,10 @@ class Block:
         ``width`` is H times the channels of a head; further columns of ``x`` are ignored.
         """
         return ops.attend(x, alpha_EH, self.indptr, self.local_source, width)
+
+    def dot(self, key: Tensor, query_DF: Tensor, heads: int) -> Tensor:
+        """[S, F], [D, F] -> [E, H]: per head, the product of the source's key and the destination's query."""
+        return ops.dot(key, query_DF, self.indptr, self.local_source, heads)
 
     def gated_sum(self, x: Tensor, key_DF: Tensor) -> Tensor:
         """[S, 2 F] (query | value), [D, F] -> [D, F]: sum over in-edges of sigmoid(key + query) * value."""
@@ -184,6 +252,8 @@ class Block:
             edge_id_start=self.edge_id_start,
             num_graph_edges=self.num_graph_edges,
             active=self.active,
+            edge_features=self.edge_features,
+            edge_type=self.edge_type,
         )
         return block, others
 

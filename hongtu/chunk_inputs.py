@@ -25,8 +25,8 @@ class ChunkInputs:
         first, end: the chunk's vertices.
         num_dst: D, those that the pass computes.
         index: int32 [D], their positions in the chunk, or None for all of them.
-        num_train: how many of them are in the train mask, where the pass has the loss.
-        vertex: destinations' rows by vertex tensor, and "labels" and "train_mask" where the pass has the loss.
+        known_bits: uint8 [D], on the host, which terms of the loss each has, where the pass has the loss.
+        vertex: destinations' rows by vertex tensor, and "labels" and "loss_bits" where the pass has the loss.
         slots: int32 [S], the slot of every source, where the pass has edges; so has it ``block``.
     """
 
@@ -59,9 +59,9 @@ class ChunkInputs:
             self._bring("statistics", "topology")
         if needs.labels:
             self._bring("labels", "read")
-            self._bring("train_mask", "read")
-            mask = host.rows("train_mask", self.first, self.end).numpy()
-            self.num_train = int(np.count_nonzero(mask if self.index is None else mask[self.index]))
+            self._bring("loss_bits", "read")
+            bits = host.rows("loss_bits", self.first, self.end).numpy()
+            self.known_bits = bits if self.index is None else bits[self.index]
         if needs.edges:
             self._bring_edges(plan, i, batch, chunk)
         self._rows = (*p.inputs, *p.gradients)
@@ -78,7 +78,7 @@ class ChunkInputs:
             if name in self._own_rows:
                 here[name] = self._resident(name)
         self.rows = Rows(ids=here["ids"], statistics=here.get("statistics"))
-        self.vertex = {name: here[name] for name in (*p.inputs, *p.gradients, "labels", "train_mask") if name in here}
+        self.vertex = {name: here[name] for name in (*p.inputs, *p.gradients, "labels", "loss_bits") if name in here}
         self.block: Block | None = None
         if self._needs.edges:
             self.slots = here["slot_of_source"]
@@ -93,6 +93,8 @@ class ChunkInputs:
                 edge_id_start=here.get("edge_id_start", none),
                 num_graph_edges=self._num_graph_edges,
                 active=here.get("active"),
+                edge_features=here.get("edge_features"),
+                edge_type=here.get("edge_type"),
             )
 
     def own(self, name: str) -> Tensor:
@@ -109,6 +111,12 @@ class ChunkInputs:
         if needs.weights:
             assert structure.edge_weight is not None
             self._bring_array("edge_weight", structure.edge_weight)
+        if needs.edge_features:
+            assert structure.edge_features is not None
+            self._bring_array("edge_features", structure.edge_features)
+        if needs.edge_type:
+            assert structure.edge_type is not None
+            self._bring_array("edge_type", structure.edge_type)
         if needs.identity:
             self._bring_array("sources", structure.sources)
             self._bring("edge_id_start", "topology")

@@ -5,7 +5,7 @@ Legend: D destinations, S sources, C cache slots; z, s, a as in :class:`hongtu.n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -15,6 +15,8 @@ from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
+from hongtu.kept import Entry, Kept, Place, edges_of, move_saved, saving
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
 from hongtu.network import Network
@@ -32,30 +34,12 @@ class Run(Protocol):
     networks: list[Network]
     host: HostStore
     devices: list[Device]
-    loss: MeanLoss
+    loss: MeanLoss | EdgeLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
     moments: list[Moments]
 
     def own_rows(self, name: str, device: int) -> Tensor: ...
-
-
-@dataclass
-class Kept:
-    """What a stage computed from, and what it gave.
-
-    Attributes:
-        base: what gradients are wanted of besides s: the aggregate's output [D, A] where that is a checkpoint, the
-            sources' rows [S, Z] otherwise, the features for stage 0.
-        s: s elements of the destinations, as far as they were read.
-        values: what the stage took from earlier ones.
-        outs: outputs of the stage.
-    """
-
-    base: Tensor
-    s: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    outs: list[Tensor]
 
 
 class ChunkRun:
@@ -94,9 +78,10 @@ class ChunkRun:
 
     def _forward(self) -> None:
         p = self.p
-        with torch.set_grad_enabled(p.keep):
-            run = self._compute(gradients=p.keep)
-            outs = [out.detach() for out in run.outs]
+        places: list[Place] = []
+        with torch.set_grad_enabled(p.keep), saving(places) if p.keep else nullcontext():
+            run, outs = self._compute(gradients=p.keep)
+            outs = [out.detach() for out in outs]
             if self.executor.moments:
                 self.executor.moments[self.i].add(outs[0])
             if p.loss:
@@ -104,19 +89,23 @@ class ChunkRun:
         if p.keep:
             self.executor.kept[self.key] = run
         for out, name in zip(outs[len(outs) - len(p.outputs) :], p.outputs, strict=True):
-            self._emit(out, name)
+            there = self._emit(out, name)
+            if name in p.holds:
+                move_saved(places, out, there)
+        places.clear()
 
     def _backward(self) -> None:
         p, shape = self.p, self.shape
-        incoming = [self.inputs.vertex[name] for name in p.gradients]
         with torch.enable_grad():
-            run = self.executor.kept.pop(self.key) if p.keep else self._compute(gradients=True)
-            if p.loss:
-                incoming = [self._loss_gradient(run.outs[0].detach())]
-            elif p.moments is not None and gradient(p.moments) in p.gradients:
-                incoming[0] = self._with_statistics_gradient(incoming[0], run.outs[0])
-            _backpropagate(run.outs[len(run.outs) - len(incoming) :], incoming)
-            run.outs.clear()
+            if p.keep:
+                run, x = self.executor.kept.pop(self.key), self.inputs.vertex.get(p.moments)
+            else:
+                run, outs = self._compute(gradients=True)
+                x = outs[0].detach() if p.loss or p.moments is not None else None
+                del outs
+            incoming = self._incoming(x)
+            del x
+            run.backward(incoming)
             base_gradient = run.base.grad
             direct = [part.grad for part in run.s]
             if shape is None or shape.norm:
@@ -131,24 +120,41 @@ class ChunkRun:
         direct += [None] * (len(self._direct_of_s) - len(direct))
         self._emit_gradients([*direct, *(value.grad for value in run.values)])
 
-    def _compute(self, *, gradients: bool) -> Kept:
-        """The aggregate, or what is read in its place, and the stage behind it."""
-        p, wanted = self.p, self.plan.passes.wanted
+    def _incoming(self, x: Tensor | None) -> list[Tensor | None]:
+        """The gradients of what the stage returns, None for what gets none; x is the first, where it is needed."""
+        p, vertex = self.p, self.inputs.vertex
+        assert p.stage is not None
+        if p.loss:
+            return [self._loss_gradient(x)]
+        names = [gradient(name) for name in self.plan.passes.returned[p.stage]]
+        incoming = [vertex[name] if name in p.gradients else None for name in names]
+        if p.moments is not None:
+            more = self.network.norm(p.stage).gradient_through_statistics(x)
+            incoming[0] = incoming[0] if more is None else more.add_(incoming[0])
+        return incoming
 
-        def leaf(x: Tensor, needed: bool) -> Tensor:
-            return x.data.requires_grad_(gradients and needed)  # of its own version: rows of other chunks may change
+    def _compute(self, *, gradients: bool) -> tuple[Kept, list[Tensor]]:
+        """The aggregate, or what is read in its place, and the outputs of the stage behind it."""
+        p, wanted = self.p, self.plan.passes.wanted
+        base = Entry()
+        entries, of_values = tuple(Entry() for _ in p.s), tuple(Entry() for _ in p.values)
+
+        def enter(entry: Entry, x: Tensor, needed: bool) -> Tensor:
+            return entry.of(x) if gradients and needed else x
+
+        def outcome(outs: list[Tensor]) -> tuple[Kept, list[Tensor]]:
+            return Kept(base, entries, of_values, edges_of(outs)), outs
 
         if self.shape is None:
-            features = leaf(self.inputs.vertex[p.inputs[0]], p.inputs[0] in wanted)
-            return Kept(features, (), (), self._stage_0(features))
-        values = tuple(leaf(self.inputs.vertex[name], name in wanted) for name in p.values)
+            return outcome(self._stage_0(enter(base, self.inputs.vertex[p.inputs[0]], p.inputs[0] in wanted)))
+        taken = [self.inputs.vertex[name] for name in p.values]
+        values = tuple(enter(e, x, name in wanted) for e, x, name in zip(of_values, taken, p.values, strict=True))
         s = tuple(self.inputs.vertex[name] for name in p.s)
         if not self.shape.linear:
-            s = tuple(leaf(part, name in wanted) for part, name in zip(s, p.s, strict=True))
+            s = tuple(enter(e, part, name in wanted) for e, part, name in zip(entries, s, p.s, strict=True))
             z = self._cache("value").index_select(0, self.inputs.slots)
-            z = leaf(z, p.exchange in wanted)
-            a = self.network.aggregate(p.layer, self.inputs.block, z, s)
-            return Kept(z, s, values, self._stage(a, s, values))
+            a = self.network.aggregate(p.layer, self.inputs.block, enter(base, z, p.exchange in wanted), s)
+            return outcome(self._stage(a, s, values))
         if p.source is not None:
             a = self.inputs.vertex[p.source]
         else:
@@ -156,10 +162,10 @@ class ChunkRun:
             if p.checkpoint is not None and not self._in_place():
                 a = self._emit(a, p.checkpoint)
         if self.shape.combined:
-            s = ()
-        a = leaf(a, self._aggregate_wanted())
-        s = tuple(leaf(part, name in wanted) for part, name in zip(s, p.s, strict=False))
-        return Kept(a, s, values, self._stage(a, s, values))
+            s = entries = ()
+        a = enter(base, a, self._aggregate_wanted())
+        s = tuple(enter(e, part, name in wanted) for e, part, name in zip(entries, s, p.s, strict=False))
+        return outcome(self._stage(a, s, values))
 
     def _aggregate_wanted(self) -> bool:
         """Whether the aggregate's output needs a gradient: that of z, or of an s that it was combined with."""
@@ -177,15 +183,11 @@ class ChunkRun:
             raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
         return outs
 
-    def _with_statistics_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """The gradient of rows that the next layer normalises, with what comes back by way of its statistics."""
-        assert self.p.stage is not None
-        more = self.network.norm(self.p.stage).gradient_through_statistics(x)
-        return grad if more is None else more.add_(grad)
-
     def _loss_gradient(self, out: Tensor) -> Tensor:
-        labels, mask = self.inputs.vertex["labels"], self.inputs.vertex["train_mask"]
-        grad, part = self.executor.loss.gradient(out, labels, mask, self.inputs.num_train)
+        labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
+        loss = self.executor.loss
+        assert loss is not None and not isinstance(loss, EdgeLoss)
+        grad, part = loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
         return grad
 
@@ -198,12 +200,17 @@ class ChunkRun:
             if self.shape.reduce is None:
                 a = self.network.aggregate(p.layer, self.inputs.block, cache.index_select(0, self.inputs.slots), s)
             else:
-                spare = self.inputs.own(p.checkpoint) if self._in_place() else self.device.buffer("aggregate")
-                a = spare[: self.inputs.num_dst]
+                a = self._room(cache)
                 kernels_for(cache).csc_aggregate(*self._csc(), cache, a)
-                if p.keep and not self._in_place() and not self.shape.combined:
-                    a = a.clone()  # what is kept until backward must not lie in scratch memory
             return self.network.combine(p.layer, a, s, self.inputs.rows) if self.shape.combined else a
+
+    def _room(self, cache: Tensor) -> Tensor:
+        """[D, A] for a declared reduction: where its output stays, memory of its own that may be kept, or scratch."""
+        if self._in_place():
+            return self.inputs.own(self.p.checkpoint)[: self.inputs.num_dst]
+        if self.p.keep:
+            return cache.new_empty((self.inputs.num_dst, cache.shape[1]))
+        return self.device.buffer("aggregate")[: self.inputs.num_dst]
 
     def _in_place(self) -> bool:
         reduces = self.shape is not None and self.shape.reduce is not None

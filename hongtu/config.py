@@ -12,6 +12,8 @@ from hongtu.errors import InputError
 
 PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
+TASKS = ("regression",)  # those that labels do not say themselves
+MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
 
@@ -49,6 +51,8 @@ class PreprocessConfig:
         features: replaces the input's features: "random:F" (standard normal), "degree" (four columns) or
             "embedding:D" (D columns that training learns); None keeps the input's.
         labels: replaces the input's labels: "random:C" (uniform over C classes); None keeps the input's.
+        task: "regression" where float labels [N] or [N, C] are numbers to predict (a row of NaN: none); None: integers
+            [N] are one class per vertex, floats [N, C] from 0 to 1 many.
         random_split: replaces the input's masks: fractions of train, val and test over the labelled vertices; None
             keeps the input's.
         split: which row of ``[S, N]`` masks to use.
@@ -69,6 +73,7 @@ class PreprocessConfig:
     seed: int = 0
     features: str | None = None
     labels: str | None = None
+    task: str | None = None
     random_split: tuple[float, float, float] | None = None
     split: int = 0
     force: bool = False
@@ -99,6 +104,10 @@ class PreprocessConfig:
             raise InputError("normalize_features: embeddings are learned; leave it out")
         if self.labels is not None:
             spec_width("labels", self.labels, ("random:C",))
+        if self.task is not None:
+            _one_of("task", self.task, TASKS)
+            if self.labels is not None:
+                raise InputError(f"labels {self.labels!r} are classes: leave task {self.task!r} out")
         if self.random_split is not None:
             set_field(self, "random_split", _fractions(self.random_split))
 

@@ -87,7 +87,7 @@ def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
     """Per module, the numbers of the modules whose values it takes; INPUT for the features.
 
     Raises:
-        InputError: for a name that nothing before has given.
+        InputError: for a name that nothing before has given, and for what nothing takes.
     """
     current, given = FIRST_NAME, {FIRST_NAME: INPUT}
     sources = []
@@ -103,6 +103,10 @@ def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
         sources.append(tuple(given[name] for name in header.takes))
         current = header.gives
         given[current] = index
+    taken = {number for numbers in sources for number in numbers}
+    for index in range(len(modules) - 1):
+        if index not in taken:
+            raise InputError(f"layers[{index}]: nothing takes what it gives; name it in a header, or remove it")
     return sources
 
 
@@ -132,7 +136,8 @@ def wire(sources: list[tuple[int, ...]], layers: Sequence[int]) -> Wiring:
     """Cut the modules into stages.
 
     Args:
-        layers: the numbers of those with an aggregate; what they take besides their first value is for ``update``.
+        layers: the numbers of those with an aggregate, as often as they have one; what they take besides their first
+            value is for the last ``update``.
 
     >>> wire([(-1,), (0,), (1, 0)], [1])  # a row-wise module, a layer, and one that adds what both gave
     Wiring(sources=[(-1,), (0,), (1, 0)], stage_of=[0, 1, 1], takes=[(), (0,)], gives=[(0,), ()])
@@ -141,8 +146,9 @@ def wire(sources: list[tuple[int, ...]], layers: Sequence[int]) -> Wiring:
     stage = 0
     for number, taken in enumerate(sources):
         if number in layers:
-            needed += [(taken[0], stage), *((value, stage + 1) for value in taken[1:])]
-            stage += 1
+            needed.append((taken[0], stage))
+            stage += layers.count(number)
+            needed += [(value, stage) for value in taken[1:]]
         else:
             needed += [(value, stage) for value in taken]
         stage_of.append(stage)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, cuda
 
-from hongtu import attention_kernels, kernels, row_copies
+from hongtu import attention_kernels, extremum_kernels, kernels, row_copies
 
 
 class Kernels(Protocol):
@@ -26,7 +26,8 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        found = next((getattr(m, name) for m in (row_copies, kernels, attention_kernels) if hasattr(m, name)), None)
+        modules = row_copies, kernels, attention_kernels, extremum_kernels
+        found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)
         call = partial(_with_arrays, found)

@@ -16,7 +16,35 @@ from torch import Tensor, nn
 NAME = "embedding.weight"
 
 
-class Embedding:
+class VertexRows:
+    """Rows on the host that change between epochs, and stand in for features.
+
+    Args:
+        original_id: int32 [V], original id of every new id.
+        weight: [V, width], in new order.
+    """
+
+    def __init__(self, original_id: np.ndarray, weight: Tensor) -> None:
+        self._ids = torch.from_numpy(np.array(original_id)).long()
+        self.weight = weight
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        """[V, width] in new order -> in the original order."""
+        out = torch.empty_like(rows)
+        out[self._ids] = rows
+        return out
+
+    def renumbered(self, rows: Tensor) -> Tensor:
+        """[V, ...] in the original order -> in new order."""
+        return rows[self._ids]
+
+    def set(self, rows: Tensor) -> None:
+        """Take over rows [V, width] given in the original order."""
+        with torch.no_grad():
+            self.weight.copy_(self.renumbered(rows))
+
+
+class Embedding(VertexRows):
     """One learned row per vertex.
 
     Args:
@@ -29,6 +57,8 @@ class Embedding:
         weight: [V, width], in new order.
     """
 
+    weight: nn.Parameter
+
     def __init__(
         self,
         original_id: np.ndarray,
@@ -37,27 +67,16 @@ class Embedding:
         seed: int,
         dtype: torch.dtype,
     ) -> None:
-        self._ids = torch.from_numpy(np.array(original_id)).long()
         generator = torch.Generator().manual_seed(seed)
-        rows = torch.randn((len(self._ids), width), generator=generator)
-        self.weight = nn.Parameter(rows[self._ids].to(dtype))
+        rows = torch.randn((len(original_id), width), generator=generator)
+        super().__init__(original_id, rows)
+        self.weight = nn.Parameter(self.renumbered(rows).to(dtype))
         self.optimizer = make_optimizer([self.weight])
 
     def step(self) -> None:
         """Update every row by ``weight.grad``."""
         self.optimizer.step()
         self.weight.grad = None
-
-    def ordered(self, rows: Tensor) -> Tensor:
-        """[V, width] in new order -> in the original order."""
-        out = torch.empty_like(rows)
-        out[self._ids] = rows
-        return out
-
-    def set(self, rows: Tensor) -> None:
-        """Take over rows [V, width] given in the original order."""
-        with torch.no_grad():
-            self.weight.copy_(rows[self._ids])
 
     def state(self) -> dict[str, Any]:
         """For a snapshot; rows in the original order."""

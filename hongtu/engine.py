@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.backends import Backend
-from hongtu.embedding import Embedding
+from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
 from hongtu.host_memory import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_rows import make_host
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.modules import modes_kept
@@ -43,9 +44,9 @@ class Engine:
         self,
         artifact: Artifact,
         network: Network,
-        loss: MeanLoss,
+        loss: MeanLoss | EdgeLoss | None,
         plan: ExecutionPlan,
-        embedding: Embedding | None,
+        embedding: VertexRows | None,
         budget: int | None,
         dtype: torch.dtype,
         backend: Backend,
@@ -60,7 +61,7 @@ class Engine:
         self._devices = backend.devices(plan.topology.partitions, budget, self._traffic)
         for device in self._devices:
             device.reserve("model", plan.shape.model_bytes)
-        self._host = make_host(artifact, plan, embedding, dtype, backend.pinned)
+        self._host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self._executor = Executor(plan, self._replicas.of, self._host, self._devices, loss)
         self._counted = False
 
@@ -115,10 +116,12 @@ class Engine:
         return self._replicas.every
 
     @property
-    def loss(self) -> MeanLoss:
-        return self._executor.loss
+    def loss(self) -> MeanLoss | EdgeLoss:
+        loss = self._executor.loss
+        assert loss is not None
+        return loss
 
-    def replace_loss(self, loss: Any) -> MeanLoss:
+    def replace_loss(self, loss: Any) -> MeanLoss | EdgeLoss | None:
         """Train with another loss; returns the one before."""
         before, self._executor.loss = self._executor.loss, loss
         return before
@@ -129,7 +132,8 @@ class Engine:
         self.set_up()
         self.artifact.check_files()
         with self._evaluating():
-            self._executor.run(self.plan.passes.evaluate)
+            passes = self.plan.passes
+            self._executor.run(passes.evaluate or passes.train)  # the latter where nothing is trained
         try:
             yield self._host[OUTPUT]
         finally:
@@ -186,6 +190,11 @@ class Engine:
         return current.name, self.network.current, divmod(self.network.chunk, self.plan.topology.chunks)
 
     @property
+    def features(self) -> Tensor:
+        """[V, F] in new order, where they are on the host."""
+        return self._host[FEATURES]
+
+    @property
     def ids(self) -> Tensor:
         """int64 [V], original id of every vertex."""
         return self._host["ids"]
@@ -209,6 +218,7 @@ class Engine:
             peak_bytes=peaks,
             arena_bytes={d.name: d.arena_peak for d in self._devices} | self._host.peak_bytes,
             phases=dict(self._traffic.seconds),
+            pass_seconds=dict(self._executor.seconds),
         )
 
     def reset_counters(self) -> None:

@@ -6,6 +6,8 @@ gradients accumulated on the host. Tensors that the plan leaves on the devices a
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,12 +15,13 @@ from torch import Tensor
 from hongtu.chunk_run import ChunkRun, Kept
 from hongtu.device import Device
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
 from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, Pass
+from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
 from hongtu.streams import Turn
 from hongtu.transfer import Exchange
 
@@ -36,6 +39,7 @@ class Executor:
     Attributes:
         current: the pass that runs, or ran last.
         moments: what the pass has gathered on each device; [] where it gathers nothing.
+        seconds: of every pass of the last ``run``, by name.
     """
 
     def __init__(
@@ -44,11 +48,12 @@ class Executor:
         networks: list[Network],
         host: HostStore,
         devices: list[Device],
-        loss: MeanLoss,
+        loss: MeanLoss | EdgeLoss | None,
     ) -> None:
         self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
         self.loss = loss
         self.current: Pass | None = None
+        self.seconds: dict[str, float] = {}
         self.loss_values = [device.numbers() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
         self.moments: list[Moments] = []
@@ -73,9 +78,12 @@ class Executor:
             value.zero_()
             device.begin()
         before = self.host.names(), [device.placed() for device in self.devices]
+        self.seconds.clear()
         try:
             for p in passes:
+                start = perf_counter()
                 self._run_pass(p)
+                self.seconds[p.name] = perf_counter() - start
         except BaseException:
             self.kept.clear()
             self.host.free_except(before[0])
@@ -116,7 +124,8 @@ class Executor:
         self.current = p
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
-            self._create(name, zero=name == p.flush or (some_rows and name in p.direct))
+            edges = p.edge_loss and name == gradient(OUTPUT)
+            self._create(name, zero=name == p.flush or edges or (some_rows and name in p.direct))
         self._begin_moments(p)
         try:
             self._allocate(p)
@@ -125,6 +134,8 @@ class Executor:
                 device.drain()
             self._end_moments(p)
             self._sum_statistics_gradient(p)
+            if p.edge_loss:
+                self._evaluate_edges()
         except BaseException:
             for device in self.devices:
                 device.abandon()
@@ -162,14 +173,21 @@ class Executor:
         if p.layer is None or not self.plan.shape.layers[p.layer].norm or p.direction == "forward":
             return
         norms = [network.norm(p.layer) for network in self._each_network()]
-        for gradients in zip(*(norm.gradients for norm in norms), strict=True):
-            total = torch.stack([gradient.cpu() for gradient in gradients]).sum(0)
-            for gradient in gradients:
-                gradient.copy_(total)
+        for parts in zip(*(norm.gradients for norm in norms), strict=True):
+            total = torch.stack([part.cpu() for part in parts]).sum(0)
+            for part in parts:
+                part.copy_(total)
 
     def _each_network(self) -> list[Network]:
         """Partitions on one device may share a network."""
         return list({id(network): network for network in self.networks}.values())
+
+    def _evaluate_edges(self) -> None:
+        """The loss over edges, on the host; a probe has none."""
+        if isinstance(self.loss, EdgeLoss):
+            context = self.networks[0].context
+            rows = self.host[OUTPUT], self.host[gradient(OUTPUT)]
+            self.loss_values[0].add_(self.loss.backward(*rows, context.seed, context.epoch))
 
     def _allocate(self, p: Pass) -> None:
         self.host.staging(self.plan.host_staging_bytes(p))

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from hongtu.artifact import Artifact
 from hongtu.errors import InputError
 from hongtu.metrics import EpochRecord
 from hongtu.run_directory import RunDirectory
@@ -63,11 +62,13 @@ class FitOptions:
 class Trainable(Protocol):
     """What the loop needs of the Trainer."""
 
-    artifact: Artifact
     scheduler: Any
     epoch: int
     history: list[dict[str, Any]]
     waiting: Waiting
+
+    @property
+    def validates(self) -> bool: ...
 
     def train_epoch(self) -> EpochRecord: ...
 
@@ -78,8 +79,10 @@ class Trainable(Protocol):
 
 def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
     """Train ``options.epochs`` more epochs; one record per epoch."""
-    if options.patience is not None and not trainer.artifact.masks["val"].any():
-        raise InputError("patience needs a validation score, and the artifact's val mask is empty")
+    if options.patience is not None and not trainer.validates:
+        raise InputError(
+            "patience needs a validation score, and the artifact's val mask is empty (for links: no val_edges)"
+        )
     directory = None if options.run_dir is None else RunDirectory(options.run_dir, options.keep)
     if directory is not None and options.save_every:
         directory.check_newest(trainer.epoch)

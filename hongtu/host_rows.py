@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from hongtu.artifact import Artifact
-from hongtu.embedding import Embedding
+from hongtu.embedding import VertexRows
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
+from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.pool import Make
@@ -17,7 +19,12 @@ from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 def make_host(
-    artifact: Artifact, plan: ExecutionPlan, embedding: Embedding | None, dtype: torch.dtype, pinned: Make | None = None
+    artifact: Artifact,
+    plan: ExecutionPlan,
+    loss: MeanLoss | EdgeLoss | None,
+    embedding: VertexRows | None,
+    dtype: torch.dtype,
+    pinned: Make | None = None,
 ) -> HostStore:
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
     host = HostStore(artifact.num_vertices, dtype, pinned)
@@ -29,9 +36,11 @@ def make_host(
         with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
-    labels = np.array(artifact.labels)
-    host.keep_pageable("labels", torch.from_numpy(labels.view(np.uint8).reshape(len(labels), -1)))
-    host.keep_pageable("train_mask", torch.from_numpy(np.array(artifact.masks["train"])))
+    if isinstance(loss, EdgeLoss):
+        host.count_pageable(loss.nbytes)
+    elif loss is not None:
+        host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
+        host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
     if any(layer.uses_statistics for layer in plan.shape.layers):
         statistics = degree_statistics(artifact.topology)

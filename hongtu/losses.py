@@ -1,125 +1,315 @@
-"""Losses and metrics: sums over vertices, so that chunks can be evaluated one by one."""
+"""Losses: weighted sums of means over vertices, each over a mask of its own, evaluated chunk by chunk.
+
+Legend: V vertices, D those of a chunk, T those of them with a loss, C columns of the output.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hongtu.errors import InputError
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
+Loss = str | VertexLoss  # modules are callables
+
+MODULES: dict[str, type[nn.Module]] = {
+    "cross_entropy": nn.CrossEntropyLoss,
+    "bce_with_logits": nn.BCEWithLogitsLoss,
+    "mse": nn.MSELoss,
+    "l1": nn.L1Loss,
+    "huber": nn.HuberLoss,
+    "smooth_l1": nn.SmoothL1Loss,
+}
+DEFAULT = {"multiclass": "cross_entropy", "multilabel": "bce_with_logits", "regression": "mse"}  # by task
+KINDS = {"multiclass": "one class per vertex", "multilabel": "multi-label", "regression": "numbers"}
+MOST_TERMS = 8  # bits of a byte
 
 
-def _cross_entropy(out: Tensor, target: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(out, target, reduction="none")
+@dataclass(frozen=True)
+class LossTerm:
+    """One part of a training loss.
+
+    Attributes:
+        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these
+            with its options, whose reduction over the vertices of the mask is torch's own; or a callable (out [T, C],
+            target [T] or [T, C]) -> losses [T], whose mean is taken.
+        weight: what the term is multiplied by.
+        mask: the vertices it is over: "train", "val", "test" or bool [N] in the original order.
+        vertex_weight: [N] in the original order, at least 0: multiplies each vertex's loss; a mean is then divided by
+            the sum of these weights (times the class weights, where there are any) instead of the vertices.
+    """
+
+    loss: Loss
+    weight: float = 1.0
+    mask: Any = "train"
+    vertex_weight: Any = None
 
 
-def _bce_with_logits(out: Tensor, target: Tensor) -> Tensor:
-    return torch.nn.functional.binary_cross_entropy_with_logits(out, target, reduction="none").mean(dim=1)
+Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
 
 
-LOSSES: dict[str, VertexLoss] = {"cross_entropy": _cross_entropy, "bce_with_logits": _bce_with_logits}
+def balanced_weights(labels: np.ndarray, mask: np.ndarray, classes: int) -> Tensor:
+    """float32 [classes]: vertices / (classes * vertices of the class), over ``mask``; 0 for a class without any.
+
+    >>> balanced_weights(np.array([0, 0, 0, 1]), np.array([True, True, True, True]), 3).tolist()
+    [0.4444444477558136, 1.3333333730697632, 0.0]
+    """
+    count = np.bincount(labels[mask], minlength=classes)
+    return torch.from_numpy(np.where(count, count.sum() / (classes * np.maximum(count, 1)), 0).astype(np.float32))
+
+
+class _PerVertex:
+    """A torch loss module as losses [T] and the way in which it reduces them."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = copy.deepcopy(module)
+        self.mean = module.reduction == "mean"
+        self.module.reduction = "none"
+        self._on: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+
+    def __call__(self, out: Tensor, target: Tensor) -> Tensor:
+        key = (out.device, out.dtype)
+        if key not in self._on:
+            self._on[key] = copy.deepcopy(self.module).to(*key)
+        losses = self._on[key](out, target)
+        return losses if losses.ndim == 1 else losses.mean(dim=1) if self.mean else losses.sum(dim=1)
+
+    def class_weights(self, classes: int) -> np.ndarray | None:
+        """float64 [classes], what each vertex counts for in a mean by its class; None: all of them 1."""
+        if not isinstance(self.module, nn.CrossEntropyLoss):
+            return None
+        weight, ignored = self.module.weight, self.module.ignore_index
+        if weight is None and not 0 <= ignored < classes:
+            return None
+        counts = np.ones(classes) if weight is None else weight.double().cpu().numpy()[:classes].copy()
+        if 0 <= ignored < classes:
+            counts[ignored] = 0
+        return counts
 
 
 class MeanLoss:
-    """The mean of per-vertex losses over the train mask, chunk by chunk.
+    """The training loss: per term the mean (or sum) of per-vertex losses over a mask, times the term's weight.
 
     Args:
-        loss: a name of ``LOSSES`` or a callable (out [T, C], target [T] or [T, C]) -> losses [T].
-        multi_label: whether labels are float32 [V, C] instead of int64 [V].
-        num_classes: width of multi-label rows, or number of classes.
-        count: vertices in the train mask.
+        loss: a loss, a ``LossTerm``, or up to eight of these in a list, whose weighted sum is meant.
+        labels: int64 [V] or float32 [V, C], in new order.
+        masks: bool [V] by split, in new order.
+        task: "multiclass", "multilabel" or "regression".
+        num_classes: number of classes, or columns of the labels.
+        original_id: int32 [V].
+
+    Attributes:
+        bits: uint8 [V], bit k set where term k has a loss.
 
     Raises:
-        InputError: for an unknown name or one that does not fit the labels.
+        InputError: for what is no loss or does not fit the labels.
     """
 
-    def __init__(self, loss: str | VertexLoss, *, multi_label: bool, num_classes: int, count: int) -> None:
-        if isinstance(loss, str):
-            if loss not in LOSSES:
-                raise InputError(f"loss {loss!r}: expected {' or '.join(map(repr, LOSSES))}, or a callable")
-            if (loss == "bce_with_logits") != multi_label:
-                kind, fit = (
-                    ("multi-label", "bce_with_logits") if multi_label else ("one class per vertex", "cross_entropy")
-                )
-                raise InputError(f"loss {loss!r} does not fit the labels ({kind}): use loss={fit!r} or a callable")
-        self._loss = LOSSES[loss] if isinstance(loss, str) else loss
-        self._named = isinstance(loss, str)
-        self._multi_label, self._num_classes, self._count = multi_label, num_classes, count
+    def __init__(
+        self,
+        loss: Losses,
+        *,
+        labels: np.ndarray,
+        masks: Mapping[str, np.ndarray],
+        task: str,
+        num_classes: int,
+        original_id: np.ndarray,
+    ) -> None:
+        given: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
+        if not 1 <= len(given) <= MOST_TERMS:
+            raise InputError(f"loss: a list of {len(given)} losses, expected 1 to {MOST_TERMS}")
+        self._terms = [term if isinstance(term, LossTerm) else LossTerm(term) for term in given]
+        self._labels, self._task, self._num_classes = labels, task, num_classes
+        self._losses = [_vertex_loss(term.loss, task) for term in self._terms]
+        self._weights = [_vertex_weight(term.vertex_weight, original_id) for term in self._terms]
+        self.bits = np.zeros(len(labels), dtype=np.uint8)
+        self._scale = []
+        for k, term in enumerate(self._terms):
+            mask = _mask(term.mask, masks, original_id)
+            if isinstance(self._losses[k], _PerVertex):
+                self._check_labelled(mask, original_id)
+            self._scale.append(self._scale_of(k, mask))
+            self.bits[mask] |= 1 << k
+
+    predicted_bytes = 0  # beside what every vertex brings
+
+    @property
+    def loss_vertices(self) -> np.ndarray:
+        """bool [V], in new order: those with a loss of any term."""
+        return self.bits != 0
+
+    @property
+    def label_bytes(self) -> int:
+        """Bytes that one vertex brings to its loss: its label, then its weight in every term that has some."""
+        own = self._labels.dtype.itemsize * (self._labels.shape[1] if self._labels.ndim == 2 else 1)
+        return own + 8 * sum(weight is not None for weight in self._weights)
+
+    def label_rows(self) -> np.ndarray:
+        """uint8 [V, label_bytes], in new order."""
+        parts = [self._labels, *(weight for weight in self._weights if weight is not None)]
+        rows = [np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts]
+        return np.concatenate(rows, axis=1)
 
     def check_output(self, columns: int) -> None:
-        """Refuse a model whose output does not fit the labels.
+        """Refuse a model whose output does not fit the labels or the loss.
 
         Raises:
             InputError: naming both widths.
         """
-        fits = columns == self._num_classes if self._multi_label else columns >= self._num_classes
-        if self._named and not fits:
-            raise InputError(f"the last layer has {columns} columns, the labels have {self._num_classes} classes")
+        for loss in self._losses:
+            if isinstance(loss, _PerVertex):
+                self._check_columns(loss.module, columns)
+
+    def _check_columns(self, module: nn.Module, columns: int) -> None:
+        classes = self._num_classes
+        if columns < classes or (columns > classes and self._task != "multiclass"):
+            what = "columns" if self._task == "regression" else "classes"
+            raise InputError(f"the last layer has {columns} columns, the labels have {classes} {what}")
+        for name, fits in (("weight", (columns,)), ("pos_weight", (1, columns))):
+            weight = getattr(module, name, None)
+            if weight is not None and weight.numel() not in fits:
+                raise InputError(
+                    f"loss {type(module).__name__}: {name} has {weight.numel()} numbers, expected one for each of the "
+                    f"last layer's {columns} columns"
+                )
 
     def gradient(
-        self, out: Tensor, label_bytes: Tensor, mask: Tensor, chosen: int | None = None
+        self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Gradient of the mean loss by one chunk's output, and the chunk's part of the mean.
+        """Gradient of the loss by one chunk's output, and the chunk's part of the loss.
 
         Args:
             out: [D, C].
-            label_bytes: uint8 [D, B], raw labels of the chunk's rows.
-            mask: bool [D], the chunk's part of the train mask.
-            chosen: how many are True, where that is known: else a GPU is asked, which means waiting for it.
+            label_bytes: uint8 [D, label_bytes], of the chunk's rows.
+            bits: uint8 [D], which terms each row has a loss of.
+            known: the same on the host, if it is there: else a GPU is asked, which means waiting for it.
 
         Returns:
             gradient [D, C] and the part of the loss, float64, on the device of ``out``.
         """
-        if chosen is None:
-            rows = mask.nonzero().squeeze(1)
-        else:
-            rows = _positions(mask, chosen)
-        gradient = torch.zeros_like(out)
-        if len(rows) == 0:
-            return gradient, out.new_zeros((), dtype=torch.float64)
+        gradient, part = torch.zeros_like(out), out.new_zeros((), dtype=torch.float64)
+        for k in range(len(self._terms)):
+            chosen = bits if len(self._terms) == 1 else bits & (1 << k)
+            if known is None:
+                rows = chosen.nonzero().squeeze(1)
+            else:
+                rows = _positions(chosen, int(np.count_nonzero(known & (1 << k))))
+            if len(rows) == 0:
+                continue
+            found, loss = self._term(k, out, label_bytes, rows)
+            gradient.index_copy_(0, rows, found if k == 0 else gradient.index_select(0, rows).add_(found))
+            part += loss
+        return gradient, part
+
+    def _term(self, k: int, out: Tensor, label_bytes: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             picked = out.detach().index_select(0, rows).requires_grad_()
-            losses = self._loss(picked, self._targets(label_bytes.index_select(0, rows), out.dtype))
+            own = label_bytes.index_select(0, rows)
+            losses = self._losses[k](picked, self._targets(own, out.dtype))
             if losses.shape != (len(rows),):
                 raise InputError(
                     f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},)"
                 )
-            total = losses.sum()
-            (total / self._count).backward()
-        assert picked.grad is not None
-        gradient.index_copy_(0, rows, picked.grad)
-        return gradient, losses.detach().double().sum() / self._count
+            if self._weights[k] is not None:
+                losses = losses * self._weights_of(k, own).to(losses.dtype)
+            if losses.requires_grad:
+                (losses.sum() * self._scale[k]).backward()
+        found = torch.zeros_like(picked) if picked.grad is None else picked.grad
+        return found, losses.detach().double().sum() * self._scale[k]
 
     def _targets(self, label_bytes: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._multi_label:
-            return label_bytes.view(torch.float32).to(dtype)
-        return label_bytes.view(torch.int64).squeeze(1)
+        if self._labels.ndim == 1:
+            return label_bytes[:, :8].contiguous().view(torch.int64).squeeze(1)
+        return label_bytes[:, : 4 * self._labels.shape[1]].contiguous().view(torch.float32).to(dtype)
+
+    def _weights_of(self, k: int, label_bytes: Tensor) -> Tensor:
+        end = -8 * sum(weight is not None for weight in self._weights[k + 1 :])
+        return label_bytes[:, end - 8 : end or None].contiguous().view(torch.float64).squeeze(1)
+
+    def _scale_of(self, k: int, mask: np.ndarray) -> float:
+        """What the sum of the losses over a mask is multiplied by."""
+        loss, weight = self._losses[k], self._weights[k]
+        if isinstance(loss, _PerVertex) and not loss.mean:
+            return self._terms[k].weight
+        of_class = loss.class_weights(self._num_classes) if isinstance(loss, _PerVertex) else None
+        counts = np.ones(int(mask.sum())) if weight is None else weight[mask]
+        if of_class is not None and self._labels.ndim == 1:
+            counts = counts * of_class[self._labels[mask]]
+        total = float(counts.sum())
+        if total <= 0:
+            raise InputError("loss: the weights of the vertices in its mask add up to 0; expected more")
+        return self._terms[k].weight / total
+
+    def _check_labelled(self, mask: np.ndarray, original_id: np.ndarray) -> None:
+        labels = self._labels[mask]
+        bad = np.flatnonzero(labels < 0 if labels.ndim == 1 else np.isnan(labels[:, 0]))
+        if len(bad):
+            vertex = int(original_id[np.flatnonzero(mask)[bad[0]]])
+            raise InputError(
+                f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "
+                "clear the mask there, or use a callable that looks at no target"
+            )
 
 
-def _positions(mask: Tensor, count: int) -> Tensor:
-    """int64 [count], where a mask is True, without waiting for a GPU where torch can."""
+def _vertex_loss(loss: Any, task: str) -> VertexLoss:
+    if isinstance(loss, str):
+        if loss not in MODULES:
+            raise InputError(f"loss {loss!r}: expected {', '.join(map(repr, MODULES))}, a torch loss or a callable")
+        numbers = loss not in ("cross_entropy", "bce_with_logits")
+        if loss != DEFAULT[task] and not (numbers and task == "regression"):
+            raise InputError(
+                f"loss {loss!r} does not fit the labels ({KINDS[task]}): use loss={DEFAULT[task]!r} or a callable"
+            )
+        return _PerVertex(MODULES[loss]())
+    if isinstance(loss, nn.Module) and isinstance(loss, tuple(MODULES.values())) and loss.reduction != "none":
+        if task == "multiclass" and not isinstance(loss, nn.CrossEntropyLoss):
+            raise InputError(f"loss {loss!r} does not fit the labels ({KINDS[task]}): use torch.nn.CrossEntropyLoss")
+        return _PerVertex(loss)
+    if not callable(loss):
+        raise InputError(f"loss {loss!r}: expected a name, a torch loss, a callable, a LossTerm or a list of these")
+    return loss
+
+
+def _mask(mask: Any, masks: Mapping[str, np.ndarray], original_id: np.ndarray) -> np.ndarray:
+    """bool [V], in new order."""
+    if isinstance(mask, str):
+        if mask not in masks:
+            raise InputError(f"loss: mask {mask!r}, expected {', '.join(map(repr, masks))} or bool [N]")
+        chosen = np.asarray(masks[mask])
+    else:
+        given = np.asarray(mask)
+        if given.dtype != bool or given.shape != original_id.shape:
+            raise InputError(f"loss: a mask {given.dtype} {given.shape}, expected bool ({len(original_id)},)")
+        chosen = given[original_id]
+    if not chosen.any():
+        raise InputError("loss: its mask is empty, expected at least one vertex")
+    return chosen
+
+
+def _vertex_weight(weight: Any, original_id: np.ndarray) -> np.ndarray | None:
+    """float64 [V], in new order."""
+    if weight is None:
+        return None
+    given = np.asarray(weight)
+    good = given.dtype.kind in "fiub" and given.shape == original_id.shape
+    if not good or not np.isfinite(given).all() or (given < 0).any():
+        raise InputError(
+            f"loss: vertex_weight {given.dtype} {given.shape}, expected finite numbers of at least 0, "
+            f"({len(original_id)},)"
+        )
+    return given.astype(np.float64)[original_id]
+
+
+def _positions(chosen: Tensor, count: int) -> Tensor:
+    """int64 [count], where ``chosen`` is not 0, without waiting for a GPU where torch can."""
     try:
-        return torch.nonzero_static(mask, size=count).squeeze(1)
+        return torch.nonzero_static(chosen, size=count).squeeze(1)
     except NotImplementedError:  # older torch, on CUDA
-        return mask.nonzero().squeeze(1)
-
-
-def score(out: Tensor, labels: Tensor, mask: Tensor) -> float:
-    """Accuracy over ``mask`` (one class per vertex) or micro-averaged F1 at logit 0 (multi-label); NaN if empty.
-
-    Args:
-        out: [V, C].
-        labels: int64 [V] or float32 [V, C].
-        mask: bool [V].
-    """
-    if not bool(mask.any()):
-        return float("nan")
-    out, labels = out[mask], labels[mask]
-    if labels.ndim == 1:
-        return float((out.argmax(dim=1) == labels).double().mean())
-    chosen, true = out > 0, labels > 0.5
-    hits = int((chosen & true).sum())
-    return 2 * hits / max(int(chosen.sum()) + int(true.sum()), 1)
+        return chosen.nonzero().squeeze(1)

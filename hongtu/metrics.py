@@ -57,6 +57,7 @@ class EpochRecord:
             workspace.
         arena_bytes: per memory: highest total of planned buffers alone; equals the plan's prediction.
         phases: seconds per phase.
+        pass_seconds: wall-clock seconds per pass, by its name.
         metrics: evaluation results, when this epoch was evaluated.
     """
 
@@ -68,6 +69,7 @@ class EpochRecord:
     peak_bytes: dict[str, int]
     arena_bytes: dict[str, int]
     phases: dict[str, float]
+    pass_seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

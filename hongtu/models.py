@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from hongtu.config import MODELS
 from hongtu.errors import InputError
-from hongtu.nn import CommNetConv, GATConv, GCNConv, GGCNConv, GINConv, Layer, SAGEConv
+from hongtu.nn import (
+    APPNP,
+    CommNetConv,
+    Dropout,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GGCNConv,
+    GINConv,
+    Layer,
+    PNAConv,
+    SAGEConv,
+    SGConv,
+    TransformerConv,
+)
 
-MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn")
+_STACKED: dict[str, Any] = {"gcn": GCNConv, "sage": SAGEConv, "commnet": CommNetConv, "ggcn": GGCNConv}
+_ATTENTION: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 
 
 def build_layers(
-    model: str, features: int, hidden: int, classes: int, layers: int, *, dropout: float = 0.0, heads: int = 1
-) -> list[Layer]:
+    model: str,
+    features: int,
+    hidden: int,
+    classes: int,
+    layers: int,
+    *,
+    dropout: float = 0.0,
+    heads: int = 1,
+    degrees: Tensor | None = None,
+) -> list[nn.Module]:
     """The layer list of a named model: ``features -> hidden -> ... -> classes``, ReLU (GAT: ELU) between layers.
 
+    "sgc" is one linear map behind as many hops as ``layers``; "appnp" as many linear maps before 10 steps of alpha 0.1.
+
     Args:
-        hidden: columns between layers; for GAT the total over heads.
-        dropout: before every layer; for GAT also of the attention shares.
-        heads: attention heads of GAT's inner layers.
+        hidden: columns between layers; for attention the total over heads.
+        dropout: before every layer; for attention also of the shares.
+        heads: attention heads of inner layers.
+        degrees: histogram of in-degrees (``hongtu.nn.degree_histogram``), which "pna" needs.
 
     Raises:
         InputError: for numbers that make no model.
@@ -32,23 +60,43 @@ def build_layers(
             f"model: hidden {hidden}, layers {layers}, heads {heads}, dropout {dropout}; expected positive numbers and "
             "a dropout in [0, 1)"
         )
-    if model == "gat" and hidden % heads:
-        raise InputError(f"model gat: hidden {hidden} is not a multiple of heads {heads}")
+    if model in _ATTENTION and hidden % heads:
+        raise InputError(f"model {model}: hidden {hidden} is not a multiple of heads {heads}")
+    if model == "pna" and (degrees is None or int(degrees.sum()) == 0):
+        raise InputError("model pna: needs the histogram of in-degrees, hongtu.nn.degree_histogram(artifact.topology)")
+    if model == "sgc":
+        return [SGConv(features, classes, K=layers, input_dropout=dropout)]
     widths = [features, *[hidden] * (layers - 1), classes]
+    if model == "appnp":
+        return _appnp(widths, dropout)
     return [
-        _layer(model, widths[k], widths[k + 1], last=k == layers - 1, dropout=dropout, heads=heads)
-        for k in range(layers)
+        _layer(model, *pair, last=k == layers - 1, dropout=dropout, heads=heads, degrees=degrees)
+        for k, pair in enumerate(itertools.pairwise(widths))
     ]
 
 
-def _layer(model: str, columns_in: int, columns_out: int, *, last: bool, dropout: float, heads: int) -> Layer:
-    activation = None if last else "elu" if model == "gat" else "relu"
+def _layer(
+    model: str, columns_in: int, columns_out: int, *, last: bool, dropout: float, heads: int, degrees: Any
+) -> Layer:
+    activation = None if last else "elu" if model in ("gat", "gatv2") else "relu"
     common: dict[str, Any] = {"activation": activation, "input_dropout": dropout}
-    if model == "gat":
+    if model in _ATTENTION:
         heads = 1 if last else heads
-        return GATConv(columns_in, columns_out // heads, heads=heads, concat=not last, dropout=dropout, **common)
+        kind = _ATTENTION[model]
+        return kind(columns_in, columns_out // heads, heads=heads, concat=not last, dropout=dropout, **common)
     if model == "gin":
         mlp = nn.Sequential(nn.Linear(columns_in, columns_out), nn.ReLU(), nn.Linear(columns_out, columns_out))
         return GINConv(mlp, **common)
-    kinds: dict[str, Any] = {"gcn": GCNConv, "sage": SAGEConv, "commnet": CommNetConv, "ggcn": GGCNConv}
-    return kinds[model](columns_in, columns_out, **common)
+    if model == "pna":
+        aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+        return PNAConv(columns_in, columns_out, aggregators, scalers, degrees, **common)
+    return _STACKED[model](columns_in, columns_out, **common)
+
+
+def _appnp(widths: list[int], dropout: float) -> list[nn.Module]:
+    modules: list[nn.Module] = []
+    for k, pair in enumerate(itertools.pairwise(widths)):
+        modules += [nn.ReLU()] if k > 0 else []
+        modules += [Dropout(dropout)] if dropout > 0 else []
+        modules.append(nn.Linear(*pair))
+    return [*modules, APPNP(K=10, alpha=0.1)]

@@ -1,4 +1,4 @@
-"""Which modules can be exact when they run chunk by chunk, which may draw random numbers, and which train."""
+"""Which modules can be exact when they run chunk by chunk, draw random numbers, change their input, and which train."""
 
 from __future__ import annotations
 
@@ -61,16 +61,27 @@ def call_on(module: nn.Module) -> Callable[..., Any]:
     return module
 
 
-# Functions that are used as activations and draw no random numbers.
-_DETERMINISTIC = {
+# Functions that are used as activations, draw no random numbers and leave their input.
+_PLAIN = {
     getattr(library, name)
     for library in (torch, torch.nn.functional)
     for name in (
-        "relu", "relu_", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
+        "relu", "elu", "selu", "celu", "gelu", "silu", "mish", "leaky_relu", "tanh", "sigmoid", "softplus",
         "softsign", "relu6", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softmax", "log_softmax",
     )
     if hasattr(library, name)
 }  # fmt: skip
+
+
+def may_write(module: nn.Module) -> bool:
+    """Whether a module may change its input in place: any that is not known to leave it."""
+    return any(_may_write(part) for part in module.modules())
+
+
+def _may_write(module: nn.Module) -> bool:
+    known = type(module).__module__.split(".")[0] in ("hongtu", "torch", "torch_geometric")
+    known = known and type(module).__name__ != "Function"
+    return not known or getattr(module, "inplace", False) or not _plain_activation(module)
 
 
 def is_random(module: nn.Module) -> bool:
@@ -80,11 +91,13 @@ def is_random(module: nn.Module) -> bool:
 
 def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
-    activation = getattr(module, "activation", None)
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return (
-        not known or name in ("PyGLayer", "Function") or (activation is not None and activation not in _DETERMINISTIC)
-    )
+    return not known or name in ("PyGLayer", "Function") or not _plain_activation(module)
+
+
+def _plain_activation(module: nn.Module) -> bool:
+    activation = getattr(module, "activation", None)
+    return activation is None or activation in _PLAIN
 
 
 def drops(module: nn.Module) -> bool:

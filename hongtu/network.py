@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hongtu.block import Block, Rows
 from hongtu.connections import INPUT, resolve, wire
 from hongtu.errors import InputError
-from hongtu.modules import call_on, check_module, is_random
+from hongtu.modules import call_on, check_module, is_random, may_write
 from hongtu.nn.context import RowContext, bind
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
@@ -52,9 +52,10 @@ class Network:
             rules = rules_of(module)
             layer = module if rules is None else WholeGraphNorm(module, rules)
             if isinstance(layer, Layer):
-                self.layers.append(layer)
-                self.layer_index.append(index)
-                self.row_modules.append([])
+                for part in layer.expand():
+                    self.layers.append(part)
+                    self.layer_index.append(index)
+                    self.row_modules.append([])
             else:
                 self.row_modules[-1].append((index, module))
         if len(self.norms) == len(self.layers):
@@ -65,7 +66,6 @@ class Network:
         self.chunk = 0
         self.shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self.same_as: dict[int, int | None] = {}  # per given value, which of (z, s elements...) it is
-        self.writes: set[tuple[int, int]] = set()  # modules and kinds of calls that overwrite what they are given
         self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
@@ -147,16 +147,16 @@ class Network:
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
         number = self.layer_index[index]
-        z, *parts = self._given(number, AGGREGATE, (z, *s))
-        return self._run(
-            number, AGGREGATE, block.rows, self.layers[index].aggregate, block, z, self._pack(index, parts)
-        )
+        if may_write(self.layers[index]):
+            z, s = z.clone(), tuple(part.clone() for part in s)
+        return self._run(number, AGGREGATE, block.rows, self.layers[index].aggregate, block, z, self._pack(index, s))
 
     def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
         number = self.layer_index[index]
-        a, *parts = self._given(number, AGGREGATE, (a, *s))
-        return self._run(number, AGGREGATE, rows, self.layers[index].combine, a, self._pack(index, parts))
+        if may_write(self.layers[index]):
+            a, s = a.clone(), tuple(part.clone() for part in s)
+        return self._run(number, AGGREGATE, rows, self.layers[index].combine, a, self._pack(index, s))
 
     def run_stage(
         self,
@@ -171,39 +171,49 @@ class Network:
         known = dict(zip(self.wiring.takes[index], values, strict=True))
         if index == 0:
             known[INPUT] = h
-        else:
+        given = [*known.values()]
+        if index > 0:
             number, layer = self.layer_index[index - 1], self.layers[index - 1]
-            a, *parts = self._given(number, UPDATE, (a, *s))
-            others = self._taken(number, UPDATE, index, known)
-            known[number] = self._run(number, UPDATE, rows, layer.update, a, self._pack(index - 1, parts), *others)
+            others = [known[source] for source in self.wiring.sources[number][1:]] if self._ends(index - 1) else []
+            given += [a, *s]
+            if may_write(layer):
+                a, s, others = a.clone(), tuple(part.clone() for part in s), [x.clone() for x in others]
+            known[number] = self._run(number, UPDATE, rows, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
-            known[number] = self._run(number, ROWS, rows, call_on(module), *self._taken(number, ROWS, index, known))
-        given = {number: self._matrix(known[number], number) for number in self.wiring.gives[index]}
+            taken = [self._taken(source, index, known, given, module) for source in self.wiring.sources[number]]
+            known[number] = self._run(number, ROWS, rows, call_on(module), *taken)
+        gives = {number: self._matrix(known[number], number) for number in self.wiring.gives[index]}
         if index == len(self.layers):
             last = len(self.modules) - 1
-            return self._matrix(known[last], last), (), given
-        number = self.layer_index[index]
-        (h,) = self._taken(number, TRANSFORM, index, known)
-        result = self._run(number, TRANSFORM, rows, self.layers[index].transform, h)
+            return self._matrix(known[last], last), (), gives
+        number, layer = self.layer_index[index], self.layers[index]
+        source = self.wiring.sources[number][0] if self._begins(index) else number
+        h = self._taken(source, index, known, given, layer)
+        result = self._run(number, TRANSFORM, rows, layer.transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result
         self._forms[index] = type(s_out) if s_out is None or isinstance(s_out, tuple | list) else Tensor
         elements = () if s_out is None else tuple(s_out) if isinstance(s_out, tuple | list) else (s_out,)
-        return self._matrix(z, number), tuple(self._matrix(part, number) for part in elements), given
+        return self._matrix(z, number), tuple(self._matrix(part, number) for part in elements), gives
 
-    def _taken(self, number: int, kind: int, stage: int, known: dict[int, Tensor]) -> list[Tensor]:
-        """The values that a call into a module takes: copies where it would overwrite what others read."""
-        sources = self.wiring.sources[number]
-        sources = sources[:1] if kind == TRANSFORM else sources[1:] if kind == UPDATE else sources
-        own = all(self.wiring.is_own(source, stage) for source in sources)
-        return self._given(number, kind, [known[source] for source in sources], own=own)
+    def _taken(
+        self, source: int, stage: int, known: dict[int, Tensor], given: list[Tensor], module: nn.Module
+    ) -> Tensor:
+        """A value for a module, copied where the module may write to it and others read it."""
+        x = known[source]
+        if not may_write(module):
+            return x
+        others = [*given, *(value for number, value in known.items() if number != source)]
+        return _apart(x, others) if self.wiring.is_own(source, stage) else x.clone()
 
-    def _given(self, number: int, kind: int, rows: Sequence[Tensor], *, own: bool = False) -> list[Tensor]:
-        """Rows for a call into a module; unless they are its own, it gets copies if it works in place."""
-        if (number, kind) in self.writes and not own:
-            return [x.clone() for x in rows]
-        return [_writable(x) for x in rows] if kind == ROWS or _is_users(self.modules[number]) else list(rows)
+    def _begins(self, index: int) -> bool:
+        """Whether layer ``index`` is the first of those that the engine runs in place of its module."""
+        return index == 0 or self.layer_index[index - 1] != self.layer_index[index]
+
+    def _ends(self, index: int) -> bool:
+        """Whether it is the last of them."""
+        return index + 1 == len(self.layers) or self.layer_index[index + 1] != self.layer_index[index]
 
     def _matrix(self, x: Any, number: int) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point():
@@ -252,13 +262,10 @@ class Network:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
 
 
-def _writable(x: Tensor) -> Tensor:
-    """What others' code may change in place: autograd forbids that on a leaf."""
-    return x.clone() if x.is_leaf and x.requires_grad else x
-
-
-def _is_users(module: nn.Module) -> bool:
-    return isinstance(module, Layer) and not type(module).__module__.startswith("hongtu.")
+def _apart(x: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """x, copied where it lies in one of the others."""
+    storage = x.untyped_storage()._cdata
+    return x.clone() if any(storage == other.untyped_storage()._cdata for other in others) else x
 
 
 def _mix(*words: int) -> int:

@@ -58,6 +58,45 @@ def aggregate(
     return _Aggregate.apply(rows_CF, indptr, local_source, slot_of_source, weight, mean)
 
 
+class _Extremum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows_SF, indptr, local_source, weight, largest):
+        out_DF = rows_SF.new_empty((len(indptr) - 1, rows_SF.shape[1]))
+        ctx.graph = (_plain(indptr), _plain(local_source), _weights(weight, rows_SF))
+        NUMBA.csc_extremum(*ctx.graph, largest, _plain(rows_SF), out_DF)
+        ctx.save_for_backward(rows_SF, out_DF)
+        return out_DF
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_DF):
+        rows_SF, out_DF = (_plain(tensor) for tensor in ctx.saved_tensors)
+        shares_DF, grad_SF = torch.empty_like(out_DF), torch.zeros_like(rows_SF)
+        NUMBA.csc_extremum_shares(*ctx.graph, rows_SF, out_DF, _plain(grad_DF), shares_DF)
+        NUMBA.csc_extremum_transpose(*ctx.graph, rows_SF, out_DF, shares_DF, grad_SF)
+        return grad_SF, None, None, None, None
+
+
+def extremum(
+    rows_SF: Tensor, indptr: Tensor, local_source: Tensor, weight: Tensor | None = None, largest: bool = True
+) -> Tensor:
+    """[D, F]: per column the largest (or smallest) source row of each destination, times the edge's weight; 0 without
+    in-edges.
+
+    Ties share the gradient evenly, as in torch's ``scatter_reduce``; there, and here, an extremum of 0 keeps one share
+    to itself. On the CPU nothing of [E, F] is made; elsewhere torch makes it.
+    """
+    if kernels_for(rows_SF) is NUMBA:
+        return _Extremum.apply(rows_SF, indptr, local_source, weight, largest)
+    values_EF = edge_gather(rows_SF, local_source)
+    if weight is not None:
+        values_EF = values_EF * weight.to(rows_SF.dtype).unsqueeze(1)
+    dst_of_edge = torch.repeat_interleave(indptr.diff(), output_size=len(local_source))
+    out_DF = rows_SF.new_zeros((len(indptr) - 1, rows_SF.shape[1]))
+    how = "amax" if largest else "amin"
+    return out_DF.scatter_reduce(0, dst_of_edge.unsqueeze(1).expand_as(values_EF), values_EF, how, include_self=False)
+
+
 class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_EF, indptr):
@@ -203,6 +242,31 @@ def attend(rows_SF: Tensor, alpha_EH: Tensor, indptr: Tensor, local_source: Tens
     ``width`` is H times the channels of a head; further columns of ``rows_SF`` are ignored.
     """
     return _Attend.apply(rows_SF, alpha_EH, indptr, local_source, width)
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, key_SF, query_DF, indptr, local_source, heads):
+        ctx.graph = (_plain(indptr), _plain(local_source))
+        ctx.save_for_backward(key_SF, query_DF)
+        out_EH = key_SF.new_empty((len(local_source), heads))
+        kernels_for(key_SF).attend_alpha_gradient(*ctx.graph, _plain(key_SF), _plain(query_DF), out_EH)
+        return out_EH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_EH):
+        key_SF, query_DF = (_plain(tensor) for tensor in ctx.saved_tensors)
+        kernels = kernels_for(key_SF)
+        grad, grad_key, grad_query = _plain(grad_EH), torch.zeros_like(key_SF), torch.empty_like(query_DF)
+        kernels.attend_transpose(*ctx.graph, grad, query_DF, grad_key)
+        kernels.attend(*ctx.graph, grad, key_SF, grad_query)
+        return grad_key, grad_query, None, None, None
+
+
+def dot(key_SF: Tensor, query_DF: Tensor, indptr: Tensor, local_source: Tensor, heads: int) -> Tensor:
+    """[E, H]: per head, the product of the source's key and the destination's query; no [E, F] tensor is made."""
+    return _Dot.apply(key_SF, query_DF, indptr, local_source, heads)
 
 
 class _GatedSum(torch.autograd.Function):

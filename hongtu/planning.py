@@ -19,7 +19,8 @@ from hongtu.config import parse_bytes
 from hongtu.connections import Entry, as_modules
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
-from hongtu.losses import MeanLoss, VertexLoss
+from hongtu.links import EdgeLoss, LinkLoss
+from hongtu.losses import Losses, MeanLoss
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -28,10 +29,10 @@ from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import LayerShape, NetworkShape
+from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
-from hongtu.tracing import input_is_random, input_is_trained, trace
+from hongtu.tracing import constant_layers, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Correction = Callable[[str, int], int]
@@ -46,7 +47,7 @@ def plan_model(
     artifact: Artifact,
     layers: Sequence[Entry],
     *,
-    loss: str | VertexLoss = "cross_entropy",
+    loss: Losses | LinkLoss = "cross_entropy",
     optimizer: OptimizerFactory = adam,
     device_memory: int | str | None = None,
     strategy: str | Strategy = "full",
@@ -73,7 +74,7 @@ def plan_model(
 def plan_network(
     artifact: Artifact,
     network: Network,
-    loss: MeanLoss,
+    loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
     strategy: Strategy,
     budget: int | None,
@@ -94,9 +95,14 @@ def plan_network(
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
-        shape = _network_shape(artifact, network, optimizer, dtype)
+        shape = _network_shape(artifact, network, loss, optimizer, dtype)
         return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
 
+    _check_edge_data(artifact, network)
+    topology = artifact.topology.keeping(
+        edge_features=any(layer.uses_edge_features for layer in network.layers),
+        edge_type=any(layer.uses_edge_type for layer in network.layers),
+    )
     learned_bytes = 0
     if artifact.features is None:
         rows = artifact.num_vertices, artifact.feature_width
@@ -104,7 +110,7 @@ def plan_network(
 
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         return plan_run(
-            artifact.topology,
+            topology,
             artifact.schedule_paper,
             shape_with(sides),
             used,
@@ -112,7 +118,7 @@ def plan_network(
             probe,
             hardware,
             artifact.original_id,
-            artifact.masks["train"],
+            loss.loss_vertices,
         )
 
     never = (False,) * len(network.layers)
@@ -137,9 +143,14 @@ def plan_network(
 
 
 def _network_shape(
-    artifact: Artifact, network: Network, optimizer: torch.optim.Optimizer, dtype: torch.dtype
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    dtype: torch.dtype,
 ) -> NetworkShape:
-    traced = trace(network, artifact.feature_width, dtype)  # first: lazy parameters get their shapes
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    traced = trace(network, artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
     network.check_vertices(artifact.num_vertices)
     return NetworkShape(
         features=artifact.feature_width,
@@ -149,12 +160,34 @@ def _network_shape(
         takes=tuple(network.wiring.takes),
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
-        label_bytes=artifact.labels.dtype.itemsize * (artifact.num_classes if artifact.multi_label else 1),
+        label_bytes=loss.label_bytes,
+        edges=edges,
+        edge_loss=isinstance(loss, EdgeLoss),
+        loss_bytes=loss.predicted_bytes,
         learned_input=artifact.features is None,
-        input_trained=input_is_trained(network, artifact.feature_width, dtype),
-        input_random=input_is_random(network),
+        constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )
+
+
+def _check_edge_data(artifact: Artifact, network: Network) -> None:
+    """Refuse layers that read what the artifact does not have."""
+    for index, layer in zip(network.layer_index, network.layers, strict=True):
+        for uses, found, what in (
+            (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
+            (layer.uses_edge_type, artifact.num_edge_types, "edge_type.npy: integers [E]"),
+        ):
+            if uses and not found and not layer.edge_data_optional:
+                raise InputError(
+                    f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
+                    f"{what} to the input, and run `hongtu preprocess` again"
+                )
+        relations = getattr(layer, "num_relations", artifact.num_edge_types)
+        if relations < artifact.num_edge_types:
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): num_relations is {relations}, the graph has "
+                f"{artifact.num_edge_types} edge types; give at least as many"
+            )
 
 
 def _choose_sides(
@@ -200,10 +233,14 @@ def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool,
     return [chosen, *(tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)]
 
 
-def make_loss(artifact: Artifact, loss: str | VertexLoss) -> MeanLoss:
-    """The loss over the artifact's train mask."""
-    count = int(np.count_nonzero(artifact.masks["train"]))
-    return MeanLoss(loss, multi_label=artifact.multi_label, num_classes=artifact.num_classes, count=count)
+def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:
+    """The loss on the artifact's labels, or over edges."""
+    if isinstance(loss, LinkLoss):
+        return EdgeLoss(loss, artifact)
+    return MeanLoss(
+        loss, labels=artifact.labels, masks=artifact.masks, task=artifact.task, num_classes=artifact.num_classes,
+        original_id=artifact.original_id,
+    )  # fmt: skip
 
 
 def _stage_parameters(network: Network) -> tuple[int, ...]:
@@ -227,7 +264,8 @@ def _model_bytes(model: nn.Module) -> int:
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
-    if optimizer.state:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
         return _state_bytes(optimizer)
     trial = copy.deepcopy(optimizer)
     for group in trial.param_groups:

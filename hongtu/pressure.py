@@ -89,6 +89,7 @@ class Relief:
         self._budget, self._on_oom = budget, on_oom
         self._excess = Excess()
         self.engine = make_engine(make_plan(network=network, budget=budget, correct=None))
+        self._frozen = self._untrained()
 
     def run(self, work: Callable[[Engine], T]) -> T:
         """Do some work, from its start again where a device ran out of memory and the run can be planned again.
@@ -96,6 +97,11 @@ class Relief:
         Raises:
             DeviceOutOfMemory: when it cannot, or may not; names the budget that would do.
         """
+        if any(parameter.requires_grad for parameter in self._frozen):  # thawed since it was planned
+            plan = self._make_plan(network=self._network, budget=self._budget, correct=self._excess.part(1))
+            self._frozen = self._untrained()
+            del self.engine  # before the next takes its memory
+            self.engine = self._make_engine(plan)
         while True:
             try:
                 self.engine.set_up()
@@ -132,6 +138,10 @@ class Relief:
         self._excess = excess
         del self.engine  # before the next takes its memory
         self.engine = self._make_engine(plan)
+
+    def _untrained(self) -> list[nn.Parameter]:
+        """Those for which no gradient is planned."""
+        return [parameter for parameter in self._network.modules.parameters() if not parameter.requires_grad]
 
     def _learn(self, name: str, taken: int) -> Excess:
         """What is known of the run's layers, with what they took in the passes around one."""

@@ -2,12 +2,13 @@
 
 What a layer allocates grows with the destinations, sources, edges and largest in-degree of its block; the probe's
 block has the largest of each over all chunks, no source in common with its destinations but one, and every vertex in
-the train mask.
+the mask of every term of the loss.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,17 +17,21 @@ from torch import nn
 from hongtu.device import CpuDevice
 from hongtu.executor import Executor
 from hongtu.host_store import HostStore
+from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.build import make_plan
 from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.shapes import NetworkShape
 from hongtu.topology import Topology, build_topology
 from hongtu.tracing import trace
 
 
-def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype) -> dict[str, int]:
+def probe_workspace(
+    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
+) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
     workspace: dict[str, int] = {}
@@ -38,10 +43,10 @@ def probe_workspace(plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss, d
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss, dtype: torch.dtype
+    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
-    topology = _largest_block(view)
+    topology = _largest_block(view, plan.shape)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
     small = make_plan(topology, schedule, plan.shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
     host = _placeholder_rows(small, dtype)
@@ -52,8 +57,8 @@ def _probe_view(
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        trace(network, plan.shape.features, dtype)
-        executor = Executor(small, [network], host, [device], loss)
+        trace(network, plan.shape.features, dtype, plan.shape.edges)
+        executor = Executor(small, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)
             for p in passes:
@@ -61,7 +66,7 @@ def _probe_view(
     return workspace
 
 
-def _largest_block(topology: Topology) -> Topology:
+def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
     """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations."""
     d, s, e = (int(x.max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
     s = max(s, 1)
@@ -74,7 +79,11 @@ def _largest_block(topology: Topology) -> Topology:
     in_edge_start[1 : d + 1] = np.linspace(hub, e + 1, d).astype(np.int64)
     in_edge_start[d] = e + 1
     weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
-    return build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
+    largest = build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
+    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.zeros(e + 1, np.int32)
+    return replace(largest, edge_features=features, edge_type=types).keeping(
+        edge_features=shape.edges.features > 0, edge_type=shape.edges.types > 0
+    )
 
 
 def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
@@ -82,8 +91,8 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     host = HostStore(v, dtype)
     host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
-    host.keep_pageable("train_mask", torch.ones(v, dtype=torch.bool))
+    host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))
     host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
-    host.keep_pageable("edge_id_start", torch.arange(v))
+    host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
     return host

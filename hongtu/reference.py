@@ -44,6 +44,30 @@ def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, 
     np.add.at(out_CF, _slots(local_source, slot_of_source), coefficient * grad_DF[_destinations(indptr)])
 
 
+def csc_extremum(indptr, local_source, weight, largest, rows_SF, out_DF):
+    """out[d] = the largest (or smallest) of what d's in-edges bring, 0 without any."""
+    brought_EF = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype) * rows_SF[local_source]
+    out_DF[:] = 0
+    for d in np.flatnonzero(np.diff(indptr)):
+        out_DF[d] = (np.max if largest else np.min)(brought_EF[indptr[d] : indptr[d + 1]], axis=0)
+
+
+def csc_extremum_shares(indptr, local_source, weight, rows_SF, out_DF, grad_DF, shares_DF):
+    """shares[d] = grad[d] over the number of edges that bring ``out``, and one more where that is 0."""
+    brought_EF = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype) * rows_SF[local_source]
+    count_DF = np.empty_like(out_DF)
+    segment_sum(indptr, brought_EF == out_DF[_destinations(indptr)], count_DF)
+    shares_DF[:] = grad_DF / np.maximum(count_DF + (out_DF == 0), 1)
+
+
+def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares_DF, grad_SF):
+    """Adds weight[e] * shares[destination of e] to the row of each edge's source where it brought ``out``."""
+    coefficient = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype)
+    destination = _destinations(indptr)
+    chosen_EF = coefficient * rows_SF[local_source] == out_DF[destination]
+    np.add.at(grad_SF, local_source, chosen_EF * coefficient * shares_DF[destination])
+
+
 def segment_sum(indptr, x_EF, out_DF):
     """out[d] = sum of the rows of d's in-edges."""
     out_DF[:] = 0

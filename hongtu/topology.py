@@ -26,6 +26,8 @@ class ChunkTopology:
         local_source: int32 [E_c], position of each edge's source in ``sources``.
         sources: int32 [S], the neighbour set N_ij: unique source vertices (new ids), ascending.
         edge_weight: float32 [E_c] or None.
+        edge_features: float32 [E_c, F] or None.
+        edge_type: int32 [E_c] or None.
         active: int32 [D], ascending destinations (new ids), or None for contiguous ones.
     """
 
@@ -34,6 +36,8 @@ class ChunkTopology:
     local_source: np.ndarray
     sources: np.ndarray
     edge_weight: np.ndarray | None
+    edge_features: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
     active: np.ndarray | None = None
 
     @property
@@ -58,6 +62,10 @@ class Topology:
         sources: int32 [sum |N_ij|].
         local_source: int32 [E].
         edge_weight: float32 [E] or None.
+        edge_features: float32 [E', F] or None, a memory map where the artifact is on disk.
+        edge_type: int32 [E'] or None.
+        edge_position: int64 [E], the row of each edge in ``edge_features`` and ``edge_type``, or None where it is the
+            edge's own number: pruned chunks read the rows of the whole graph.
         active: int32 [A], ascending: the vertices that are destinations at all, or None for every vertex; the others
             have no in-edges here.
         active_start: int64 [m * n + 1], where each chunk's destinations start in ``active``, or None.
@@ -71,6 +79,9 @@ class Topology:
     sources: np.ndarray
     local_source: np.ndarray
     edge_weight: np.ndarray | None
+    edge_features: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
+    edge_position: np.ndarray | None = None
     active: np.ndarray | None = None
     active_start: np.ndarray | None = None
 
@@ -121,6 +132,7 @@ class Topology:
         first, end = int(self.chunk_start[chunk]), int(self.chunk_start[chunk + 1])
         lo, hi = int(self.in_edge_start[first]), int(self.in_edge_start[end])
         active = self.active_rows(chunk)
+        rows = slice(lo, hi) if self.edge_position is None else self.edge_position[lo:hi]
         starts = self.in_edge_start[first : end + 1] if active is None else np.append(self.in_edge_start[active], hi)
         return ChunkTopology(
             first=first,
@@ -128,6 +140,8 @@ class Topology:
             local_source=self.local_source[lo:hi],
             sources=self.neighbour_set(chunk),
             edge_weight=None if self.edge_weight is None else self.edge_weight[lo:hi],
+            edge_features=None if self.edge_features is None else self.edge_features[rows],
+            edge_type=None if self.edge_type is None else self.edge_type[rows],
             active=active,
         )
 
@@ -144,7 +158,18 @@ class Topology:
         source = self.global_sources()[kept]
         smaller = build_topology(self.partitions, self.chunk_start, in_edge_start, source, weight)
         active = np.flatnonzero(wanted).astype(np.int32)
-        return replace(smaller, active=active, active_start=np.searchsorted(active, self.chunk_start))
+        smaller = replace(smaller, active=active, active_start=np.searchsorted(active, self.chunk_start))
+        if self.edge_features is None and self.edge_type is None:
+            return smaller
+        rows = np.flatnonzero(kept)
+        return replace(smaller, edge_features=self.edge_features, edge_type=self.edge_type, edge_position=rows)
+
+    def keeping(self, *, edge_features: bool, edge_type: bool) -> Topology:
+        """The same chunks with, of what lies beside their edges, only what somebody reads."""
+        if (edge_features or self.edge_features is None) and (edge_type or self.edge_type is None):
+            return self
+        features = self.edge_features if edge_features else None
+        return replace(self, edge_features=features, edge_type=self.edge_type if edge_type else None)
 
     def grouped(self, size: int) -> Topology:
         """The same graph with every ``size`` consecutive chunks of a partition as one."""

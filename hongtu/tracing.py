@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hongtu.block import Block, Rows
 from hongtu.errors import InputError
@@ -16,7 +16,7 @@ from hongtu.modules import call_on, drops, is_random, modes_kept
 from hongtu.network import ROWS, Network
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.shapes import LayerShape, ValueShape
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,12 @@ class Traced:
     output: int
 
 
-def trace(network: Network, features: int, dtype: torch.dtype) -> Traced:
+def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> Traced:
     """Learn the widths of a model, and tell it which tensors are stored once.
+
+    Args:
+        features: columns of the graph's.
+        edges: what lies beside its edges.
 
     Raises:
         InputError: when a module does not accept what the one before it gives, or cannot be exact chunk by chunk.
@@ -45,9 +49,9 @@ def trace(network: Network, features: int, dtype: torch.dtype) -> Traced:
     try:
         with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(network):
             versions = _buffer_versions(network)
-            _run(network, features, dtype, training=True)  # what works in place shows, and is given copies from now on
-            found = _run(network, features, dtype, training=False)
-            trained = _run(network, features, dtype, training=True)
+            found = _run(network, features, dtype, edges, training=False)
+            with torch.enable_grad():  # to see what depends on a parameter that is trained
+                trained = _run(network, features, dtype, edges, training=True)
             _check_buffers(network, versions)
     except (RuntimeError, TypeError, IndexError) as error:
         raise InputError(f"{network.current} failed on a small graph: {error}") from error
@@ -57,29 +61,63 @@ def trace(network: Network, features: int, dtype: torch.dtype) -> Traced:
     return merged
 
 
-def input_is_trained(network: Network, features: int, dtype: torch.dtype) -> bool:
-    """Whether stage 0 depends on a parameter, frozen or not."""
+def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
+    """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
+    aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
+    if any(is_random(module) or drops(module) for module in _around_input(network)):
+        return 0
+    block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
+    known = {-1: h}
+    a: Tensor | None = None
+    s: tuple[Tensor, ...] = ()
+    with _differentiated(network):
+        for index, layer in enumerate(network.layers):
+            if index > 0 and any(_changes(module) for module in _around_stage(network, index)):
+                return index
+            taken = tuple(known[number] for number in network.wiring.takes[index])
+            z, s, given = network.run_stage(index, None if index else h, a, s, block.rows, taken)
+            known.update(given)
+            linear = layer.linear_aggregate and not isinstance(layer, WholeGraphNorm)
+            if not linear or any(part.requires_grad for part in (z, *s, *given.values())):
+                return index
+            a = network.aggregate(index, _with_edge_data(block, layer, edges), z, s)
+            if layer.combines:
+                a, s = network.combine(index, a, s, block.rows), ()
+    return len(network.layers)
+
+
+def _around_input(network: Network) -> list[nn.Module]:
+    """The modules whose methods stage 0 may call."""
+    first = network.layers[0]
+    own = [first] if type(first).transform not in (Layer.transform, WholeGraphNorm.transform) else []
+    return own + [module for _, module in network.row_modules[0]]
+
+
+def _around_stage(network: Network, index: int) -> list[nn.Module]:
+    """The modules whose methods an inner stage may call."""
+    return [*network.layers[index - 1 : index + 1], *(module for _, module in network.row_modules[index])]
+
+
+def _changes(module: nn.Module) -> bool:
+    """Whether a module without trained parameters may give something else in the next epoch."""
+    return is_random(module) or drops(module) or next(module.buffers(), None) is not None
+
+
+@contextmanager
+def _differentiated(network: Network) -> Iterator[None]:
+    """Inside, gradients reach every parameter, frozen ones too, and no generator moves."""
     frozen = [p for p in network.modules.parameters() if not p.requires_grad and p.is_floating_point()]
     for parameter in frozen:
         parameter.requires_grad_(True)
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            z, s, given = network.run_stage(0, torch.ones((2, features), dtype=dtype), None, (), _toy_block(dtype).rows)
-        return any(part.requires_grad for part in (z, *s, *given.values()))
+            yield
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
 
 
-def input_is_random(network: Network) -> bool:
-    """Whether stage 0 may give other numbers in the next epoch."""
-    modules = [module for _, module in network.row_modules[0]]
-    if type(network.layers[0]).transform not in (Layer.transform, WholeGraphNorm.transform):
-        modules.append(network.layers[0])
-    return any(is_random(module) or drops(module) for module in modules)
-
-
-def _run(network: Network, features: int, dtype: torch.dtype, *, training: bool) -> Traced:
+def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool) -> Traced:
     network.modules.train(training)
     block = _toy_block(dtype)
     h = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
@@ -95,10 +133,14 @@ def _run(network: Network, features: int, dtype: torch.dtype, *, training: bool)
         known.update(given)
         for number, value in given.items():
             same = next((k for k, part in enumerate((z, *parts)) if part is value), None)
-            values.append(ValueShape(number=number, stage=index, columns=value.shape[1], same_as=same))
+            shape = ValueShape(
+                number=number, stage=index, columns=value.shape[1], same_as=same, trained=value.requires_grad
+            )
+            values.append(shape)
         return z, parts
 
     for index, layer in enumerate(network.layers):
+        block = _with_edge_data(block, layer, edges)
         z, s = run_stage(index)
         a = network.aggregate(index, block, z, s)
         combined = layer.linear_aggregate and layer.combines
@@ -118,6 +160,9 @@ def _run(network: Network, features: int, dtype: torch.dtype, *, training: bool)
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics,
                 combined=combined,
+                trained=any(part.requires_grad for part in (z, *s)),
+                edge_features=block.edge_features is not None,
+                edge_type=block.edge_type is not None,
                 norm=isinstance(layer, WholeGraphNorm),
             )
         )
@@ -129,22 +174,13 @@ def _run(network: Network, features: int, dtype: torch.dtype, *, training: bool)
 
 @contextmanager
 def _looking(network: Network) -> Iterator[None]:
-    """Every call of a module is looked at: whether it overwrites what it is given, and whether it mixes rows."""
+    """Inside, row-wise modules must not mix rows in evaluation."""
 
-    def calling(number: int, kind: int, args: tuple[Any, ...]) -> Callable[[Any], None]:
-        every = [x for arg in args for x in (arg if isinstance(arg, tuple | list) else (arg,))]
-        tensors = [x for x in every if isinstance(x, Tensor)]
-        versions = [x._version for x in tensors]
-        alone = kind == ROWS and not network.modules.training
-        first_rows = [x[:1].clone() for x in tensors] if alone else []
-
-        def done(out: Any) -> None:
-            if versions != [x._version for x in tensors]:
-                network.writes.add((number, kind))
-            if alone:
-                _check_rows(network, number, first_rows, out)
-
-        return done
+    def calling(number: int, kind: int, args: tuple[Any, ...]) -> Callable[[Any], None] | None:
+        if kind != ROWS or network.modules.training:
+            return None
+        first_rows = [rows[:1].clone() for rows in args]  # now: the call may overwrite them
+        return lambda out: _check_rows(network, number, first_rows, out)
 
     network.calling = calling
     try:
@@ -178,17 +214,18 @@ def _check_buffers(network: Network, before: dict[str, int]) -> None:
 
 
 def _common(a: Traced, b: Traced) -> Traced:
-    """What holds both in evaluation and in training: tensors are shared only where they are in both."""
+    """What holds both in evaluation (a) and in training (b): tensors are shared only where they are in both."""
     layers = tuple(
         replace(
             x,
             s=tuple(v if u is None else u for u, v in zip(x.s, y.s, strict=True)),
             z_is_input=x.z_is_input and y.z_is_input,
+            trained=y.trained,
         )
         for x, y in zip(a.layers, b.layers, strict=True)
     )
     values = tuple(
-        replace(x, same_as=x.same_as if x.same_as == y.same_as else None)
+        replace(x, same_as=x.same_as if x.same_as == y.same_as else None, trained=y.trained)
         for x, y in zip(a.values, b.values, strict=True)
     )
     return Traced(layers, values, a.output)
@@ -206,4 +243,18 @@ def _toy_block(dtype: torch.dtype) -> Block:
         rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
         edge_id_start=torch.tensor([0, 1]),
         num_graph_edges=2,
+    )
+
+
+def _with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
+    """A toy block with what the layer reads beside its edges, where the graph has it."""
+    assert block.rows.statistics is not None
+    numbers = torch.arange(2 * edges.features, dtype=block.rows.statistics.dtype)
+    features = torch.sin(numbers).reshape(2, edges.features)
+    return replace(
+        block,
+        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_type=torch.tensor([0, edges.types - 1], dtype=torch.int32)
+        if layer.uses_edge_type and edges.types
+        else None,
     )

@@ -21,7 +21,8 @@ from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.fit import FitOptions, Waiting, fit
-from hongtu.losses import VertexLoss, score
+from hongtu.links import EdgeLoss, LinkLoss
+from hongtu.losses import Losses
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
@@ -33,6 +34,7 @@ from hongtu.pressure import Relief
 from hongtu.probe import probe_workspace
 from hongtu.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.run_directory import RunDirectory
+from hongtu.scores import scores
 from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 
 T = TypeVar("T")
@@ -45,7 +47,10 @@ class Trainer:
         artifact: an opened artifact or its path.
         layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules and normalisations anywhere
             between them; a pair of one and a header such as "x, x0 -> x" takes and gives values by name.
-        loss: "cross_entropy", "bce_with_logits", or a callable (out [T, C], target) -> per-vertex losses [T].
+        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
+            with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
+            :class:`~hongtu.losses.LossTerm`, or a list of all these, whose weighted sum is meant; or a
+            :class:`~hongtu.links.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
@@ -82,7 +87,7 @@ class Trainer:
         artifact: Artifact | str | os.PathLike[str],
         layers: Sequence[Entry],
         *,
-        loss: str | VertexLoss = "cross_entropy",
+        loss: Losses | LinkLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
         device: str | Backend = "cpu",
         device_memory: int | str | None = None,
@@ -208,10 +213,14 @@ class Trainer:
         return self._gradients
 
     def evaluate(self) -> dict[str, float]:
-        """Scores without dropout: ``{"train", "val", "test"}``; accuracy, or micro-F1 for multi-label."""
+        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``; accuracy; micro-F1 for
+        multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the probability
+        that an edge has a higher score than a sampled pair."""
+        if isinstance(self._loss, EdgeLoss):
+            return self._infer(partial(self._loss.scores, seed=self._context.seed))
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        return self._infer(lambda out: {split: score(out, labels, mask) for split, mask in masks.items()})
+        return self._infer(lambda out: scores(out, labels, masks, self.artifact.task))
 
     def predict(self, vertices: Iterable[Any] | None = None) -> Tensor:
         """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
@@ -223,6 +232,13 @@ class Trainer:
         numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
         ordered = self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
         return ordered if numbers is None else ordered[numbers]
+
+    @property
+    def validates(self) -> bool:
+        """Whether ``evaluate`` has a validation score."""
+        if isinstance(self._loss, EdgeLoss):
+            return self._loss.validates
+        return bool(self.artifact.masks["val"].any())
 
     def _infer(self, use: Callable[[Tensor], T]) -> T:
         """What is made of the output [V, C], in new order."""

@@ -24,18 +24,23 @@ def in_memory(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def group_by_key(
-    pairs: list[tuple[np.ndarray, np.ndarray]], weight: np.ndarray | None, num_vertices: int, create: Create
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    weight: np.ndarray | None,
+    num_vertices: int,
+    create: Create,
+    dtype: str = "int32",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The values of each key, in input order.
 
     Args:
         pairs: arrays of (keys, values), each integers [E], one list after the other.
         weight: float [E] of every pair of arrays, or None.
-        num_vertices: V; keys and values are from 0 to V - 1.
+        num_vertices: V; keys are from 0 to V - 1.
         create: makes the arrays "start", "value" and "weight".
+        dtype: of the values that are returned.
 
     Returns:
-        start int64 [V + 1], values int32 and weights float32 (or None). Takes 6 bytes per edge beside them, 10 with
+        start int64 [V + 1], values and weights float32 (or None). Takes 6 bytes per edge beside them, 10 with
         weights.
 
     >>> group_by_key([(np.array([1, 0, 1]), np.array([7, 8, 9]))], None, 2, in_memory)[:2]
@@ -49,13 +54,13 @@ def group_by_key(
     at = np.ascontiguousarray((ends - counts.T).T)
     has_weight = weight is not None
     weights = weight if has_weight else np.empty(0, dtype=np.float32)
-    local, values = np.empty(total, dtype=np.uint16), np.empty(total, dtype=np.int32)
+    local, values = np.empty(total, dtype=np.uint16), np.empty(total, dtype=dtype)
     carried = np.empty(total if has_weight else 0, dtype=np.float32)
     for k, (keys, found) in enumerate(pairs):
         own = at[k * threads : (k + 1) * threads]
         _scatter(_rows(keys), _rows(found), weights, has_weight, bounds, own, local, values, carried)
     start = create("start", "int64", (num_vertices + 1,))
-    sorted_value = create("value", "int32", (total,))
+    sorted_value = create("value", dtype, (total,))
     sorted_weight = create("weight", "float32", (total,)) if has_weight else None
     bucket_start = np.concatenate([[0], ends[:, -1]]).astype(np.int64)
     into = sorted_weight if has_weight else np.empty(0, dtype=np.float32)

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.host_memory import available_bytes
-
-BUFFER = 1 << 22  # elements of a block
-SHARE = 4  # of the memory that is left, for blocks of features that do not fit it
+from hongtu.preprocess.blocks import block_rows
 
 
 def copy_rows(
@@ -35,7 +32,7 @@ def copy_rows(
         progress: told the share that is done.
     """
     count, width = into.shape
-    step = max(1, _buffer(into.nbytes) // width)
+    step = block_rows(into.nbytes, width)
 
     def copy(lo: int) -> None:
         ids = original_id[lo : lo + step]
@@ -47,12 +44,3 @@ def copy_rows(
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         for lo, _ in zip(range(0, count, step), pool.map(copy, range(0, count, step))):
             progress(min(1.0, (lo + step) / count))
-
-
-def _buffer(nbytes: int) -> int:
-    """Elements of a block. Rows that lie anywhere in a file larger than memory are read again for every block, so
-    that blocks are then as large as memory allows."""
-    available = available_bytes()
-    if available is None or nbytes < available // 2:
-        return BUFFER
-    return max(BUFFER, available // (4 * SHARE * 2))

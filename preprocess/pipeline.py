@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,19 @@ from hongtu.artifact import VERSION, Artifact, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.host_memory import available_bytes
-from hongtu.preprocess import chunks, clean, csc, features, memory, order, partition, read, reorganize, volume
+from hongtu.preprocess import (
+    chunks,
+    clean,
+    csc,
+    edge_rows,
+    features,
+    memory,
+    order,
+    partition,
+    read,
+    reorganize,
+    volume,
+)
 from hongtu.preprocess.workspace import Workspace
 
 SPLITS = ("train", "val", "test")
@@ -43,6 +56,9 @@ def preprocess_graph(
     labels: Any = None,
     masks: Mapping[str, Any] | None = None,
     edge_weight: Any = None,
+    edge_features: Any = None,
+    edge_type: Any = None,
+    vertex_type: Any = None,
     partitions: int = 4,
     chunks: int | str = 32,
     **config: Any,
@@ -56,10 +72,15 @@ def preprocess_graph(
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
             others are given) or a NetworkX graph, whose vertices then have the graph's order and names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
-        labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C".
+        labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
+            [V] or [V, C] (NaN = none).
         masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
             "test" is all False.
         edge_weight: float [E] or None.
+        edge_features: float [E, F] or None.
+        edge_type: integers [E] from 0, the relation of each edge, or None.
+        vertex_type: integers [V] from 0, or None; ``features`` are then a list, float [V_k, F_k] for the V_k vertices
+            of each type k in the order of their numbers.
         partitions: m.
         chunks: n, chunks per partition.
         **config: the other fields of ``hongtu.config.PreprocessConfig``.
@@ -77,14 +98,16 @@ def preprocess_graph(
     settings = PreprocessConfig(partitions=partitions, chunks=chunks, **config)
     if artifact is None or (data is None) == (edges is None):
         raise InputError("preprocess_graph: pass artifact=DIRECTORY, and either edges and num_vertices or data")
-    arrays = {"features": features, "labels": labels, "masks": masks, "edge_weight": edge_weight}
+    beside = {"edge_features": edge_features, "edge_type": edge_type}
+    arrays = {"features": features, "labels": labels, "masks": masks, **beside}
 
     def load(scratch: Path) -> read.RawGraph:
         if data is None:
-            return read.from_arrays(edges, num_vertices, settings, **arrays)
-        if num_vertices is not None or edge_weight is not None:
+            own = {"edge_weight": edge_weight, "vertex_type": vertex_type}
+            return read.from_arrays(edges, num_vertices, settings, **own, **arrays)
+        if any(given is not None for given in (num_vertices, edge_weight, vertex_type)):
             raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
-        return read.read_data(data, settings, scratch, features=features, labels=labels, masks=masks)
+        return read.read_data(data, settings, scratch, **arrays)
 
     return _run(load, artifact, settings)
 
@@ -116,18 +139,22 @@ def _run(
         parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config), e)
         ordered = work.stage("order", lambda: _order(in_edges, parts["part"], n, config, work), e)
         new = work.stage("renumber", lambda: _renumber(graph, ordered["original_id"], work), e)
-        work.drop("csc_start", "csc_source", "csc_weight")
+        work.drop("csc_start", "csc_source", "csc_weight", "csc_origin_start", "csc_origin")
         sets = work.stage("chunks", lambda: _chunks(ordered["chunk_start"], new, work), e)
         work.drop("new_source")
         sources = (sets["source_start"], sets["sources"])
         tour = work.stage("reorganise", lambda: _reorganise(sources, m, raw["vertices"], work), e)
         starts = ordered["chunk_start"][::n]
         volumes = work.stage("volume", lambda: _volumes(sources, starts, tour["schedule_paper"]))
-        width = work.stage("write", lambda: _write(raw, graph, ordered["original_id"], config, work))["width"]
+        width = work.stage("write", lambda: _write(raw, graph, new, ordered["original_id"], config, work))["width"]
         if files is not None and files() != given:
             raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
         shape = {"edges": len(sets["local_source"]), "feature_width": width, "weighted": "weight" in new}
+        if "edge_types" in raw:
+            shape["edge_types"] = raw["edge_types"]
+        if "feature_parts" in raw:
+            shape["vertex_types"] = [int(raw[f"features_{k}"].shape[1]) for k in range(raw["feature_parts"])]
         work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
 
@@ -155,6 +182,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
     changed = config.undirected or config.self_loops
     first = work.maker(start="first_start", value="first_source", weight="first_weight") if changed else final
     graph = csc.build_csc(source, destination, weight, raw["vertices"], undirected=config.undirected, create=first)
+    found = _origins(raw, graph.source, config, work)
     if config.undirected:
         second = work.maker(start="second_start", value="second_source", weight="second_weight")
         merged = clean.coalesce(graph.in_edge_start, graph.source, graph.weight, second if config.self_loops else final)
@@ -162,13 +190,28 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
     if config.self_loops:
         graph = csc.Csc(*clean.add_self_loops(graph.in_edge_start, graph.source, graph.weight, final))
     work.drop(*(f"{when}_{array}" for when in ("first", "second") for array in ("start", "source", "weight")))
-    found: dict[str, Any] = {"start": graph.in_edge_start, "source": graph.source}
+    found |= {"start": graph.in_edge_start, "source": graph.source}
     if graph.weight is not None:
         found["weight"] = graph.weight
     if config.features and not config.embedding:
         made = work.maker(features="made_features")
         found["features"] = read.synthesize_features(config.features, *csc.degrees(graph), config.seed, made)
     return {**found, "statistics": {"input_edges": len(source), **csc.statistics(graph)}}
+
+
+def _origins(raw: dict[str, Any], merged_source: np.ndarray, config: PreprocessConfig, work: Workspace) -> dict:
+    """What edge features and types are ordered by, where there are any."""
+    if "edge_features" not in raw and "edge_type" not in raw:
+        return {}
+    create = work.maker(start="csc_origin_start", value="csc_origin")
+    source, destination = raw["edges"]
+    start, origin = edge_rows.sort_origins(
+        source, destination, raw["vertices"], undirected=config.undirected, create=create
+    )
+    found = {"origin_start": start, "origin": origin}
+    if config.undirected:
+        found["origin_first"] = edge_rows.group_equal(start, merged_source, origin)
+    return found
 
 
 def _partition(
@@ -196,7 +239,16 @@ def _renumber(graph: dict[str, Any], original_id: np.ndarray, work: Workspace) -
     create = work.maker(start="in_edge_start", value="new_source", weight="edge_weight")
     new = csc.renumber(old, original_id, create)
     found = {"start": new.in_edge_start, "source": new.source}
-    return found if new.weight is None else {**found, "weight": new.weight}
+    if new.weight is not None:
+        found["weight"] = new.weight
+    if "origin" in graph:
+        lists = graph["origin_start"], graph["origin"], graph.get("origin_first")
+        create = work.maker(origin="new_origin")
+        origin, group_start = edge_rows.renumber_origins(*lists, original_id, new.in_edge_start, create)
+        found["origin"] = origin
+        if group_start is not None:
+            found["group_start"] = group_start
+    return found
 
 
 def _chunks(chunk_start: np.ndarray, graph: dict[str, Any], work: Workspace) -> dict[str, Any]:
@@ -220,9 +272,19 @@ def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[st
 
 
 def _write(
-    raw: dict[str, Any], graph: dict[str, Any], original_id: np.ndarray, config: PreprocessConfig, work: Workspace
+    raw: dict[str, Any],
+    graph: dict[str, Any],
+    new: dict[str, Any],
+    original_id: np.ndarray,
+    config: PreprocessConfig,
+    work: Workspace,
 ) -> dict[str, Any]:
-    """Everything that belongs to vertices, in new order."""
+    """Everything that belongs to vertices and lies beside edges, in new order."""
+    for name, dtype in (("edge_features", "float32"), ("edge_type", "int32")):
+        if name in raw:
+            into = work.maker()(name, dtype, (int(new["start"][-1]), *raw[name].shape[1:]))
+            show = partial(work.progress.within, "write")
+            edge_rows.copy_edge_rows(raw[name], new["origin"], new.get("group_start"), into, show)
     for name in ("labels", "train_mask", "val_mask", "test_mask"):
         work.put(name, raw[name][original_id])
     for name in ("vertex_id", "name_start", "name_text"):  # by original number
@@ -253,7 +315,7 @@ def _header(
         "partitions": config.partitions,
         "chunks": config.resolve_chunks(raw["vertices"]),
         "classes": raw["classes"],
-        "task": "multilabel" if raw["labels"].ndim == 2 else "multiclass",
+        "task": config.task or ("multilabel" if raw["labels"].ndim == 2 else "multiclass"),
         "alpha": round(paper["v_ori"] / raw["vertices"], 6),
         "v_ori": paper["v_ori"],
         "v_p2p": paper["v_p2p"],

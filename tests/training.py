@@ -47,6 +47,8 @@ class Problem:
         features: float32 [V, F].
         labels: int64 [V] or float32 [V, C].
         masks: bool [V] each.
+        edge_features: float32 [E, F_e] or None.
+        edge_type: int64 [E] or None.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Problem:
     features: np.ndarray
     labels: np.ndarray
     masks: dict[str, np.ndarray]
+    edge_features: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
     @property
     def num_vertices(self) -> int:
@@ -75,19 +79,32 @@ class Problem:
     def edge_weight(self, dtype: torch.dtype = torch.float64) -> Tensor | None:
         return None if self.weights is None else torch.from_numpy(self.weights).to(dtype)
 
+    def edge_data(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """What torch_geometric's convolutions take, by the name of the argument."""
+        found = {"edge_weight": self.edge_weight(dtype)}
+        if self.edge_features is not None:
+            found["edge_attr"] = torch.from_numpy(self.edge_features).to(dtype)
+        if self.edge_type is not None:
+            found["edge_type"] = torch.from_numpy(self.edge_type)
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-def problem_of(graph: graphs.Graph, *, width: int = 6, classes: int = 3, multi_label: bool = False) -> Problem:
+
+def problem_of(
+    graph: graphs.Graph, *, width: int = 6, classes: int = 3, multi_label: bool = False, regression: bool = False
+) -> Problem:
     """Random features, labels and masks for a graph; about half of the vertices train."""
     rng = np.random.default_rng(17)
     v = graph.num_vertices
     labels = (rng.random((v, classes)) < 0.4).astype(np.float32) if multi_label else rng.integers(0, classes, v)
-    if not multi_label:
+    if regression:
+        labels = rng.normal(size=(v, classes)).astype(np.float32)
+    elif not multi_label:
         labels[:classes] = np.arange(classes)[:v]
     split = rng.choice(3, size=v, p=(0.5, 0.25, 0.25))
     split[0] = 0
     weights = None if graph.weights is None else graph.weights.astype(np.float32)
     return Problem(
-        name=graph.name + ("-multilabel" if multi_label else ""),
+        name=graph.name + ("-multilabel" if multi_label else "-regression" if regression else ""),
         edges=np.ascontiguousarray(graph.edges, dtype=np.int64),
         weights=weights,
         features=rng.normal(size=(v, width)).astype(np.float32),
@@ -141,6 +158,11 @@ def planetoid(directory: Path, columns: int | None = None) -> Problem:
     )
 
 
+@functools.cache
+def regression() -> Problem:
+    return problem_of(awkward_graph(), classes=2, regression=True)
+
+
 def new_path(name: str = "artifact") -> Path:
     """A path that does not exist, removed at exit."""
     return Path(tempfile.mkdtemp(dir=_directory.name)) / name
@@ -157,7 +179,7 @@ def prepare(problem: Problem, m: int = 1, n: int = 1, **config: Any) -> Artifact
         arrays = {"features": problem.features, "labels": problem.labels, "masks": problem.masks}
         artifact = hongtu.preprocess_graph(
             problem.edges, problem.num_vertices, path, **arrays, edge_weight=problem.weights,
-            partitions=m, chunks=n, **config,
+            edge_features=problem.edge_features, edge_type=problem.edge_type, partitions=m, chunks=n, **config,
         )  # fmt: skip
         _prepared[key] = (problem, artifact)  # the problem too: its id must stay taken
     return _prepared[key][1]
@@ -179,6 +201,17 @@ class CommNetReference(nn.Module):
         degree = torch.bincount(destination, minlength=len(h)).clamp(min=1).to(h.dtype)
         mean = torch.zeros_like(h).index_add(0, destination, h[source]) / degree.unsqueeze(1)
         return self.lin_self(h) + self.lin_neighbour(mean)
+
+
+class Rowwise(nn.Module):
+    """A function of rows, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.function(h)
 
 
 Modules = Callable[[int, int], Sequence[nn.Module]]
@@ -233,9 +266,9 @@ class Model:
             if not _takes_edges(module):
                 given[name] = module(rows) if isinstance(module, pyg.JumpingKnowledge) else module(*rows)
                 continue
-            takes_weight = problem.weights is not None and "edge_weight" in inspect.signature(module.forward).parameters
-            weights = {"edge_weight": problem.edge_weight(dtype)} if takes_weight else {}
-            given[name] = module(*rows, problem.edge_index, **weights)
+            taken = inspect.signature(module.forward).parameters
+            beside = {k: v for k, v in problem.edge_data(dtype).items() if k in taken}
+            given[name] = module(*rows, problem.edge_index, **beside)
             if self.inner is not None and module is not convolutions[-1]:
                 given[name] = self.inner(given[name])
         return given[name]

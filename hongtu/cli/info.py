@@ -46,7 +46,9 @@ def summary(artifact: Artifact) -> dict[str, Any]:
 
     header = {key: value for key, value in artifact.manifest.items() if key != "arrays"}
     nbytes = sum(entry["bytes"] for entry in artifact.manifest["arrays"].values())
-    return {"path": str(artifact.path), **header, "bytes": nbytes, "lookahead": lookahead_summary(artifact.topology)}
+    beside = {"edge_features": artifact.edge_feature_width, "edge_types": artifact.num_edge_types}
+    lookahead = lookahead_summary(artifact.topology)
+    return {"path": str(artifact.path), **header, **beside, "bytes": nbytes, "lookahead": lookahead}
 
 
 def table(info: dict[str, Any]) -> str:
@@ -54,7 +56,7 @@ def table(info: dict[str, Any]) -> str:
     statistics, volumes = info.get("statistics", {}), info.get("volume", {})
     lines = [
         f"{info['path']}  ({info['bytes'] / 2**20:.1f} MiB, format version {info['version']})",
-        f"  graph       {info['vertices']:,} vertices, {info['edges']:,} edges{_weighted(info)}",
+        f"  graph       {info['vertices']:,} vertices, {info['edges']:,} edges{_beside_edges(info)}",
         f"  data        {info['feature_width']} features, {info['classes']} classes ({info.get('task', '?')}); "
         + ", ".join(f"{split} {statistics.get(split, 0):,}" for split in ("train", "val", "test")),
         f"  chunks      {info['partitions']} partitions x {info['chunks']} chunks",
@@ -92,8 +94,13 @@ def table(info: dict[str, Any]) -> str:
 _SCHEDULES = ("input", "paper")
 
 
-def _weighted(info: dict[str, Any]) -> str:
-    return ", weighted" if info.get("weighted") else ""
+def _beside_edges(info: dict[str, Any]) -> str:
+    found = {
+        "weighted": info.get("weighted"),
+        f"{info['edge_features']} features": info["edge_features"],
+        f"{info['edge_types']} types": info["edge_types"],
+    }
+    return "".join(f", {what}" for what, there in found.items() if there)
 
 
 def _rows(volumes: dict[str, Any], schedule: str, key: str, vertices: int) -> str:

@@ -32,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Plan, and print the plan."""
     from hongtu.artifact import open_artifact
+    from hongtu.losses import DEFAULT
     from hongtu.plan.hardware import load_hardware
     from hongtu.plan.report import traffic_chart
     from hongtu.planning import plan_model
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     plan = plan_model(
         artifact,
         make_layers(options, artifact),
-        loss="bce_with_logits" if artifact.multi_label else "cross_entropy",
+        loss=DEFAULT[artifact.task],
         device_memory=budget,
         strategy=options.strategy,
         hardware=hardware,

@@ -7,7 +7,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from hongtu.config import ORDERS, PARTITIONERS, PreprocessConfig
+from hongtu.config import ORDERS, PARTITIONERS, TASKS, PreprocessConfig
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,6 +30,7 @@ def add_parser(subparsers: Any) -> None:
     add("--seed", type=int, default=0, help="of the partitioner and of random pieces (default: 0)")
     add("--features", metavar="SPEC", help="use these instead of the input's: random:F or degree")
     add("--labels", metavar="SPEC", help="use these instead of the input's: random:C")
+    add("--task", choices=TASKS, help="float labels are numbers to predict, not classes")
     add("--random-split", metavar="A,B,C", help="random train, val and test masks of these fractions")
     add("--split", type=int, default=0, metavar="K", help="which of several splits in the masks (default: 0)")
     add("--force", action="store_true", help="replace an existing artifact")

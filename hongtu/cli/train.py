@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.stopping import Stopped
-from hongtu.config import parse_bytes
+from hongtu.config import MODELS, parse_bytes
 from hongtu.errors import InputError, OutputError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hongtu.artifact import Artifact
-    from hongtu.nn import Layer
 
 OPTIONS = "options.json"
 PARTIAL = f".{OPTIONS}"  # until it is complete
-DECIDING = ("model", "hidden", "layers", "dropout", "heads", "lr", "weight_decay", "seed")  # which numbers come out
+DECIDING = (
+    "model", "hidden", "layers", "dropout", "heads", "loss", "class_weights", "label_smoothing", "lr", "weight_decay",
+    "clip_grad_norm", "seed",
+)  # which numbers come out  # fmt: skip
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,6 +35,11 @@ def add_parser(subparsers: Any) -> None:
     add("--epochs", type=int, default=50, help="epochs to train, those of a resumed run included (default: 50)")
     add("--lr", type=float, default=0.01, help="learning rate of Adam (default: 0.01)")
     add("--weight-decay", type=float, default=0.0, help="default: 0")
+    add("--loss", choices=("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1"),
+        help="default: cross_entropy, bce_with_logits for multi-label, mse for regression")  # fmt: skip
+    add("--class-weights", choices=("balanced",), help="weigh every class by how few train vertices it has")
+    add("--label-smoothing", type=float, default=0.0, metavar="X", help="of cross_entropy (default: 0)")
+    add("--clip-grad-norm", type=float, metavar="X", help="clip the gradient's total norm (default: do not)")
     add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
     add("--device", default="cpu", help="cpu, cuda (all GPUs), cuda:K, or dry (CUDA's engine on the CPU); default: cpu")
     add("--deterministic", action="store_true", help="refuse operations whose result may differ from run to run")
@@ -49,11 +58,11 @@ def add_parser(subparsers: Any) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that describe a model and how it is planned; shared by ``train`` and ``plan``."""
     add = parser.add_argument
-    add("--model", choices=("gcn", "sage", "gin", "commnet", "gat", "ggcn"), default="gcn", help="default: gcn")
+    add("--model", choices=MODELS, default="gcn", help="default: gcn")
     add("--hidden", type=int, default=128, help="columns between layers, over all heads (default: 128)")
-    add("--layers", type=int, default=2, help="default: 2")
-    add("--dropout", type=float, default=0.0, help="before every layer; for gat also of the attention (default: 0)")
-    add("--heads", type=int, default=1, help="attention heads of gat (default: 1)")
+    add("--layers", type=int, default=2, help="for sgc hops, for appnp linear maps (default: 2)")
+    add("--dropout", type=float, default=0.0, help="before every layer; also of attention (default: 0)")
+    add("--heads", type=int, default=1, help="attention heads of gat, gatv2 and transformer (default: 1)")
     add(
         "--device-memory",
         metavar="SIZE",
@@ -111,11 +120,12 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         InputError: naming the option.
     """
-    least = {"epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0}
-    most = {"seed": 2**63 - 1}
+    least = {"epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
+             "label_smoothing": 0, "clip_grad_norm": 0}  # fmt: skip
+    most = {"seed": 2**63 - 1, "label_smoothing": 1}
     for name, bound in least.items():
         value = getattr(options, name)
-        if not bound <= value <= most.get(name, 1e18):
+        if value is not None and not bound <= value <= most.get(name, 1e18):
             raise InputError(
                 f"--{name.replace('_', '-')} {value}: expected at least {bound} and not more than makes sense"
             )
@@ -179,14 +189,38 @@ def _kept(epoch: int, run_dir: Path | None) -> str:
     return f"{epoch} epochs were trained; --resume continues from {snapshots[-1]}"
 
 
-def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[Layer]:
+def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[nn.Module]:
     """The layers that the options describe; shared by ``train`` and ``plan``."""
     from hongtu.models import build_layers
+    from hongtu.nn import TypedLinear, degree_histogram
 
-    return build_layers(
-        options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers,
-        dropout=options.dropout, heads=options.heads,
+    degrees = degree_histogram(artifact.topology) if options.model == "pna" else None
+    widths = artifact.vertex_type_widths
+    layers = build_layers(
+        options.model, options.hidden if widths else artifact.feature_width, options.hidden, artifact.num_classes,
+        options.layers, dropout=options.dropout, heads=options.heads, degrees=degrees,
     )  # fmt: skip
+    return [TypedLinear(widths, options.hidden), *layers] if widths else layers
+
+
+def make_loss(options: argparse.Namespace, artifact: Artifact) -> Any:
+    """The loss that the options describe.
+
+    Raises:
+        InputError: for class weights or label smoothing without classes.
+    """
+    import torch
+
+    from hongtu.losses import DEFAULT, balanced_weights
+
+    if options.class_weights is None and not options.label_smoothing:
+        return options.loss or DEFAULT[artifact.task]
+    if artifact.task != "multiclass" or options.loss not in (None, "cross_entropy"):
+        raise InputError("--class-weights and --label-smoothing are for one class per vertex and cross_entropy")
+    weight = None
+    if options.class_weights is not None:
+        weight = balanced_weights(artifact.labels, artifact.masks["train"], artifact.num_classes)
+    return torch.nn.CrossEntropyLoss(weight, label_smoothing=options.label_smoothing)
 
 
 def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
@@ -204,13 +238,14 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
     return Trainer(
         artifact,
         layers,
-        loss="bce_with_logits" if artifact.multi_label else "cross_entropy",
+        loss=make_loss(options, artifact),
         optimizer=lambda p: torch.optim.Adam(p, lr=options.lr, weight_decay=options.weight_decay),
         device=options.device,
         device_memory=budget,
         strategy=options.strategy,
         seed=options.seed,
         hardware=None if options.hardware is None else load_hardware(options.hardware),
+        clip_grad_norm=options.clip_grad_norm,
         deterministic=options.deterministic,
         on_oom=options.on_oom,
     )

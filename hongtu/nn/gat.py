@@ -14,6 +14,20 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear
 
 
+def check_fill_value(layer: str, fill_value: float | str) -> None:
+    """Refuse what a self-loop's features cannot be."""
+    if fill_value != "mean" and not isinstance(fill_value, int | float):
+        raise ValueError(f"{layer}(fill_value={fill_value!r}): expected 'mean' or a number")
+
+
+def loop_rows(block: Block, rows_EF: Tensor, fill_value: float | str, one_F: Tensor) -> Tensor:
+    """What is linear in the edge features (``rows_EF`` of the edges, ``one_F`` of features that are all 1), of the
+    self-loops that a layer adds: [D, F], or [F] where it is the same for all."""
+    if isinstance(fill_value, str):
+        return block.segment_mean(rows_EF, exclude=block.loop_mask if block.has_loops else None)
+    return fill_value * one_F
+
+
 class GATConv(Convolution):
     """h'_d = sum over in-edges (and the self-loop) of softmax(leaky_relu(a_src W h_s + a_dst W h_d)) W h_s, plus b.
 
@@ -27,6 +41,8 @@ class GATConv(Convolution):
         negative_slope: of the leaky ReLU.
         dropout: of the attention shares; its mask belongs to the edge, whatever the chunks.
         add_self_loops: stored self-loops are replaced by one per vertex.
+        edge_dim: columns of the edge features e, whose logits att_edge W_edge e are added; None: they are not read.
+        fill_value: e of the self-loops that are added: "mean" over the vertex's other in-edges, or a number.
         bias: add b.
         activation, input_dropout: see ``Convolution``.
     """
@@ -40,6 +56,8 @@ class GATConv(Convolution):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | str = "mean",
         *,
         bias: bool = True,
         activation: Activation = None,
@@ -53,6 +71,13 @@ class GATConv(Convolution):
         self.att_dst = torch.nn.Parameter(torch.empty(1, heads, out_channels))
         glorot(self.att_src)
         glorot(self.att_dst)
+        self.edge_dim, self.fill_value = edge_dim, fill_value
+        self.uses_edge_features = edge_dim is not None
+        if edge_dim is not None:
+            check_fill_value("GATConv", fill_value)
+            self.lin_edge = linear(edge_dim, heads * out_channels, bias=False, glorot_weight=True)
+            self.att_edge = torch.nn.Parameter(torch.empty(1, heads, out_channels))
+            glorot(self.att_edge)
         width = heads * out_channels if concat else out_channels
         self.register_parameter("bias", torch.nn.Parameter(torch.zeros(width)) if bias else None)
         self.attention_dropout = Dropout(dropout)
@@ -68,11 +93,18 @@ class GATConv(Convolution):
         width = self.heads * self.out_channels
         own_z, logits_DH = s if self.add_self_loops else (None, s)
         logits_EH = block.gather(z[:, width:]) + block.gather_destination(logits_DH)
+        if self.edge_dim is not None:
+            weight_PH = self._edge_weight()
+            edge_logits_EH = block.edge_features @ weight_PH
+            logits_EH = logits_EH + edge_logits_EH
         logits_EH = leaky_relu(logits_EH, self.negative_slope)
         if own_z is None:
             alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
             return self._merge_heads(block.attend(z, alpha_EH, width))
-        own_logits_DH = leaky_relu(own_z[:, width:] + logits_DH, self.negative_slope)
+        own_logits_DH = own_z[:, width:] + logits_DH
+        if self.edge_dim is not None:
+            own_logits_DH = own_logits_DH + loop_rows(block, edge_logits_EH, self.fill_value, weight_PH.sum(0))
+        own_logits_DH = leaky_relu(own_logits_DH, self.negative_slope)
         exclude = block.loop_mask if block.has_loops else None
         alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, own_logits_DH)
         alpha_EH = self.attention_dropout(alpha_EH, block.edge_ids)
@@ -80,6 +112,11 @@ class GATConv(Convolution):
         own_x_DHK = own_z[:, :width].view(-1, self.heads, self.out_channels)
         own_DF = (own_x_DHK * own_alpha_DH.unsqueeze(2)).flatten(1)
         return self._merge_heads(block.attend(z, alpha_EH, width) + own_DF)
+
+    def _edge_weight(self) -> Tensor:
+        """[P, H]: logits are linear in the P edge features, so that no [E, H K] tensor is needed."""
+        weight_HKP = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        return (weight_HKP * self.att_edge.squeeze(0).unsqueeze(2)).sum(1).t()
 
     def _merge_heads(self, out_DF: Tensor) -> Tensor:
         return out_DF if self.concat else out_DF.view(-1, self.heads, self.out_channels).mean(1)

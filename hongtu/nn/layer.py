@@ -30,6 +30,9 @@ class Layer(torch.nn.Module):
             parameters, so that its output can be cached); None: it is something else.
         weighted: the declared reduction uses the graph's edge weights when it has any.
         uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
+        uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
+        uses_edge_type: the same for ``block.edge_type``.
+        edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
     """
@@ -37,6 +40,9 @@ class Layer(torch.nn.Module):
     reduce: str | None = None
     weighted: bool = False
     uses_statistics: bool = False
+    uses_edge_features: bool = False
+    uses_edge_type: bool = False
+    edge_data_optional: bool = False
     transform_first: bool = False
 
     def __init__(self) -> None:
@@ -68,6 +74,11 @@ class Layer(torch.nn.Module):
         """The vertices of the current call."""
         assert self.context is not None and self.context.rows is not None, "no current rows: bind() the model first"
         return self.context.rows
+
+    def expand(self) -> list[Layer]:
+        """The layers that the engine runs in its place, in order: several for several aggregates in a row. Each that
+        is not ``self`` is a submodule, which keeps the parameters under the names of this layer."""
+        return [self]
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         """[R, F] -> z [R, F'], s: None, a tensor or a tuple of tensors [R, ...]; what *is* ``z`` is stored once."""
@@ -137,6 +148,22 @@ def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:
     if not callable(function):
         raise ValueError(f"activation {activation!r}: expected None, a callable or a name like 'relu' or 'elu'")
     return function
+
+
+class _Elementwise(torch.nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x)
+
+
+def activation_module(activation: Activation) -> torch.nn.Module:
+    """An activation as a module; one that is a module already stays what it is."""
+    if isinstance(activation, torch.nn.Module):
+        return activation
+    return torch.nn.Identity() if activation is None else _Elementwise(_activation(activation))
 
 
 def linear(in_channels: int, out_channels: int, bias: bool, glorot_weight: bool = False) -> torch.nn.Linear:

@@ -18,14 +18,18 @@ _EQUIVALENT = {
     "SAGEConv": "hongtu.nn.SAGEConv",
     "GINConv": "hongtu.nn.GINConv",
     "ResGatedGraphConv": "hongtu.nn.GGCNConv",
+    "SGConv": "hongtu.nn.SGConv",
+    "APPNP": "hongtu.nn.APPNP",
+    "PNAConv": "hongtu.nn.PNAConv",
 }
 
 
 class PyGLayer(Layer):
     """Runs ``conv((h, h[:D]), edge_index)`` on every block; the whole layer is recomputed in backward.
 
-    Edge weights are passed when the convolution takes ``edge_weight`` and the graph has them. Parameters keep their
-    names under ``conv.``.
+    Edge weights, features and types are passed when the convolution takes ``edge_weight``, ``edge_attr`` (and its
+    ``edge_dim``, if it has one, is given) or ``edge_type``, and the graph has them. Parameters keep their names under
+    ``conv.``.
 
     Args:
         conv: a ``torch_geometric.nn.MessagePassing`` that runs on bipartite graphs, between [S, F] and [D, F].
@@ -34,6 +38,8 @@ class PyGLayer(Layer):
         ValueError: for a convolution that needs the whole square graph (GCNConv) or caches one (``cached=True``).
     """
 
+    edge_data_optional = True
+
     def __init__(self, conv: torch.nn.Module) -> None:
         super().__init__()
         _check(conv)
@@ -41,11 +47,17 @@ class PyGLayer(Layer):
         self.conv = conv
         self._takes_size = "size" in parameters
         self._takes_weight = "edge_weight" in parameters
+        self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
+        self.uses_edge_type = "edge_type" in parameters
 
     def forward(self, block: Block, h: Tensor) -> Tensor:
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if self._takes_size else {}
         if self._takes_weight and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
+        if block.edge_features is not None:
+            options["edge_attr"] = block.edge_features
+        if block.edge_type is not None:
+            options["edge_type"] = block.edge_type.long()
         return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from hongtu.block import Block
+from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.layer import Activation, Convolution, Skip, linear
 
 
 class SAGEConv(Convolution):
-    """h' = W_l mean(neighbours) + b + W_r h; edge weights are not used.
+    """h' = W_l aggr(neighbours) + b + W_r h; edge weights are not used.
 
     Args:
         in_channels, out_channels: widths of h and h'.
-        aggr: "mean", or "sum" ("add").
+        aggr: "mean" or "sum" ("add"), which are linear and cached; or another of ``Block.reduce``'s names, several of
+            them, or an aggregation of ``hongtu.nn.aggr``.
         normalize: scale every output row to length 1.
         root_weight: add W_r h.
+        project: aggregate relu(W h + b) instead of h (equation 3 of the paper).
         bias: add b.
+        aggr_kwargs: options of the aggregation, such as {"learn": True}.
         activation, input_dropout: see ``Convolution``.
     """
 
@@ -24,41 +32,49 @@ class SAGEConv(Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        aggr: str = "mean",
+        aggr: str | Aggregation | Sequence[str | Aggregation] = "mean",
         *,
         normalize: bool = False,
         root_weight: bool = True,
         project: bool = False,
         bias: bool = True,
+        aggr_kwargs: dict[str, Any] | None = None,
         activation: Activation = None,
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__(activation, input_dropout)
-        if aggr not in ("mean", "sum", "add"):
-            raise ValueError(f"SAGEConv(aggr={aggr!r}): expected 'mean' or 'sum'; wrap others: PyGLayer(SAGEConv(...))")
-        if project:
-            raise ValueError("SAGEConv(project=True) is not built in; wrap torch_geometric's: PyGLayer(SAGEConv(...))")
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.reduce = "mean" if aggr == "mean" else "sum"
-        self.normalize, self.root_weight = normalize, root_weight
-        self.lin_l = linear(in_channels, out_channels, bias=bias)
+        self.normalize, self.root_weight, self.project = normalize, root_weight, project
+        columns = in_channels
+        if isinstance(aggr, str) and aggr in LINEAR:
+            self.reduce = "mean" if aggr == "mean" else "sum"
+        else:
+            self.aggr_module = make_aggregation(aggr, aggr_kwargs)
+            columns = self.aggr_module.columns(in_channels)
+        if project:
+            self.lin = linear(in_channels, in_channels, bias=True)
+        self.lin_l = linear(columns, out_channels, bias=bias)
         if root_weight:
             self.lin_r = linear(in_channels, out_channels, bias=False)
 
     @property
     def can_transform_first(self) -> bool:
-        return True
+        return self.reduce is not None
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
+        x = torch.relu(self.lin(h)) if self.project else h
         if not self.transform_first:
-            return h, h if self.root_weight else None
-        return torch.nn.functional.linear(h, self.lin_l.weight), self.lin_r(h) if self.root_weight else None
+            return x, h if self.root_weight else None
+        return torch.nn.functional.linear(x, self.lin_l.weight), self.lin_r(h) if self.root_weight else None
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        return super().aggregate(block, z, s) if self.reduce is not None else self.aggr_module(block, z)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
             h = self.lin_l(a)
-            h = torch.addmm(h, s, self.lin_r.weight.t()) if self.root_weight else h
+            h = h.addmm_(s, self.lin_r.weight.t()) if self.root_weight else h
         else:
             h = a if self.lin_l.bias is None else a + self.lin_l.bias
             h = h + s if self.root_weight else h

@@ -43,13 +43,17 @@ class Needs:
     Attributes:
         edges: the aggregate runs, forward or backward: column pointers, local sources, slots.
         weights: with edge weights.
+        edge_features: columns of the edge features that the layer reads, or 0.
+        edge_type: with edge types.
         identity: with source ids and edge ids (layers that are not one declared reduction).
         statistics: degree statistics of the chunk's own rows.
-        labels: labels and train mask of the chunk's own rows (the pass that evaluates the loss).
+        labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
     """
 
     edges: bool
     weights: bool
+    edge_features: int
+    edge_type: bool
     identity: bool
     statistics: bool
     labels: bool
@@ -63,6 +67,8 @@ def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     return Needs(
         edges=edges,
         weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
+        edge_features=shape.edges.features if edges and layer.edge_features else 0,
+        edge_type=edges and layer.edge_type,
         identity=edges and layer.reduce is None,
         statistics=any(shape.layers[k].uses_statistics for k in nearby),
         labels=p.loss,
@@ -93,10 +99,10 @@ def pass_buffers(
         buffers["statistics"] = Buffer((d, 3), FLOAT)
     if needs.labels:
         buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
-        buffers["train_mask"] = Buffer((d,), "bool")
+        buffers["loss_bits"] = Buffer((d,), "uint8")
     if needs.edges:
         buffers |= _edge_buffers(p, needs, d, s, e)
-        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward"
+        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.keep
         if reduces and not aggregates_in_place(p, shape, topology, resident):
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
         buffers |= _exchange_buffers(p, limits)
@@ -116,6 +122,10 @@ def _edge_buffers(p: Pass, needs: Needs, d: int, s: int, e: int) -> dict[str, Bu
     }
     if needs.weights:
         buffers["edge_weight"] = Buffer((e,), FLOAT)
+    if needs.edge_features:
+        buffers["edge_features"] = Buffer((e, needs.edge_features), FLOAT)
+    if needs.edge_type:
+        buffers["edge_type"] = Buffer((e,), "int32")
     if needs.identity:
         buffers |= {"sources": Buffer((s,), "int32"), "edge_id_start": Buffer((d,), "int64")}
     return buffers

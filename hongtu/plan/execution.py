@@ -171,7 +171,8 @@ class ExecutionPlan:
         total = d * (8 + needs.statistics * 3 * item + (t.active is not None) * 4 * (1 + needs.identity))
         if needs.edges:
             total += 8 * (d + int(busy.sum())) + 4 * e + 4 * s
-            total += needs.weights * e * item + needs.identity * (4 * s + 8 * d)
+            total += (needs.weights + needs.edge_features) * e * item + needs.edge_type * e * 4
+            total += needs.identity * (4 * s + 8 * d)
             assert transfers is not None
             loads, pulls = len(transfers.loads), len(transfers.pulls)
             if p.exchange is not None:
@@ -337,8 +338,10 @@ class ExecutionPlan:
         v, item = self.topology.num_vertices, self.shape.itemsize
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
         identity = self.shape.uses_edge_ids
-        row = self.shape.label_bytes + 1 + 8 + statistics * 3 * item + identity * 8  # labels, mask, ids, ...
-        return v * row + self.shape.learned_bytes + sum(array.nbytes for array in self.arrays())
+        labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
+        beside = self.shape.learned_bytes + self.shape.loss_bytes
+        row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
+        return v * row + beside + sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays, each once."""

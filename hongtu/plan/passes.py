@@ -50,7 +50,9 @@ class Pass:
         direct: for each s element of ``layer`` (or for the features), then for each of the values, the tensor its
             gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
+        edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        holds: vertex tensors that what is kept may lie in.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
@@ -71,7 +73,9 @@ class Pass:
     moments: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
+    edge_loss: bool = False
     keep: bool = False
+    holds: tuple[str, ...] = ()
     hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -86,6 +90,8 @@ class Pass:
     def inputs(self) -> tuple[str, ...]:
         """Vertex tensors read by contiguous rows, each once."""
         names = (() if self.source is None else (self.source,)) + self.s + self.values
+        if self.moments is not None and self.keep and self.direction == "backward":
+            names += (self.moments,)  # which is not computed again
         return tuple(dict.fromkeys(names))
 
     @property
@@ -104,9 +110,10 @@ class PassList:
         setup: once before everything else.
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
-        wanted: vertex tensors that get a gradient.
+        wanted: vertex tensors that get a gradient: those that depend on something that is trained.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
+        returned: per stage, the tensors that running it gives, in order; the features are no output.
     """
 
     train: tuple[Pass, ...]
@@ -117,6 +124,7 @@ class PassList:
     wanted: frozenset[str]
     on_host: frozenset[str]
     layer_inputs: tuple[tuple[str, ...], ...]
+    returned: tuple[tuple[str, ...], ...]
 
     @property
     def every(self) -> tuple[Pass, ...]:
@@ -131,38 +139,56 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         keep: keep what stages compute until backward.
         prune: compute only what the loss depends on.
     """
-    input_gradient = shape.learned_input or not strategy.no_input_gradient
-    names = _Names(shape, input_gradient)
-    cached = caches_input(shape, strategy)
-    of_input = {names.z[0], *names.s[0], *names.stage_outputs(0)}  # what stage 0 gives
-    constant = {*of_input, "a0", FEATURES} if cached else {FEATURES}
-    wanted = {name for k in range(len(shape.layers)) for name in (names.z[k], *names.s[k])}
-    wanted |= set(names.value.values()) - {FEATURES}
-    if input_gradient:
-        wanted.add(FEATURES)
-    else:
-        wanted -= {FEATURES} if shape.input_trained else of_input
+    constants = strategy.no_input_gradient and not shape.learned_input
+    names = _Names(shape, input_gradient=not constants)
+    cached = cached_layers(shape, strategy)
+    constant = {FEATURES}
+    if cached:
+        constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
+        constant |= {names.value[value.number] for value in shape.values if value.stage < cached}
+    wanted = {
+        name
+        for layer, z, s in zip(shape.layers, names.z, names.s, strict=True)
+        if layer.trained or not constants
+        for name in (z, *s)
+    }
+    wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
+    wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
+    fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    if not shape.trains:
+        train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
     return PassList(
-        train=_with_lifetimes(train, kept, keep=(gradient(FEATURES),) if shape.learned_input else ()),
+        train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
         setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset({OUTPUT} | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)),
+        on_host=frozenset(
+            {OUTPUT}
+            | ({gradient(OUTPUT)} if shape.edge_loss else set())
+            | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)
+        ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
+        returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
     )
 
 
-def caches_input(shape: NetworkShape, strategy: Strategy) -> bool:
-    """Whether the aggregate of layer 0 is the same in every epoch and is kept."""
-    changes = shape.learned_input or shape.input_trained or shape.input_random
-    constant = shape.layers[0].linear and not shape.layers[0].norm and not changes
-    return strategy.cache_input_aggregate and strategy.no_input_gradient and constant
+def _results(shape: NetworkShape) -> tuple[str, ...]:
+    """What an epoch leaves on the host."""
+    if not shape.trains:
+        return (OUTPUT,)
+    return (gradient(FEATURES),) if shape.learned_input else ()
+
+
+def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
+    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept."""
+    cached = strategy.cache_input_aggregate and strategy.no_input_gradient and not shape.learned_input
+    return shape.constant_layers if cached else 0
 
 
 class _Names:
@@ -194,13 +220,16 @@ class _Names:
             self.width[name] = value.columns
         self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
 
-    def stage_outputs(self, stage: int) -> tuple[str, ...]:
-        """Distinct vertex tensors that a stage writes."""
+    def returned(self, stage: int) -> tuple[str, ...]:
+        """Distinct vertex tensors that a stage gives: z, s and values."""
         if stage == len(self.z):
             return (OUTPUT,)
         values = (self.value[value.number] for value in self._shape.values if value.stage == stage)
-        outputs = dict.fromkeys((self.z[stage], *self.s[stage], *values))
-        return tuple(name for name in outputs if name != FEATURES)
+        return tuple(dict.fromkeys((self.z[stage], *self.s[stage], *values)))
+
+    def stage_outputs(self, stage: int) -> tuple[str, ...]:
+        """Those that it writes."""
+        return tuple(name for name in self.returned(stage) if name != FEATURES)
 
     def taken(self, stage: int) -> tuple[str, ...]:
         """What a stage takes from earlier ones."""
@@ -214,7 +243,7 @@ class _Builder:
         self,
         shape: NetworkShape,
         names: _Names,
-        cached: bool,
+        cached: int,
         wanted: frozenset[str],
         *,
         fuse: bool,
@@ -228,45 +257,53 @@ class _Builder:
     def setup(self) -> list[Pass]:
         if not self.cached:
             return []
-        names, layer = self.names, self.shape.layers[0]
+        k = self.cached - 1
         aggregate = Pass(
             direction="forward",
-            layer=0,
+            layer=k,
             stage=None,
             when="setup",
-            exchange=names.z[0],
-            s=names.s[0] if layer.combined else (),
-            checkpoint="a0",
+            exchange=self.names.z[k],
+            s=self.names.s[k] if self.shape.layers[k].combined else (),
+            checkpoint=f"a{k}",
         )
-        return [*self._stage_0("setup"), aggregate]
+        return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
 
     def evaluate(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("evaluate")
-        return first + [self._forward(k, "evaluate") for k in range(self.last + 1)]
+        return first + [self._forward(k, "evaluate") for k in range(self._begin, self.last + 1)]
 
     def train(self) -> list[Pass]:
         first = [] if self.cached else self._stage_0("train")
-        passes = first + [self._forward(k, "train") for k in range(self.last + (not self.fuse))]
+        passes = first + [self._forward(k, "train") for k in range(self._begin, self.last + (not self.fuse))]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        passes += [self._backward(k) for k in reversed(range(self.last + (not self.fuse)))]
-        return passes + self._stage_0_backward()
+        layers = reversed(range(self._begin, self.last + (not self.fuse)))
+        return passes + [self._backward(k) for k in layers if self._goes_back(k)] + self._stage_0_backward()
+
+    @property
+    def _begin(self) -> int:
+        """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
+        return max(self.cached - 1, 0)
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
         if not outputs and not self.shape.layers[0].norm:
             return []
         train = when == "train"
-        keep, hops = self.keep and train, self._hops(-1) if train else None
+        keep = train and self.keep and self._goes_back(-1)
+        hops = self._hops(-1) if train else None
         stage = Pass(
             direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
         )
-        return [replace(stage, when=when, keep=keep, hops=hops)]
+        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
-    def _forward(self, k: int, when: Literal["train", "evaluate"]) -> Pass:
+    def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
-        loss = train and k == self.last
-        from_cache = self.cached and k == 0
+        last, returns = train and k == self.last, train and self._goes_back(k)
+        loss = last and not self.shape.edge_loss
+        keep = returns and self.keep and not last
+        from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
             direction="forward",
@@ -274,44 +311,47 @@ class _Builder:
             stage=k + 1,
             when=when,
             exchange=None if from_cache or layer.norm else self.names.z[k],
-            source="a0" if from_cache else self.names.z[k] if layer.norm else None,
+            source=f"a{k}" if from_cache else self.names.z[k] if layer.norm else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             values=self.names.taken(k + 1),
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if train and layer.linear and not (from_cache or layer.norm) else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or keep) else None,
             moments=self._moments(k + 1),
             loss=loss,
-            keep=train and self.keep and not loss,
+            edge_loss=last and self.shape.edge_loss,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
-        own = (names.z[k],) if layer.norm else names.s[k]
         values = names.taken(k + 1)
+        own = (names.z[k],) if layer.norm else names.s[k]
         direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
-        from_cache = self.cached and k == 0
-        from_checkpoint = f"a{k}" if from_cache or (layer.linear and not fused) else None
+        from_cache, keep = k == self.cached - 1, self.keep and k < self.last
+        linear = from_cache or (layer.linear and not fused)
+        checkpoint = f"a{k}" if linear and not keep else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if from_checkpoint or layer.norm else names.z[k],
+            exchange=None if linear or layer.norm else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
-            source=names.z[k] if layer.norm else from_checkpoint,
+            source=names.z[k] if layer.norm else checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             values=values,
-            gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
-            moments=self._moments(k + 1),
+            gradients=() if fused else self._gradients(k + 1),
+            moments=self._returned_moments(k + 1),
             direct=direct,
             loss=fused,
-            keep=self.keep and k < self.last,
+            keep=keep,
+            holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
 
     def _stage_0_backward(self) -> list[Pass]:
-        outputs = self.names.stage_outputs(0)
-        if not set(outputs) & self.wanted:
+        if not self._goes_back(-1):
             return []
         direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
         return [
@@ -320,16 +360,36 @@ class _Builder:
                 layer=None,
                 stage=0,
                 source=FEATURES,
-                gradients=tuple(gradient(n) for n in outputs),
-                moments=self._moments(0),
+                gradients=self._gradients(0),
+                moments=self._returned_moments(0),
                 direct=direct,
                 keep=self.keep,
+                holds=self._held(0) if self.keep else (),
                 hops=self._hops(-1),
             )
         ]
 
     def _moments(self, stage: int) -> str | None:
         return self.names.z[stage] if stage <= self.last and self.shape.layers[stage].norm else None
+
+    def _gradients(self, stage: int) -> tuple[str, ...]:
+        """Of a stage's outputs."""
+        outputs = self.names.stage_outputs(stage)
+        return tuple(gradient(name) for name in outputs if name in self.wanted or name == OUTPUT)
+
+    def _returned_moments(self, stage: int) -> str | None:
+        """Those of a stage's output that gets a gradient."""
+        name = self._moments(stage)
+        return name if name in self.wanted else None
+
+    def _held(self, stage: int) -> tuple[str, ...]:
+        """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
+        z = self.names.z[stage]
+        return (z,) if z in self.names.s[stage] and z != FEATURES else ()
+
+    def _goes_back(self, k: int) -> bool:
+        """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
+        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
 
     def _hops(self, k: int) -> int | None:
         return self.shape.layers_above(k) if self.prune and k >= self.shape.last_norm else None
@@ -350,5 +410,6 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
 
 def _touches(p: Pass) -> dict[str, None]:
     """The vertex tensors of a pass in a fixed order."""
-    names = (*p.inputs, *p.gradients, *p.written, p.exchange, p.flush)
+    names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
+    names += (gradient(OUTPUT),) if p.edge_loss else ()
     return {name: None for name in names if name is not None}

@@ -5,6 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
+class EdgeData:
+    """What lies beside the edges of a graph.
+
+    Attributes:
+        features: columns of their features, 0 without any.
+        types: how many types they have, 0 without any.
+    """
+
+    features: int = 0
+    types: int = 0
+
+
+NO_EDGE_DATA = EdgeData()
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """One graph layer as the planner sees it (DESIGN: transform, aggregate, update).
@@ -21,6 +37,8 @@ class LayerShape:
         uses_statistics: transform or update needs the degree statistics of its rows.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
+        trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
+        edge_features, edge_type: the aggregate reads them of every edge.
     """
 
     z: int
@@ -32,6 +50,9 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    trained: bool = True
+    edge_features: bool = False
+    edge_type: bool = False
     norm: bool = False
 
 
@@ -44,12 +65,14 @@ class ValueShape:
         stage: in which.
         columns: of its rows.
         same_as: the part of that stage's (z, s elements...) that it *is* and is stored as, or None.
+        trained: as for layers.
     """
 
     number: int
     stage: int
     columns: int
     same_as: int | None
+    trained: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +87,17 @@ class NetworkShape:
         takes: per stage, the numbers of the values of earlier ones that it takes, -1 for the features; () for none.
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
+        edges: what lies beside the graph's edges.
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
         learned_input: the features are embeddings that training learns: on the host, with a gradient.
         learned_bytes: optimizer state of those embeddings.
-        input_trained: stage 0 has parameters.
-        input_random: stage 0 may give other numbers in the next epoch.
+        constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
+            constant.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
+        trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
+        edge_loss: the loss is one over edges, evaluated on the host from the whole output.
+        loss_bytes: what that loss holds for the whole run.
     """
 
     features: int
@@ -81,11 +108,14 @@ class NetworkShape:
     itemsize: int
     model_bytes: int
     label_bytes: int
+    edges: EdgeData = NO_EDGE_DATA
     learned_input: bool = False
     learned_bytes: int = 0
-    input_trained: bool = True
-    input_random: bool = True
+    constant_layers: int = 0
     stage_parameters: tuple[int, ...] = ()
+    trains: bool = True
+    edge_loss: bool = False
+    loss_bytes: int = 0
 
     @property
     def last_norm(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from hongtu.errors import InputError
 
@@ -21,8 +21,10 @@ class Strategy:
         schedule: order of the chunks: "input", or "paper" for Algorithm 4's (not with ``group``).
         group: run consecutive chunks as one where the budget allows.
         transform_first: exchange the narrower side of a layer's first linear map: ``A (H W) = (A H) W``.
-        no_input_gradient: compute no gradient of the features, which are constant.
-        cache_input_aggregate: keep layer 0's aggregate of constant features instead of computing it every epoch.
+        no_input_gradient: compute no gradient of the features, which are constant, nor of what depends on frozen
+            parameters alone.
+        cache_input_aggregate: keep layer 0's aggregate of constant features (of K hops in a row, the last) instead of
+            computing it every epoch.
         fuse_last_layer: forward, loss and backward of the last layer in one pass, where that is predicted cheaper.
         prune: train on what the loss vertices depend on, layer by layer, where that is much less than the graph.
         resident: leave vertex tensors on the devices that have room for them.
@@ -75,3 +77,34 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
     return STRATEGIES[strategy]
+
+
+# one after the other on top of the paper's reuse; "lookahead" goes with groups of chunks, which only it can use
+SAVINGS = (
+    "lookahead",
+    "transform_first",
+    "no_input_gradient",
+    "cache_input_aggregate",
+    "fuse_last_layer",
+    "resident",
+    "prune",
+)
+
+
+def with_saving(strategy: Strategy, saving: str) -> Strategy:
+    """A strategy with one more saving on."""
+    if saving == "lookahead":
+        return replace(strategy, reuse="lookahead", schedule="input", group=True)
+    switched: dict[str, Any] = {saving: True}
+    return replace(strategy, **switched)
+
+
+def alone(saving: str) -> Strategy:
+    """The paper's strategy with one saving on.
+
+    Raises:
+        InputError: for an unknown saving.
+    """
+    if saving not in SAVINGS:
+        raise InputError(f"saving {saving!r}: expected one of {', '.join(SAVINGS)}")
+    return with_saving(_PAPER, saving)

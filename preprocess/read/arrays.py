@@ -12,6 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.typed import make_typed
 
 
 def from_arrays(
@@ -23,6 +24,9 @@ def from_arrays(
     labels: Any = None,
     masks: Mapping[str, Any] | None = None,
     edge_weight: Any = None,
+    edge_features: Any = None,
+    edge_type: Any = None,
+    vertex_type: Any = None,
 ) -> RawGraph:
     """A checked graph; a missing "val" or "test" mask is all False.
 
@@ -37,10 +41,12 @@ def from_arrays(
         edges=_edges(edges),
         num_vertices=count,
         vertices_from=f"num_vertices={count}",
-        features=None if config.features else _features(features),
+        features=None if config.features else _features(features, vertex_type),
         labels=None if config.labels or labels is None else _array("labels", labels),
         masks=None if config.random_split or masks is None else _masks(masks),
         edge_weight=None if edge_weight is None else _array("edge_weight", edge_weight),
+        edge_features=None if edge_features is None else _array("edge_features", edge_features),
+        edge_type=None if edge_type is None else _array("edge_type", edge_type),
         names={split: f"masks[{split!r}]" for split in SPLITS},
     )
     return check_and_complete(raw, config)
@@ -60,7 +66,13 @@ def _edges(value: Any) -> np.ndarray:
     return edges.astype(np.int64) if edges.shape == (2, 0) else edges
 
 
-def _features(value: Any) -> Any:
+def _features(value: Any, vertex_type: Any = None) -> Any:
+    """Dense, scipy CSR, None, or with types a list of each type's."""
+    if vertex_type is not None:
+        parts = value if isinstance(value, list | tuple) else []
+        names = [f"features[{k}]" for k in range(len(parts))]
+        arrays = [_array(name, part) for name, part in zip(names, parts, strict=True)]
+        return make_typed(_array("vertex_type", vertex_type), arrays, ("vertex_type", names))
     if value is None:
         return None
     return value.tocsr() if hasattr(value, "tocsr") else _array("features", value)

@@ -10,10 +10,14 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
+from hongtu.preprocess.read.typed import TypedFeatures
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
-LABEL_REMEDY = "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C"
+LABEL_REMEDY = (
+    "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C, or --task regression "
+    "for numbers to predict"
+)
 
 
 def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
@@ -26,12 +30,20 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_edge_form(raw)
     _check_vertices(raw, config)
     _check_vertex_ids(raw)
+    if isinstance(raw.features, TypedFeatures) and config.normalize_features:
+        raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
     if raw.edge_weight is not None:
         _check_edge_weight(raw)
+    if raw.edge_features is not None:
+        _check_edge_features(raw)
+    if raw.edge_type is not None:
+        _check_edge_type(raw, config)
     if not config.features:
         _check_features(raw)
     if config.labels:
         raw.labels, raw.classes = synthesize_labels(config.labels, raw.num_vertices, config.seed)
+    elif config.task == "regression":
+        _check_numbers(raw)
     else:
         _check_labels(raw)
     labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels[:, 0])
@@ -112,8 +124,49 @@ def _check_edge_weight(raw: RawGraph) -> None:
     _check_finite(raw, "edge_weight", weight.reshape(-1, 1))
 
 
+def _check_edge_features(raw: RawGraph) -> None:
+    features, edges = raw.edge_features, raw.edges.shape[1]
+    good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == edges
+    remedy = "save a row for each edge with .astype(numpy.float32), or remove it"
+    good = good and features.shape[1] > 0
+    _expect(raw, "edge_features", features, good, f"float32 [{edges}, F], F > 0; {remedy}")
+    _check_finite(raw, "edge_features", features)
+
+
+def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
+    kind, edges = raw.edge_type, raw.edges.shape[1]
+    good = kind.dtype.kind in "iu" and kind.shape == (edges,)
+    _expect(raw, "edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
+    bound = max(edges, FREE_CLASSES)
+    for lo in range(0, edges, BLOCK):
+        block = kind[lo : lo + BLOCK]
+        bad = np.flatnonzero((block < 0) | (block >= bound))
+        if len(bad):
+            raise InputError(
+                f"{_position(raw, 'edge_type', lo + bad[0], 0)} is {block[bad[0]]}, expected a type from 0 to "
+                f"{bound - 1}; number the types from 0"
+            )
+        raw.edge_types = max(raw.edge_types or 1, int(block.max()) + 1)
+    raw.edge_types = raw.edge_types or 1
+    for flag, given in (("--undirected", config.undirected), ("--self-loops", config.self_loops)):
+        if given:
+            raise InputError(
+                f"{raw.name('edge_type')}: {flag} would add edges without a type; leave it out and save those edges "
+                "with types of their own"
+            )
+
+
 def _check_features(raw: RawGraph) -> None:
     features, vertices = raw.features, raw.num_vertices
+    if isinstance(features, TypedFeatures):
+        if len(features.vertex_type) != vertices:
+            raise InputError(
+                f"{raw.name('vertex_type')}: {len(features.vertex_type)} vertices, expected {vertices} "
+                f"({raw.vertices_from}); save one type for each vertex"
+            )
+        for k, part in enumerate(features.parts):
+            _check_finite(raw, f"features_{k}", part)
+        return
     good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
     _expect(
@@ -139,9 +192,10 @@ def _finite_as_float32(block: np.ndarray) -> np.ndarray:
 
 
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
-    if piece == "features":
+    if piece.startswith(("features", "edge_features")):
         return f"{raw.name(piece)}: [{row}, {column}]"
-    return f"{raw.name(piece)}: [{row}]" if raw.locate_edge is None else f"{raw.locate_edge(row)}: edge_weight"
+    inside = piece == "edge_weight" and raw.locate_edge is not None  # weights may stand in the file of the edges
+    return f"{raw.locate_edge(row)}: edge_weight" if inside else f"{raw.name(piece)}: [{row}]"
 
 
 def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
@@ -187,6 +241,40 @@ def _check_multiclass(raw: RawGraph) -> None:
 
 
 def _check_multilabel(raw: RawGraph) -> None:
+    _check_columns(raw)
+    _check_full_rows(raw)
+    labels = raw.labels
+    outside = np.argwhere((labels < 0) | (labels > 1))
+    if len(outside):
+        row, column = outside[0]
+        raise InputError(
+            f"{raw.name('labels')}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; "
+            "save 0 or 1 there, or pass --task regression for numbers to predict"
+        )
+    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
+
+
+def _check_numbers(raw: RawGraph) -> None:
+    """Labels to regress on: [V] or [V, C]."""
+    labels, vertices = raw.labels, raw.num_vertices
+    good = labels.dtype.kind == "f" and labels.ndim in (1, 2) and len(labels) == vertices
+    remedy = "save them with .astype(numpy.float32), nan where there is none, or leave --task out"
+    _expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
+    raw.labels = labels.reshape(vertices, -1)
+    _check_columns(raw)
+    _check_full_rows(raw)
+    with np.errstate(over="ignore"):
+        raw.labels = raw.labels.astype(np.float32)
+    infinite = np.argwhere(np.isinf(raw.labels))
+    if len(infinite):
+        _refuse_value(
+            f"{raw.name('labels')}: [{infinite[0][0]}, {infinite[0][1]}]",
+            labels.reshape(vertices, -1)[tuple(infinite[0])],
+        )
+    raw.classes = raw.labels.shape[1]
+
+
+def _check_columns(raw: RawGraph) -> None:
     labels, name = raw.labels, raw.name("labels")
     if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
         wanted = raw.classes or "at least one"
@@ -194,6 +282,10 @@ def _check_multilabel(raw: RawGraph) -> None:
             'save as many, or correct "classes" in meta.json' if raw.classes else "save them, or pass --labels random:C"
         )
         raise InputError(f"{name}: {labels.shape[1]} columns, expected {wanted}, one for each class; {remedy}")
+
+
+def _check_full_rows(raw: RawGraph) -> None:
+    labels, name = raw.labels, raw.name("labels")
     missing = np.isnan(labels)
     partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
     if len(partial):
@@ -202,13 +294,6 @@ def _check_multilabel(raw: RawGraph) -> None:
             f"{name}: [{partial[0]}, {column}] is nan in a row that is not all nan, expected a full row or an "
             "all-nan row (no label); fill the row or empty it"
         )
-    outside = np.argwhere((labels < 0) | (labels > 1))
-    if len(outside):
-        row, column = outside[0]
-        raise InputError(
-            f"{name}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; save 0 or 1 there"
-        )
-    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
 
 
 def _choose_split(raw: RawGraph, split: int) -> None:

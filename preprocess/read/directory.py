@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hongtu.preprocess.read.collect import collect
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.source import Names, Source, array_blocks, as_integers, as_names
+from hongtu.preprocess.read.typed import make_typed
 
 BLOCK = 1 << 22  # edges looked at in one step
 
@@ -23,6 +25,7 @@ BLOCK = 1 << 22  # edges looked at in one step
 def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = None) -> RawGraph:
     """A checked graph whose large arrays stay memory-mapped.
 
+    Vertices may have types, ``vertex_type.npy``, and then each type features of its own, ``features_0.npy``, ...
     The edges are ``edges.npy``, or one file ``edges.*`` of another format. The number of vertices is meta.json's
     ``nodes``, else the rows of the features, else of the labels, else of the masks, else the largest id + 1.
 
@@ -41,6 +44,8 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         labels=None if config.labels else _optional(path / "labels.npy"),
         masks=None if config.random_split else _masks(path),
         edge_weight=_optional(path / "edge_weight.npy"),
+        edge_features=_optional(path / "edge_features.npy"),
+        edge_type=_optional(path / "edge_type.npy"),
         classes=None if config.labels else meta.get("classes"),
         names=_names(path),
     )
@@ -93,8 +98,10 @@ def read_ids(file: Path) -> np.ndarray | Names | None:
 
 
 def _names(path: Path) -> dict[str, str]:
-    names = {piece: str(path / f"{piece}.npy") for piece in ("edges", "labels", "edge_weight")}
+    pieces = ("edges", "labels", "edge_weight", "edge_features", "edge_type")
+    names = {piece: str(path / f"{piece}.npy") for piece in pieces}
     names |= {split: str(path / f"{split}_mask.npy") for split in SPLITS}
+    names |= {file.stem: str(file) for file in (path / "vertex_type.npy", *_typed_files(path))}
     names["features"] = str(path / ("features.npz" if (path / "features.npz").is_file() else "features.npy"))
     return names
 
@@ -125,6 +132,12 @@ def _optional(file: Path) -> np.ndarray | None:
 
 def _features(path: Path) -> Any:
     dense, sparse = path / "features.npy", path / "features.npz"
+    types, typed = path / "vertex_type.npy", _typed_files(path)
+    if typed or types.is_file():
+        if dense.is_file() or sparse.is_file():
+            other = typed[0] if typed else types
+            raise InputError(f"{path}: holds both features of all vertices and {other.name}; remove one")
+        return make_typed(_optional(types), [_load(file) for file in typed], (str(types), list(map(str, typed))))
     if not sparse.is_file():
         return _optional(dense)
     if dense.is_file():
@@ -137,6 +150,12 @@ def _features(path: Path) -> Any:
     except Exception as error:  # zip, pickle, key and value errors: all mean the file is not what it should be
         raise InputError(f"{sparse}: not a readable scipy CSR matrix ({error}); use scipy.sparse.save_npz") from None
     return matrix
+
+
+def _typed_files(path: Path) -> list[Path]:
+    """features_0.npy, features_1.npy, ..."""
+    files = (path / f"features_{k}.npy" for k in itertools.count())
+    return list(itertools.takewhile(Path.is_file, files))
 
 
 def _masks(path: Path) -> dict[str, np.ndarray] | None:
@@ -158,7 +177,7 @@ def _vertices(raw: RawGraph, meta: dict[str, Any], path: Path) -> tuple[int, str
     if meta.get("nodes") is not None:
         return meta["nodes"], f"{path / 'meta.json'} says {meta['nodes']} nodes"
     if raw.features is not None and raw.features.ndim >= 1:
-        rows, piece = raw.features.shape[0], "features"
+        rows, piece = raw.features.shape[0], "vertex_type" if "features_0" in raw.names else "features"
     elif raw.labels is not None and raw.labels.ndim >= 1:
         rows, piece = raw.labels.shape[0], "labels"
     elif raw.masks is not None and raw.masks["train"].ndim >= 1:

@@ -8,6 +8,7 @@ import numpy as np
 
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.source import Names
+from hongtu.preprocess.read.typed import TypedFeatures
 
 SPARSE = ("data", "indices", "indptr")
 
@@ -17,13 +18,17 @@ def to_pieces(raw: RawGraph) -> dict[str, Any]:
     pieces: dict[str, Any] = {"vertices": raw.num_vertices, "classes": raw.classes}
     pieces["input_edges"] = int(raw.edges.shape[1])
     pieces |= {"edges": raw.edges, "edge_weight": raw.edge_weight, "labels": raw.labels}
+    pieces |= {"edge_features": raw.edge_features, "edge_type": raw.edge_type, "edge_types": raw.edge_types}
     pieces |= {f"{split}_mask": raw.masks[split] for split in SPLITS}
     if isinstance(raw.ids, Names):
         pieces["name_start"] = np.append(raw.ids.start, len(raw.ids.text)).astype(np.int64)
         pieces["name_text"] = raw.ids.text
     elif raw.ids is not None:
         pieces["vertex_id"] = raw.ids
-    if isinstance(raw.features, np.ndarray):
+    if isinstance(raw.features, TypedFeatures):
+        pieces |= {f"features_{k}": part for k, part in enumerate(raw.features.parts)}
+        pieces |= {"vertex_type": raw.features.vertex_type, "feature_parts": len(raw.features.parts)}
+    elif isinstance(raw.features, np.ndarray):
         pieces["features"] = raw.features
     elif raw.features is not None:
         pieces |= {f"features_{part}": getattr(raw.features, part) for part in SPARSE}
@@ -32,10 +37,13 @@ def to_pieces(raw: RawGraph) -> dict[str, Any]:
 
 
 def features_of(pieces: dict[str, Any]) -> Any:
-    """Dense [V, F], scipy CSR, or None."""
+    """Dense [V, F], scipy CSR, features by type, or None."""
+    if "feature_parts" in pieces:
+        parts = [pieces[f"features_{k}"] for k in range(pieces["feature_parts"])]
+        return TypedFeatures(pieces["vertex_type"], parts)
     if "features_shape" not in pieces:
         return pieces.get("features")
     import scipy.sparse
 
-    parts = tuple(pieces[f"features_{part}"] for part in SPARSE)
-    return scipy.sparse.csr_matrix(parts, shape=tuple(pieces["features_shape"]))
+    stored = tuple(pieces[f"features_{part}"] for part in SPARSE)
+    return scipy.sparse.csr_matrix(stored, shape=tuple(pieces["features_shape"]))

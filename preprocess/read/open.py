@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check import check_and_complete
@@ -17,6 +19,8 @@ from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoi
 from hongtu.preprocess.read.formats.pyg_data import from_data
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import Source
+
+EDGE_PIECES = ("edge_features", "edge_type")
 
 
 def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
@@ -46,7 +50,7 @@ def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) 
     source = from_networkx(data) if is_networkx(data) else from_data(data)
     for piece, value in given.items():
         if value is not None:
-            setattr(source, piece, value)
+            setattr(source, piece, np.asarray(value) if piece in EDGE_PIECES else value)
             for name in ("train", "val", "test") if piece == "masks" else (piece,):
                 source.names.pop(name, None)
     return _from_source(source, config, scratch)
@@ -73,10 +77,12 @@ def _from_source(source: Source, config: PreprocessConfig, scratch: Path) -> Raw
         labels=None if config.labels else source.labels,
         masks=None if config.random_split else source.masks,
         edge_weight=weight,
+        edge_features=source.edge_features,
+        edge_type=source.edge_type,
         ids=ids,
         locate_edge=source.locate,
         names={"edges": source.name, **source.names},
     )
-    for piece in ("features", "labels", "train"):
+    for piece in ("features", "labels", "train", *EDGE_PIECES):
         raw.names.setdefault(piece, f"{source.name}: {piece}")
     return check_and_complete(raw, config)

@@ -63,7 +63,7 @@ class Source:
         blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are ``Names`` with ``as_text``, else int64,
             and an id that is no integer then raises ``NotIntegers``.
         num_vertices: V, or None for the largest id + 1.
-        features, labels, masks: as in ``RawGraph``, or None where the format has none.
+        features, labels, masks, edge_features, edge_type: as in ``RawGraph``, or None where the format has none.
         ids: the id of every vertex, int64 [V] or ``Names``, where that is given; None otherwise.
         numbered: the blocks hold numbers 0..V-1 whatever ``ids`` says.
         names: what messages call the pieces.
@@ -75,6 +75,8 @@ class Source:
     features: Any = None
     labels: np.ndarray | None = None
     masks: dict[str, np.ndarray] | None = None
+    edge_features: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
     ids: Any = None
     numbered: bool = False
     names: dict[str, str] = field(default_factory=dict)

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from hongtu import dispatch, reductions
 from hongtu.block import Block, Rows
 from tests.graphs import awkward_graphs, by_destination, cut, make_blocks
+
+pyg_resolver = pytest.importorskip("torch_geometric.nn.resolver")
 
 
 @pytest.fixture(params=awkward_graphs(), ids=str)
@@ -58,6 +61,68 @@ def test_reductions_of_more_and_fewer_dimensions():
     for operation in (block.sum, block.mean, block.gather):
         torch.testing.assert_close(operation(x).flatten(1), operation(x.flatten(1)))
         torch.testing.assert_close(operation(x[:, 0, 0]), operation(x[:, 0, :1]).squeeze(1))
+
+
+@pytest.mark.parametrize("how", reductions.NAMES)
+def test_reductions_by_name_are_torch_geometrics(graph, how):
+    """Values and gradients of source rows and of edge rows, ties and zeros among them."""
+    aggregation = pyg_resolver.aggregation_resolver(how)
+    x = torch.randn(graph.num_vertices, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x[:, :2] = x[:, :2].round()
+    x.requires_grad_()
+    expected = aggregation(x[graph.edge_index[0]], graph.edge_index[1], dim_size=graph.num_vertices)
+    block = make_blocks(graph)[0]
+    z = x[block.sources.long()]
+    factor = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    [wanted] = torch.autograd.grad((expected * factor).sum(), x, materialize_grads=True)
+    for out in (block.reduce(z, how), block.of_edges.reduce(block.gather(z), how)):
+        torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+        [found] = torch.autograd.grad((out * factor).sum(), x, retain_graph=True, materialize_grads=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("how", ["max", "min", "mean", "sum"])
+def test_weighted_reductions(graph, how):
+    aggregation, block = pyg_resolver.aggregation_resolver(how), make_blocks(graph)[0]
+    x = torch.randn(graph.num_vertices, 4, dtype=torch.float64).round().requires_grad_()
+    messages = x[graph.edge_index[0]]
+    if graph.weights is not None:
+        messages = messages * graph.edge_weight().unsqueeze(1)
+    expected = aggregation(messages, graph.edge_index[1], dim_size=graph.num_vertices)
+    out = block.reduce(x[block.sources.long()], how, weighted=True)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    sums = ((y * y).sum() for y in (out, expected))
+    found, wanted = (torch.autograd.grad(total, x, materialize_grads=True)[0] for total in sums)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_several_reductions_and_more_dimensions():
+    block, x = example(), torch.randn(4, 3, 2)
+    both = block.reduce(x, ["max", "std"])
+    assert both.shape == (2, 3, 4)
+    torch.testing.assert_close(both[..., :2], block.reduce(x, "max"))
+    torch.testing.assert_close(both[..., 2:].flatten(1), block.reduce(x.flatten(1), "std"))
+    with pytest.raises(ValueError, match="reduction 'median': expected one of sum, add"):
+        block.reduce(x, "median")
+    with pytest.raises(ValueError, match="'var' has no weighted form"):
+        block.reduce(x, "var", weighted=True)
+
+
+def test_extremum_of_torch_where_there_is_no_kernel():
+    """The form that other devices run, in a dry run of CUDA's kernels without any."""
+    block, x = example(), torch.randn(4, 3).round().requires_grad_()
+    for how in ("max", "min"):
+        expected = block.reduce(x, how, weighted=True)
+        with dispatch.using(_OnlyRows()):
+            found = block.reduce(x, how, weighted=True)
+            back = torch.autograd.grad(found.square().sum(), x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(back, torch.autograd.grad(expected.square().sum(), x))
+
+
+class _OnlyRows:
+    gather_rows = staticmethod(dispatch.NUMBA.gather_rows)
+    scatter_add_edges = staticmethod(dispatch.NUMBA.scatter_add_edges)
 
 
 def test_with_destinations_example():

@@ -675,3 +675,78 @@ def test_what_pruned_layers_keep_until_backward(name, group):
     for grain in ((1, 7), (4, 8)):
         trainer = check(model, few_labels(), grain, epochs=2, strategy=Strategy(group=group))
         assert any(view.active is not None for view in trainer.plan.views.values()), "nothing was pruned"
+
+
+class Careless(hnn.Layer):
+    """SAGE-like, of a user who changes every input in place, as torch allows on the whole graph."""
+
+    reduce = "mean"
+
+    def __init__(self, columns_in, columns_out):
+        super().__init__()
+        self.lin = nn.Linear(columns_in, columns_out)
+
+    def transform(self, h):
+        h.sub_(0.1)
+        return h, h
+
+    def update(self, a, s):
+        return self.lin(a.mul_(0.5).add_(s.mul_(2.0)))
+
+
+class Careful(nn.Module):
+    """The same on the whole graph, and nothing in place."""
+
+    def __init__(self, columns_in, columns_out):
+        super().__init__()
+        self.lin = nn.Linear(columns_in, columns_out)
+
+    def forward(self, h, edge_index):
+        h = h - 0.1
+        source, destination = edge_index
+        degree = torch.bincount(destination, minlength=len(h)).clamp(min=1).to(h.dtype)
+        mean = torch.zeros_like(h).index_add(0, destination, h[source]) / degree.unsqueeze(1)
+        return self.lin(0.5 * mean + 2.0 * h)
+
+
+class Halve(nn.Module):
+    def forward(self, h):
+        return h.mul_(0.5)
+
+
+CARELESS = Model(
+    "careless",
+    lambda f, c: [
+        Halve(), Careless(f, H), Halve(), nn.SELU(inplace=True), nn.Linear(H, H), Careless(H, H), Careless(H, c),
+    ],
+    lambda f, c: [
+        training.Rowwise(lambda h: 0.5 * h), Careful(f, H), training.Rowwise(lambda h: 0.5 * h), nn.SELU(),
+        nn.Linear(H, H), Careful(H, H), Careful(H, c),
+    ],
+)  # fmt: skip
+
+
+@strategies
+@pytest.mark.parametrize("budget", [None, "smallest"])
+def test_a_users_layer_may_change_its_inputs_in_place(strategy, budget):
+    """They are kept for backward, read by other chunks, or the constant features."""
+    trainer = check(CARELESS, training.awkward(), (2, 3), epochs=3, strategy=strategy, device_memory=budget)
+    before = trainer.predict()
+    np.testing.assert_array_equal(trainer.predict(), before)
+
+
+SAGE_3 = Model(
+    "sage-3",
+    lambda f, c: [hnn.SAGEConv(f, H, activation="relu"), hnn.SAGEConv(H, H, activation="relu"), hnn.SAGEConv(H, c)],
+    lambda f, c: [pyg.SAGEConv(f, H), pyg.SAGEConv(H, H), pyg.SAGEConv(H, c)],
+    torch.relu,
+)
+
+
+@pytest.mark.parametrize("grain", [(1, 1), (1, 4), (3, 4)], ids=str)
+def test_what_is_kept_may_lie_in_rows_that_are_exchanged(grain):
+    """Without a limit, several chunks a device: saved activations are found in the resident tensor."""
+    strategy = replace(Strategy(), group=False)
+    trainer = check(SAGE_3, training.awkward(), grain, strategy=strategy)
+    held = [p for p in trainer.plan.passes.train if p.holds]
+    assert {name for p in held for name in p.holds} == {"z1"} and {p.direction for p in held} == {"forward", "backward"}

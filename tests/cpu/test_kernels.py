@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu import attention_kernels, kernels, reference
+from hongtu import attention_kernels, extremum_kernels, kernels, reference
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -69,6 +69,32 @@ def test_segments(graph, width):
     both("segment_sum", (indptr, random(num_edges, width)), [np.full((num_dst, width), np.nan)])
     both("expand_rows", (indptr, random(num_dst, width)), [np.full((num_edges, width), np.nan)])
     both("scatter_add_edges", (local_source, random(num_edges, width)), [random(num_src, width)])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_extremum(graph, width, dtype):
+    """Rows of few different numbers: most extrema tie, some are 0."""
+    indptr, local_source, num_src = graph
+    num_dst = len(indptr) - 1
+    rows, grad = random(num_src, width, dtype=dtype).round(), random(num_dst, width, dtype=dtype)
+    for weight in (np.empty(0, dtype), random(len(local_source), dtype=dtype).round(1)):
+        arguments = (indptr, local_source, weight)
+        for largest in (True, False):
+            out = [np.full((num_dst, width), np.nan, dtype)]
+            [extremum] = both("csc_extremum", (*arguments, largest, rows), out, extremum_kernels)
+            [shares] = both("csc_extremum_shares", (*arguments, rows, extremum, grad), out, extremum_kernels)
+            back = [random(num_src, width, dtype=dtype)]
+            both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, extremum_kernels)
+
+
+def test_extremum_of_nan_and_infinities():
+    indptr, local_source = np.array([0, 2, 4, 6], np.int64), np.array([0, 1, 1, 2, 2, 3], np.int32)
+    rows, none = np.array([[1.0], [np.nan], [-np.inf], [-np.inf]]), np.empty(0)
+    out = np.empty((3, 1))
+    for largest in (True, False):
+        extremum_kernels.csc_extremum(indptr, local_source, none, largest, rows, out)
+        np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, -np.inf])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

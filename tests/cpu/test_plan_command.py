@@ -41,6 +41,14 @@ def refusal(capsys, *argv):
     return err
 
 
+@pytest.mark.parametrize("model", ["gatv2", "transformer", "pna", "sgc", "appnp"])
+def test_predicted_is_counted_for_every_named_model(artifact, model, capsys):
+    options = [artifact.path, "--model", model, "--hidden", "8", "--heads", "2", "--dropout", "0.1", "--json"]
+    plan = json.loads(output(capsys, "plan", *options))
+    run = json.loads(output(capsys, "train", *options, "--epochs", 2))
+    assert plan["bytes"] == run["bytes"] and np.isfinite(run["loss"])
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model[1])
 @pytest.mark.parametrize("budget", ([], ["--device-memory", "40KiB"]), ids=("no-limit", "budget"))
 @pytest.mark.parametrize("strategy", training.STRATEGIES)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.utils import add_remaining_self_loops, coalesce, sort_edge_index, to_undirected
 
 import hongtu
 from hongtu.cli.main import main
@@ -30,7 +31,7 @@ def expected(tmp_path):
 
 
 def test_data_in_memory(tmp_path, expected):
-    changes = [{}, {"y": data().y[:, None]}, {"edge_attr": torch.ones(60, 3)}, {"x": data().x.to_sparse()}]
+    changes = [{}, {"y": data().y[:, None]}, {"x": data().x.to_sparse()}]
     for k, change in enumerate(changes):
         hongtu.preprocess_graph(data=data(**change), artifact=tmp_path / str(k), partitions=2, chunks=3)
         assert contents(tmp_path / str(k)) == expected, change
@@ -48,6 +49,49 @@ def test_weights_and_splits(tmp_path):
     assert artifact.masks["train"].sum() == 8
     with pytest.raises(InputError, match=r"data.edge_weight: 3 values for 60 edges"):
         hongtu.preprocess_graph(data=data(edge_weight=torch.ones(3)), artifact=tmp_path / "other")
+
+
+def test_edge_attributes_and_types(tmp_path):
+    """Several columns are features; one column is weights, unless there are weights already."""
+    weight, types, attributes = torch.linspace(0, 1, 60), torch.arange(60) % 4, torch.arange(180.0).reshape(60, 3)
+    given = {**pieces(), "edge_features": attributes.numpy(), "edge_type": types.numpy(), "edge_weight": weight.numpy()}
+    assert main(["preprocess", str(write(tmp_path / "in", given)), str(tmp_path / "expected"), *SMALL]) == 0
+    graph = data(edge_attr=attributes, edge_type=types, edge_weight=weight)
+    torch.save(graph, tmp_path / "graph.pt")
+    assert main(["preprocess", str(tmp_path / "graph.pt"), str(tmp_path / "saved"), *SMALL]) == 0
+    options = {"partitions": 2, "chunks": 3}
+    hongtu.preprocess_graph(data=graph, artifact=tmp_path / "found", **options)
+    bare = data(edge_weight=weight)
+    hongtu.preprocess_graph(
+        data=bare, artifact=tmp_path / "given", edge_features=attributes, edge_type=types, **options
+    )
+    for name in ("found", "given", "saved"):
+        assert contents(tmp_path / name) == contents(tmp_path / "expected"), name
+    one = hongtu.preprocess_graph(
+        data=data(edge_attr=weight, edge_weight=weight), artifact=tmp_path / "one", **options
+    ).topology
+    assert np.array_equal(one.edge_features[:, 0], one.edge_weight)
+    with pytest.raises(InputError, match=r"data.edge_attr: float32 of shape \(59, 3\), expected float32 \[60, F\]"):
+        hongtu.preprocess_graph(data=data(edge_attr=attributes[:59]), artifact=tmp_path / "other", **options)
+
+
+@pytest.mark.parametrize("flag", ["undirected", "self_loops"])
+def test_merged_and_added_edges_are_torch_geometrics(flag, tmp_path):
+    """``to_undirected`` adds up the features of equal edges; ``add_remaining_self_loops`` fills in 1."""
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(60, 3))).float()
+    ends = data().edge_index
+    if flag == "self_loops":  # torch_geometric keeps one of several
+        ends, rows = coalesce(ends, rows)
+    graph = data(edge_index=ends, edge_attr=rows)
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=2, chunks=3, **{flag: True})
+    change = to_undirected if flag == "undirected" else add_remaining_self_loops
+    expected = sort_edge_index(*change(ends, rows, num_nodes=24), num_nodes=24)
+    topology, original = artifact.topology, torch.from_numpy(np.array(artifact.original_id)).long()
+    destination = original.repeat_interleave(torch.from_numpy(np.diff(topology.in_edge_start)))
+    found = torch.stack([original[topology.global_sources()], destination])
+    found = sort_edge_index(found, torch.from_numpy(np.array(topology.edge_features)), num_nodes=24)
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1])
 
 
 @pytest.mark.parametrize("form", ["data", "dict", "dataset"])

@@ -57,14 +57,16 @@ def fuzz_artifacts(tries: int, seed: int = 0) -> Outcome:
 
 
 def make_artifacts(folder: Path) -> list[Path]:
-    """Weighted, multi-label, with embeddings: some of their files have the same shapes."""
+    """Weighted and with edge types, multi-label, with embeddings, with vertex types: some of their files have the same
+    shapes."""
     given = pieces()
     masks = {split: given.pop(f"{split}_mask") for split in ("train", "val", "test")}
     multi = (np.arange(72).reshape(24, 3) % 2).astype(np.float32)
     kinds: tuple[dict[str, Any], ...] = (
-        {"edge_weight": np.linspace(0.1, 1, 60, dtype=np.float32)},
+        {"edge_weight": np.linspace(0.1, 1, 60, dtype=np.float32), "edge_type": np.arange(60) % 4},
         {"labels": multi, "seed": 1, "partitioner": "random"},
         {"features": "embedding:5", "order": "clusters"},
+        {"features": [np.ones((12, 2)), np.ones((12, 4))], "vertex_type": np.arange(24) % 2},
     )
     found = []
     for k, kind in enumerate(kinds):

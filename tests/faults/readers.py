@@ -148,6 +148,15 @@ READERS = {
     "edge_weight.npy": Reader(
         "edge_weight.npy", _saved(np.ones(60, np.float32), np.ones(60)), _read_piece("edge_weight"), _loaded
     ),
+    "edge_features.npy": Reader(
+        "edge_features.npy",
+        _saved(np.ones((60, 3), np.float32), np.asfortranarray(np.ones((60, 2)))),
+        _read_piece("edge_features"),
+        _loaded,
+    ),
+    "edge_type.npy": Reader(
+        "edge_type.npy", _saved(np.arange(60) % 5, np.zeros(60, np.uint8)), _read_piece("edge_type"), _loaded
+    ),
     "meta.json": Reader("meta.json", (b'{"nodes": 24, "classes": 3}', b'{"name": "x"}'), _read_meta, _meta),
     "hardware profile": Reader("hardware.json", (_CPU_PROFILE,), _read_hardware, _hardware),
 }

@@ -15,6 +15,11 @@ from hongtu.cli.main import main
 from hongtu.errors import InputError
 from tests.neutral import contents, pieces, write
 
+BESIDE = {
+    "edge_weight": np.linspace(0.5, 2, 60).astype(np.float32),
+    "edge_features": np.linspace(0, 1, 120).reshape(60, 2),
+}
+
 
 def preprocess(source, output, *arguments):
     return main(["preprocess", str(source), str(output), "--partitions", "2", "--chunks", "3", *arguments])
@@ -22,8 +27,7 @@ def preprocess(source, output, *arguments):
 
 @pytest.fixture
 def source(tmp_path):
-    weight = np.linspace(0.5, 2, 60).astype(np.float32)
-    return write(tmp_path / "in", {**pieces(), "edge_weight": weight})
+    return write(tmp_path / "in", {**pieces(), **BESIDE})
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def test_reproducible_byte_for_byte(arguments, source, tmp_path):
 
 
 def test_arrays_and_directory_give_the_same_artifact(source, artifact, tmp_path):
-    given = {**pieces(), "edge_weight": np.load(source / "edge_weight.npy")}
+    given = {**pieces(), **BESIDE}
     masks = {split: given.pop(f"{split}_mask") for split in ("train", "val", "test")}
     path = tmp_path / "from-arrays"
     found = hongtu.preprocess_graph(num_vertices=24, artifact=path, masks=masks, partitions=2, chunks=3, **given)
@@ -106,6 +110,19 @@ def test_multilabel(tmp_path):
     found = hongtu.open_artifact(tmp_path / "out")
     assert found.multi_label and found.num_classes == 4 and found.manifest["task"] == "multilabel"
     assert np.array_equal(found.labels, labels[found.original_id], equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [(), (1,), (2,)])
+def test_regression(columns, tmp_path):
+    labels = np.random.default_rng(0).normal(size=(24, *columns))
+    labels[1] = np.nan
+    arrays = {**pieces(), "labels": labels}
+    arrays["val_mask"][1] = False
+    assert preprocess(write(tmp_path / "in", arrays), tmp_path / "out", "--task", "regression") == 0
+    found = hongtu.open_artifact(tmp_path / "out")
+    assert found.task == "regression" and found.num_classes == max(columns, default=1)
+    expected = labels.reshape(24, -1).astype(np.float32)[found.original_id]
+    assert np.array_equal(found.labels, expected, equal_nan=True)
 
 
 def test_existing_path_is_refused_without_force(source, artifact, capsys):
@@ -144,8 +161,8 @@ def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
             hongtu.open_artifact(path)
 
 
-IDS = ("vertex_id", "name_start", "name_text")
-ALWAYS = [name for name in ARRAYS if name not in IDS]
+ABSENT = ("vertex_id", "name_start", "name_text", "edge_type")  # from the artifact of these tests
+ALWAYS = [name for name in ARRAYS if name not in ABSENT]
 
 
 @pytest.mark.parametrize("name", ALWAYS)

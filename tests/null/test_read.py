@@ -158,6 +158,30 @@ REFUSED = {
     ),
     "multilabel columns": (replaced(labels=MULTI), {"classes": 4}, [], ["3 columns, expected 4", "correct"]),
     "multilabel no columns": (replaced(labels=MULTI[:, :0]), None, [], ["0 columns, expected at least one"]),
+    "numbers without a task": (
+        replaced(labels=np.zeros(24)),
+        None,
+        [],
+        ["labels.npy: float64 of shape (24,)", "or --task regression for numbers"],
+    ),
+    "classes as numbers": (
+        replaced(),
+        None,
+        ["--task", "regression"],
+        ["labels.npy: int64 of shape (24,), expected float32 [24] or [24, C]", "or leave --task out"],
+    ),
+    "infinite numbers": (
+        replaced(labels=np.where(np.arange(24) == 7, np.inf, 0.0)),
+        None,
+        ["--task", "regression"],
+        ["labels.npy: [7, 0] is inf, expected a finite float32 number"],
+    ),
+    "random classes as numbers": (
+        replaced(),
+        None,
+        ["--task", "regression", "--labels", "random:3"],
+        ["labels 'random:3' are classes: leave task 'regression' out"],
+    ),
     "mask dtype": (
         replaced(val_mask=np.zeros(24, np.int8)),
         None,

@@ -37,6 +37,8 @@ def graphs(draw):
         "labels": labels,
         "masks": {name: split == k for k, name in enumerate(("train", "val", "test"))},
         "edge_weight": rng.standard_normal(len(pairs)).astype(np.float32) if draw(st.booleans()) else None,
+        "edge_features": rng.standard_normal((len(pairs), 3)).astype(np.float32) if draw(st.booleans()) else None,
+        "edge_type": rng.integers(0, 5, len(pairs)) if draw(st.booleans()) else None,
     }
 
 
@@ -62,7 +64,7 @@ def check(artifact, graph):
     assert np.array_equal(artifact.labels[back], graph["labels"])
     for split, mask in graph["masks"].items():
         assert np.array_equal(artifact.masks[split][back], mask)
-    # the in-edges of every vertex, in input order, with their weights
+    # the in-edges of every vertex, in input order, with what lies beside them
     source, destination = graph["edges"]
     order = np.argsort(destination, kind="stable")
     topology = artifact.topology
@@ -70,10 +72,11 @@ def check(artifact, graph):
     found = np.concatenate([np.arange(start[v], start[v + 1]) for v in back]).astype(np.int64)
     assert np.array_equal(np.diff(start)[back], np.bincount(destination, minlength=len(original)))
     assert np.array_equal(original[topology.global_sources()][found], source[order])
-    if graph["edge_weight"] is None:
-        assert topology.edge_weight is None
-    else:
-        assert np.array_equal(np.asarray(topology.edge_weight)[found], graph["edge_weight"][order])
+    for name in ("edge_weight", "edge_features", "edge_type"):
+        if graph[name] is None:
+            assert getattr(topology, name) is None
+        else:
+            assert np.array_equal(np.asarray(getattr(topology, name))[found], graph[name][order]), name
     # every neighbour set is the ascending unique sources of its chunk
     for c in range(topology.partitions * topology.chunks):
         chunk = topology.chunk(c)

@@ -12,10 +12,13 @@ from hongtu.preprocess.read.graph import SPLITS
 from hongtu.preprocess.read.source import Source, array_blocks
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
+EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
 
 
 def from_data(data: Any, name: str = "data") -> Source:
-    """One graph from ``edge_index``, ``edge_weight`` (or a one-column ``edge_attr``), ``x``, ``y`` and the masks.
+    """One graph from ``edge_index``, ``edge_weight``, ``edge_attr``, ``edge_type``, ``x``, ``y`` and the masks.
+
+    A one-column ``edge_attr`` without ``edge_weight`` is the weights; any other is edge features.
 
     Args:
         data: a ``Data`` or a mapping with its fields.
@@ -34,7 +37,11 @@ def from_data(data: Any, name: str = "data") -> Source:
         raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
-    weight, labels = _weight(field, name, edges.shape[1]), field("y")
+    attributes, labels = field("edge_attr"), field("y")
+    are_weights = field("edge_weight") is None and attributes is not None and attributes.size == edges.shape[1]
+    weight = _weight(field, name, edges.shape[1], "edge_attr" if are_weights else "edge_weight")
+    if attributes is not None and attributes.ndim == 1:
+        attributes = attributes[:, None]
     masks = {split: field(FIELDS[split]) for split in SPLITS}
     given = masks["train"] is not None
     splits = [mask.T if mask is not None and mask.ndim == 2 else mask for mask in masks.values()]
@@ -46,7 +53,9 @@ def from_data(data: Any, name: str = "data") -> Source:
         features=_floats(field("x")),
         labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
         masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
-        names={piece: f"{name}.{key}" for piece, key in FIELDS.items()},
+        edge_features=None if are_weights else _floats(attributes),
+        edge_type=field("edge_type"),
+        names={piece: f"{name}.{key}" for piece, key in (FIELDS | EDGE_FIELDS).items()},
     )
 
 
@@ -57,12 +66,10 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise InputError(f"{name}: not convertible to an array ({error}); pass a detached CPU tensor") from None
 
 
-def _weight(field: Any, name: str, count: int) -> np.ndarray | None:
-    weight, what = field("edge_weight"), "edge_weight"
+def _weight(field: Any, name: str, count: int, what: str) -> np.ndarray | None:
+    weight = field(what)
     if weight is None:
-        weight, what = field("edge_attr"), "edge_attr"
-        if weight is None or weight.size != count:
-            return None  # attributes of several columns are no weights
+        return None
     if weight.size != count:
         raise InputError(f"{name}.{what}: {weight.size} values for {count} edges, expected one each")
     return weight.ravel()

@@ -1,0 +1,135 @@
+"""``make bench``: every number that the README and the report show, in one go, with limits on time.
+
+    make bench [OUT=DIR]        (python -m experiments.bench --out DIR [--work DIR])
+
+Writes DIR/*.jsonl, DIR/report.html and what each part printed. Parts that are done are not run again. Real graphs take
+part where HONGTU_DATA names a directory that has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.gpu_check import run_all
+from experiments.prepare import generated, prepared, real_graph
+from hongtu.bench.records import append, machine
+
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command, and the file that its rows go to; it is done where that file says so."""
+
+    name: str
+    command: tuple[str, ...]
+    limit: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    parser.add_argument("--work", type=Path, help="graphs and artifacts (default: OUT/work)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all graphs' sizes (default: 1)")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--only", nargs="+", metavar="PART")
+    options = parser.parse_args()
+    options.work = options.work or options.out / "work"
+    options.work.mkdir(parents=True, exist_ok=True)
+    began, failed = time.monotonic(), []
+    prepare(options)
+    for part in parts(options):
+        if options.only is not None and part.name not in options.only:
+            continue
+        done = options.out / "done" / part.name
+        if done.exists():
+            print(f"{part.name}: done before", flush=True)
+            continue
+        start = time.monotonic()
+        code = run_part(part, options.out)
+        print(f"{part.name}: {time.monotonic() - start:.0f} s{'' if code == 0 else f', FAILED ({code})'}", flush=True)
+        if code == 0:
+            done.parent.mkdir(exist_ok=True)
+            done.touch()
+        else:
+            failed.append(part.name)
+    print(f"{time.monotonic() - began:.0f} s in all; {options.out / 'report.html'}")
+    if failed:
+        sys.exit(f"bench: failed: {', '.join(failed)}; see {options.out}/*.log")
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """The graphs that several parts share, and what preprocessing them took."""
+    for kind, vertices, settings in (
+        ("citation", 100_000, {"partitions": 1, "chunks": 256, "order": "clusters"}),
+        ("rmat", 100_000, {"partitions": 2, "chunks": 128, "order": "input"}),
+    ):
+        path = options.work / f"{kind}.artifact"
+        if not path.exists():
+            artifact = prepared(generated(options.work, kind, int(vertices * options.scale)), path, **settings)
+            stages = [json.loads(line) for line in (path / "stages.jsonl").read_text().splitlines()]
+            row = {"graph": kind, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges}
+            row["stages"] = {stage["stage"]: stage["seconds"] for stage in stages}
+            append(options.out / "preprocess.jsonl", machine("preprocess", "make bench") | row)
+    arxiv = real_graph("ogbn-arxiv")
+    if arxiv is not None:
+        prepared(arxiv, options.work / "ogbn-arxiv.artifact", undirected=True, features="random:128", partitions=1,
+                 chunks=64, order="input")  # fmt: skip
+
+
+def parts(options: argparse.Namespace) -> list[Part]:
+    """What is measured, in this order."""
+    out, work, epochs = options.out, options.work, str(options.epochs)
+    profile, citation, rmat = str(out / "cpu.json"), str(work / "citation.artifact"), str(work / "rmat.artifact")
+    sizes = [str(int(size * options.scale)) for size in (250_000, 500_000, 1_000_000, 2_000_000)]
+
+    def to(name: str) -> tuple[str, str]:
+        return "--out", str(out / f"{name}.jsonl")
+
+    def hongtu(*words: str) -> tuple[str, ...]:
+        return (PYTHON, "-m", "hongtu", *words)
+
+    def module(name: str, *words: str) -> tuple[str, ...]:
+        return (PYTHON, "-m", f"experiments.{name}", *words)
+
+    model = ("--hidden", "64", "--epochs", epochs)
+    found = [
+        Part("profile", hongtu("doctor", "--measure", profile), 120),
+        Part("systems", hongtu("bench", citation, "--models", "gcn,sage,gat", *model, "--strategies", "full,paper,none",
+                               "--baselines", "all", *to("bench")), 300),
+        Part("savings", hongtu("bench", rmat, "--models", "gcn", *model, "--strategies", "full,paper,alone",
+                               *to("bench")), 120),
+        Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
+                                "--accuracy", "30", "--baselines", "all", *to("bench")), 200),
+        Part("budgets", module("budgets", citation, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
+                               "--hardware", profile, *to("budgets")), 120),
+        Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
+                                 str(int(200_000 * options.scale)), *to("estimator")), 200),
+        Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),
+        Part("traffic", module("traffic", citation, rmat, *to("traffic")), 60),
+        Part("ladder", module("ladder", str(work / f"citation-{int(100_000 * options.scale)}"), "--work",
+                              str(work / "ladder"), "--hidden", "64", *to("ladder")), 120),
+        Part("paper", module("paper", "--work", str(work), "--results", str(out), "--vertices",
+                             str(int(50_000 * options.scale)), *to("paper")), 120),
+        Part("report", hongtu("report", str(out), "-o", str(out / "report.html"), "--title", "hongtu, measured"), 60),
+    ]  # fmt: skip
+    if (work / "ogbn-arxiv.artifact").exists():
+        arxiv = ("bench", str(work / "ogbn-arxiv.artifact"), "--models", "gcn", "--hidden", "256", "--epochs", "3")
+        found.insert(2, Part("arxiv", hongtu(*arxiv, "--budgets", "none,10%", "--baselines", "pyg,pyg-csr,dense",
+                                             *to("bench")), 200))  # fmt: skip
+    return found
+
+
+def run_part(part: Part, out: Path) -> int | None:
+    """Run a part within its limit; None when it took too long."""
+    with open(out / f"{part.name}.txt", "w") as stdout, open(out / f"{part.name}.log", "w") as stderr:
+        return run_all(part.command, stdout, stderr, part.limit)
+
+
+if __name__ == "__main__":
+    main()

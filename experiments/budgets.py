@@ -1,0 +1,43 @@
+"""Epoch time in ever smaller device memory, as shares of what hongtu needs when nothing limits it.
+
+python -m experiments.budgets ARTIFACT [--models gcn sage] [--shares 1 0.5 0.25 0.1 0.05] [--out FILE.jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import hongtu
+from hongtu.bench.compare import Settings, compare, describe, in_memory_need
+from hongtu.bench.growth import largest_step
+from hongtu.bench.records import append, machine
+from hongtu.bench.spec import Model, Run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--models", nargs="+", default=["gcn"])
+    parser.add_argument("--shares", type=float, nargs="+", default=[1, 0.5, 0.25, 0.1, 0.05])
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--hardware", help="profile by which is planned")
+    parser.add_argument("--out", type=Path, help="append JSON lines here")
+    options = parser.parse_args()
+    artifact = hongtu.open_artifact(options.artifact)
+    settings = Settings(epochs=options.epochs, hardware=options.hardware)
+    for name in options.models:
+        model = Model(name=name, hidden=options.hidden, layers=options.layers)
+        need = in_memory_need(artifact.path, model, settings)
+        runs = [Run(strategy="full", budget=int(need * share), share=share) for share in options.shares]
+        rows = compare(artifact.path, model, runs, settings)
+        for row in rows:
+            append(options.out, machine("budgets") | describe(artifact, settings) | model.to_dict() | row)
+            print(f"{name}, {row['label']}: {row['seconds']:.3f} s", flush=True)
+        print(f"{name}: largest step {largest_step([row['seconds'] for row in rows]):.2f}x")
+
+
+if __name__ == "__main__":
+    main()

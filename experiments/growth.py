@@ -1,0 +1,47 @@
+"""How epoch time and memory grow with the graph: V vertices, 15 V edges, the same vertices per chunk.
+
+    python -m experiments.growth --work DIR [--sizes 250000 500000 1000000 2000000] [--out FILE.jsonl]
+
+In memory, without a limit; losses are checked against torch_geometric's where it is installed. The exponents are the
+slopes of straight lines through the logarithms.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from experiments.prepare import generated, prepared
+from hongtu.bench.compare import Settings, compare, describe
+from hongtu.bench.growth import exponent
+from hongtu.bench.records import append, machine
+from hongtu.bench.spec import Model, Run
+
+VERTICES_PER_CHUNK = 8192
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[250_000, 500_000, 1_000_000, 2_000_000])
+    parser.add_argument("--model", default="gcn")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="append JSON lines here")
+    options = parser.parse_args()
+    model, settings, rows = Model(name=options.model, hidden=options.hidden), Settings(epochs=options.epochs), []
+    for vertices in options.sizes:
+        graph = generated(options.work, "citation", vertices)
+        chunks = max(1, vertices // VERTICES_PER_CHUNK)
+        artifact = prepared(graph, options.work / f"growth-{vertices}", partitions=1, chunks=chunks, order="input")
+        (row,) = compare(artifact.path, model, [Run(strategy="full")], settings)
+        row = machine("growth") | describe(artifact, settings) | model.to_dict() | row
+        append(options.out, row)
+        rows.append(row)
+        print(f"{vertices:,} vertices: {row['seconds']:.3f} s, {row['process_bytes'] / 2**20:.0f} MiB", flush=True)
+    for name in ("seconds", "process_bytes"):
+        print(f"{name}: exponent {exponent(options.sizes, [row[name] for row in rows]):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Writes the README's measured numbers from the results that are committed; nobody types them.
+
+    python -m experiments.readme [--check]
+
+What stands between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from hongtu.bench.growth import exponent, largest_step
+from hongtu.bench.records import read
+from hongtu.bench.text import host_bytes
+
+ROOT = Path(__file__).resolve().parents[1]
+README, RESULTS = ROOT / "README.md", ROOT / "experiments" / "results"
+BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the README differs")
+    options = parser.parse_args()
+    before = README.read_text()
+    after = written(before, RESULTS)
+    if options.check:
+        sys.exit(before != after)
+    README.write_text(after)
+
+
+def written(text: str, results: Path) -> str:
+    """A README with the numbers of some results."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    assert begin and end, "README.md has no markers"
+    return head + BEGIN + "\n".join(f"- {line}" for line in lines(results)) + "\n" + END + tail
+
+
+def lines(results: Path) -> list[str]:
+    """One line per claim, each from the rows that show it."""
+    bench = read(results / "bench" / "bench.jsonl")
+    return [
+        line
+        for rows, say in (
+            (bench, systems),
+            (read(results / "bench" / "budgets.jsonl"), budgets),
+            (read(results / "bench" / "growth.jsonl"), growth),
+            (read(results / "bench" / "estimator.jsonl"), estimator),
+            (read(results / "bench" / "ladder.jsonl"), ladder),
+            (read(results / "rows_loaded.jsonl"), rows_loaded),
+            (read(results / "prune.jsonl"), prune),
+            (read(results / "preprocess_rates.jsonl"), preprocess_rates),
+        )
+        if rows
+        for line in say(rows)
+    ]
+
+
+def systems(rows: list[Row]) -> list[str]:
+    """In memory: ours over the fastest of torch_geometric's full-batch forms."""
+    found = []
+    for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in rows):
+        own = [row for row in rows if (row["graph"], row["model"]) == (graph, model) and "seconds" in row]
+        ours = [row for row in own if row["strategy"] == "full" and row["budget"] is None]
+        others = [row for row in own if row["system"] in ("pyg", "pyg-csr", "pyg-sparse")]
+        if not ours or not others:
+            continue
+        best = min(others, key=lambda row: row["seconds"])
+        text = (
+            f"{graph.removesuffix('.artifact')}, {model} of {own[0]['layers']} layers, hidden {own[0]['hidden']}, in "
+            f"memory: {ours[0]['seconds']:.3f} s an epoch, {ours[0]['seconds'] / best['seconds']:.2f}x the time and "
+            f"{ours[0]['process_bytes'] / best['process_bytes']:.2f}x the memory of torch_geometric's fastest form "
+            f"({best['system']})"
+        )
+        for row in own:
+            if row["strategy"] == "full" and row["share"] is not None:
+                text += f"; in {row['share']:.0%} of what it needs in memory {row['seconds'] / ours[0]['seconds']:.2f}x"
+        papers = next((row for row in own if row["strategy"] == "paper" and row["budget"] is None), None)
+        if papers is not None:
+            text += f"; {ours[0]['seconds'] / papers['seconds']:.2f}x the time of `paper`"
+        found.append(text + ".")
+    return found
+
+
+def budgets(rows: list[Row]) -> list[str]:
+    steps = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = sorted((row for row in rows if row["model"] == model), key=lambda row: -row["share"])
+        seconds = [row["seconds"] for row in own]
+        steps.append(f"{model} {seconds[-1] / seconds[0]:.2f}x in all, no step above {largest_step(seconds):.2f}x")
+    shares = ", ".join(f"{row['share']:.0%}" for row in rows if row["model"] == rows[0]["model"])
+    return [f"Device memory of {shares} of what is needed in memory: {'; '.join(steps)}."]
+
+
+def growth(rows: list[Row]) -> list[str]:
+    sizes = [row["vertices"] for row in rows]
+    seconds, memory = (exponent(sizes, [row[key] for row in rows]) for key in ("seconds", "process_bytes"))
+    return [
+        f"From {sizes[0]:,} to {sizes[-1]:,} vertices (15 edges each), epoch time grows with |V| to the power of "
+        f"{seconds:.2f}, memory to the power of {memory:.2f}."
+    ]
+
+
+def estimator(rows: list[Row]) -> list[str]:
+    errors = sorted(abs(row["error"]) for row in rows)
+    return [
+        f"`hongtu plan` on a measured profile: epoch seconds of {len(rows)} held-out configurations, error "
+        f"{errors[len(errors) // 2]:.0%} in the median, {errors[-1]:.0%} at most."
+    ]
+
+
+def ladder(rows: list[Row]) -> list[str]:
+    host = {row["rung"]: host_bytes(row["bytes"]) for row in rows}
+    last, paper = list(host.values())[-1], host["+ reuse (paper)"]
+    return [
+        f"Traffic: {rows[0]['graph']}, GCN on 4 devices in the memory of the paper's plan: bytes over the host link "
+        f"{last / paper:.2f}x of `paper` and {last / host['none']:.2f}x of `none`."
+    ]
+
+
+def rows_loaded(rows: list[Row]) -> list[str]:
+    ratios = [row["chosen"]["cpu"]["rows_ratio"] for row in rows]
+    graphs = ", ".join(dict.fromkeys(row["graph"] for row in rows))
+    return [
+        f"Rows loaded per pass under lookahead: {min(ratios):.2f}x to {max(ratios):.2f}x of the paper's ({graphs}; 1 "
+        "and 4 devices)."
+    ]
+
+
+def prune(rows: list[Row]) -> list[str]:
+    each = ", ".join(f"{row['pruned'] / row['whole']:.2f}x ({row['graph']})" for row in rows)
+    return [f"{rows[0]['share']:.0%} of the vertices labelled: an epoch takes {each} of the time without `prune`."]
+
+
+def preprocess_rates(rows: list[Row]) -> list[str]:
+    """The whole command, of each partitioner and order the run that other work disturbed least."""
+    quietest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        flags = row.get("flags", ["--features"])
+        if "--features" not in flags:
+            case = flags[flags.index("--partitioner") + 1], flags[flags.index("--order") + 1]
+            quietest[case] = min(quietest.get(case, row), row, key=lambda found: found["load"][0])
+    each = "; ".join(
+        f"{partitioner}, {order} order {row['seconds']:.0f} s and {row['peak_bytes'] / 2**30:.1f} GiB"
+        for (partitioner, order), row in quietest.items()
+    )
+    return [f"Preprocessing {rows[0]['edges'] / 1e6:.0f}M edges and 64 features: {each}."] if each else []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""The same models in torch_geometric, one class per way of running them, and a model's dense products alone.
+
+Each trains on an artifact's graph, features and masks, from the parameters of the layers that it is given, so that
+losses can be compared with ours epoch by epoch. torch_geometric is imported where it is used only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hongtu.artifact import Artifact
+from hongtu.bench.spec import Model
+from hongtu.errors import InputError
+from hongtu.losses import score
+
+# how torch_geometric gets the edges, and what that needs beside it
+FORMS = {
+    "pyg": (),
+    "pyg-csr": (),
+    "pyg-sparse": ("torch_sparse",),
+    "pyg-offload": (),
+    "pyg-loader": ("pyg_lib|torch_sparse",),
+    "dense": (),
+}
+REMEDY = {
+    "torch_geometric": "pip install torch_geometric",
+    "torch_sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
+    "pyg_lib|torch_sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
+}
+MODELS = {  # which forms a model's layers can run in
+    "gcn": tuple(FORMS),
+    "sage": tuple(FORMS),
+    "gin": tuple(FORMS),
+    "gat": ("pyg", "pyg-offload", "pyg-loader", "dense"),
+    "ggcn": ("pyg", "pyg-offload", "pyg-loader"),
+}
+FAN_OUT, BATCH = 10, 1024  # neighbours per layer and vertices per mini-batch of NeighborLoader
+
+
+class System(Protocol):
+    """Something that trains one epoch at a time."""
+
+    def step(self) -> float:
+        """One epoch; the loss before it."""
+
+    def loss(self) -> float:
+        """The loss over the whole graph, nothing learned."""
+
+    def scores(self) -> dict[str, float]:
+        """Accuracy on train, val and test vertices."""
+
+
+def missing(form: str, model: str) -> str | None:
+    """Why a form cannot run here, with the remedy; None where it can."""
+    if form not in FORMS:
+        return f"baseline {form!r}: expected one of {', '.join(FORMS)}"
+    if model not in MODELS or form not in MODELS[model]:
+        return f"baseline {form}: torch_geometric has no {model} in that form"
+    for package in (() if form == "dense" else ("torch_geometric",)) + FORMS[form]:
+        if not any(_importable(name) for name in package.split("|")):
+            return f"baseline {form} needs {package.replace('|', ' or ')}: {REMEDY[package]}"
+    return None
+
+
+def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str) -> System:
+    """A baseline by name.
+
+    Args:
+        layers: ours, whose parameters it starts from.
+        device: where torch puts the whole graph.
+
+    Raises:
+        InputError: naming what is not installed.
+    """
+    why_not = missing(form, model.name)
+    if why_not is not None:
+        raise InputError(why_not)
+    if form == "dense":
+        return Dense(artifact, model)
+    kind = NeighborSampling if form == "pyg-loader" else FullBatch
+    return kind(form, artifact, model, layers, device)
+
+
+class FullBatch:
+    """torch_geometric's layers on the whole graph, in memory.
+
+    Attributes:
+        form: "pyg": ``edge_index``, its normalisation cached; "pyg-csr": torch's CSR matrix; "pyg-sparse":
+            torch-sparse; "pyg-offload": as "pyg", what backward needs kept on the host by ``save_on_cpu``.
+    """
+
+    def __init__(
+        self, form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str = "cpu"
+    ) -> None:
+        self.form, self.model, self.device = form, model, device
+        topology, v = artifact.topology, artifact.num_vertices
+        target = np.repeat(np.arange(v), np.diff(topology.in_edge_start))
+        self.edges = torch.from_numpy(np.stack([topology.global_sources().astype(np.int64), target])).to(device)
+        if artifact.features is None or artifact.multi_label or topology.edge_weight is not None:
+            raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
+        self.features = torch.from_numpy(np.array(artifact.features)).to(device)
+        self.labels = torch.from_numpy(np.array(artifact.labels)).to(device)
+        self.masks = {name: torch.from_numpy(np.array(mask)).to(device) for name, mask in artifact.masks.items()}
+        self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
+        for module, layer in zip(self.modules, layers, strict=True):
+            module.load_state_dict(layer.state_dict())
+        self.modules.to(device)
+        self.graph = self._make_graph(v)
+        self.optimizer = torch.optim.Adam(self.modules.parameters(), lr=1e-2)
+
+    @property
+    def _matrix(self) -> bool:
+        return self.form in ("pyg-csr", "pyg-sparse")
+
+    def _make_graph(self, v: int) -> Any:
+        if not self._matrix:
+            return self.edges
+        from torch_geometric import utils
+        from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+        edges, weight = self.edges, None
+        if self.model.name == "gcn":
+            edges, weight = gcn_norm(edges, None, v, False, True)
+        if self.form == "pyg-csr":
+            return utils.to_torch_csr_tensor(edges.flip(0), weight, size=(v, v))
+        from torch_sparse import SparseTensor
+
+        return SparseTensor(row=edges[1], col=edges[0], value=weight, sparse_sizes=(v, v))
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        pinned = self.device != "cpu"
+        offload = torch.autograd.graph.save_on_cpu(pin_memory=pinned) if self.form == "pyg-offload" else nullcontext()
+        with offload:
+            loss = self._loss(self.forward(self.features, self.graph))
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def loss(self) -> float:
+        with torch.no_grad():
+            return float(self._loss(self.forward(self.features, self.graph)))
+
+    def scores(self) -> dict[str, float]:
+        with torch.no_grad():
+            out = self.forward(self.features, self.graph)
+        return {name: score(out, self.labels, mask) for name, mask in self.masks.items()}
+
+    def forward(self, h: Tensor, graph: Any) -> Tensor:
+        activation = nn.functional.elu if self.model.name == "gat" else torch.relu
+        for index, module in enumerate(self.modules):
+            h = module(h, graph)
+            h = activation(h) if index + 1 < len(self.modules) else h
+        return h
+
+    def _loss(self, out: Tensor) -> Tensor:
+        mask = self.masks["train"]
+        return nn.functional.cross_entropy(out[mask], self.labels[mask])
+
+
+class NeighborSampling(FullBatch):
+    """torch_geometric's NeighborLoader: mini-batches of sampled neighbourhoods, an approximation. It learns in every
+    mini-batch; ``step`` is one sweep over the train vertices, and returns their mean loss."""
+
+    def __init__(self, form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str) -> None:
+        from torch_geometric.data import Data
+        from torch_geometric.loader import NeighborLoader
+
+        super().__init__(form, artifact, model, layers, device)
+        data = Data(x=self.features.cpu(), y=self.labels.cpu(), edge_index=self.edges.cpu())
+        fan_out = [FAN_OUT] * model.layers
+        train = self.masks["train"].cpu()
+        self.loader = NeighborLoader(data, fan_out, input_nodes=train, batch_size=BATCH, shuffle=True)
+
+    def step(self) -> float:
+        total, count = 0.0, 0
+        for batch in self.loader:
+            batch = batch.to(self.device)
+            self.optimizer.zero_grad()
+            out = self.forward(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()
+            self.optimizer.step()
+            total, count = total + float(loss.detach()) * batch.batch_size, count + batch.batch_size
+        return total / max(count, 1)
+
+
+class Dense:
+    """The dense products of one epoch: per linear map forward and its weight's gradient, and its input's gradient
+    except in the first layer. No graph, no loss: the floor of what an epoch takes."""
+
+    def __init__(self, artifact: Artifact, model: Model) -> None:
+        widths = model.widths(artifact)
+        self.maps = 2 if model.name == "sage" else 1
+        self.inputs = [torch.rand(artifact.num_vertices, width) for width in widths]
+        self.weights = [torch.rand(b, a) for a, b in itertools.pairwise(widths)]
+
+    def step(self) -> float:
+        for index, weight in enumerate(self.weights):
+            for _ in range(self.maps):
+                torch.mm(self.inputs[index], weight.t())
+                torch.mm(self.inputs[index + 1].t(), self.inputs[index])
+                if index > 0:
+                    torch.mm(self.inputs[index + 1], weight)
+        return float("nan")
+
+    def loss(self) -> float:
+        return float("nan")
+
+    def scores(self) -> dict[str, float]:
+        return {}
+
+
+def _modules(artifact: Artifact, model: Model, *, cached: bool, normalize: bool) -> nn.ModuleList:
+    from torch_geometric import nn as pyg
+
+    widths = model.widths(artifact)
+
+    def gin(a: int, b: int) -> nn.Module:
+        return pyg.GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b)))
+
+    make: dict[str, Callable[[int, int], nn.Module]] = {
+        "gcn": lambda a, b: pyg.GCNConv(a, b, cached=cached, normalize=normalize),
+        "sage": pyg.SAGEConv,
+        "gin": gin,
+        "gat": pyg.GATConv,
+        "ggcn": pyg.ResGatedGraphConv,
+    }
+    return nn.ModuleList(make[model.name](a, b) for a, b in itertools.pairwise(widths))
+
+
+def _importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except (ImportError, OSError):  # a build for another torch
+        return False
+    return True

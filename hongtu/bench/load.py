@@ -1,0 +1,51 @@
+"""What else the machine does while something is timed, and what a process takes of its memory. Linux only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+STAT, STATUS, CLEAR = Path("/proc/stat"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class OthersShare:
+    """The share of the cores that other processes take, from here to ``stop``."""
+
+    def __init__(self) -> None:
+        self._before = _processor_seconds()
+
+    def stop(self, seconds: float) -> float:
+        """Between 0 and 1; 0 where the machine does not tell."""
+        before, after = self._before, _processor_seconds()
+        if before is None or after is None or seconds <= 0:
+            return 0.0
+        others = (after[0] - before[0]) - (after[1] - before[1])
+        return min(max(others / (seconds * (os.cpu_count() or 1)), 0.0), 1.0)
+
+
+def _processor_seconds() -> tuple[float, float] | None:
+    """Of all processes, and of this one."""
+    try:
+        fields = [int(field) for field in STAT.read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, system, *_ = os.times()
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), user + system
+
+
+def peak_resident() -> int:
+    """Bytes of memory that this process held at most since it began, or since ``forget_peak``; 0 where unknown."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def forget_peak() -> None:
+    """What the process holds now is its peak."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:  # the imports' own peak stays in
+        return

@@ -1,0 +1,156 @@
+"""``hongtu bench ARTIFACT``: epoch time, memory and traffic of models, budgets, strategies and other systems."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hongtu.errors import InputError
+
+if TYPE_CHECKING:
+    from hongtu.bench.spec import Model, Run
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register ``hongtu bench``."""
+    parser = subparsers.add_parser("bench", help="time models, budgets, strategies and other systems in turns")
+    parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
+    add = parser.add_argument
+    add("--models", type=_names, default=["gcn"], metavar="A,B", help="of gcn, sage, gin, commnet, gat, ggcn "
+        "(default: gcn)")  # fmt: skip
+    add("--hidden", type=int, default=128, help="columns between layers (default: 128)")
+    add("--layers", type=int, default=2, help="default: 2")
+    add("--strategies", type=_names, default=["full"], metavar="A,B", help="of full, paper, none, and alone: the "
+        "paper's with each saving alone (default: full)")  # fmt: skip
+    add("--budgets", type=_names, default=["none"], metavar="A,B", help="device memory per partition: none, sizes like "
+        "64MiB, or shares like 25%% of what is needed in memory (default: none)")  # fmt: skip
+    add("--baselines", type=_names, default=[], metavar="A,B", help="of pyg, pyg-csr, pyg-sparse, pyg-offload, "
+        "pyg-loader and dense, or all: those that can run here")  # fmt: skip
+    add("--epochs", type=int, default=5, help="timed of each, after three that are checked (default: 5)")
+    add("--accuracy", type=int, default=0, metavar="EPOCHS", help="also train each for so many epochs, with scores on "
+        "the way")  # fmt: skip
+    add("--device", default="cpu", help="cpu, cuda, cuda:K or dry (default: cpu)")
+    add(
+        "--hardware", metavar="NAME|FILE", help="profile for planning and for predicted seconds (default: the device's)"
+    )
+    add("--out", type=Path, metavar="FILE.jsonl", help="append a JSON line for each; those that are there already are "
+        "not run again")  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Check everything, then measure model by model; a line for each system as soon as its model is done."""
+    from tqdm import tqdm
+
+    from hongtu.artifact import open_artifact
+    from hongtu.bench.compare import Settings, compare, describe, steps
+    from hongtu.bench.records import append, machine, read
+    from hongtu.bench.spec import Model
+    from hongtu.bench.text import table
+
+    check_options(options)
+    artifact = open_artifact(options.artifact)
+    settings = Settings(
+        epochs=options.epochs, accuracy=options.accuracy, device=options.device, hardware=options.hardware
+    )  # fmt: skip
+    models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
+    about = machine("bench", "hongtu") | describe(artifact, settings)
+    done = {_key(row) for row in ([] if options.out is None else read(options.out))}
+    failed = []
+    for model in models:
+        here = about | model.to_dict()
+        runs = [found for found in make_runs(options, model, settings) if _key(here | found.to_dict()) not in done]
+        if not runs:
+            continue
+        with tqdm(total=steps(runs, settings), desc=model.name, leave=False) as bar:
+
+            def progress(what: str, bar: Any = bar) -> None:
+                bar.set_postfix_str(what, refresh=False)
+                bar.update()
+
+            rows = compare(artifact.path, model, runs, settings, progress)
+        for row in rows:
+            append(options.out, here | row)
+        print(table(model, rows), flush=True)
+        failed += [f"{model.name}, {row['label']}" for row in rows if not row["loss_agrees"]]
+    if failed:
+        raise RuntimeError(f"the loss is not the reference's: {'; '.join(failed)}; please report this")
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse what cannot be measured, before anything is.
+
+    Raises:
+        InputError: naming the option.
+    """
+    from hongtu.bench.spec import parse_budgets, parse_strategies
+    from hongtu.models import MODELS
+    from hongtu.plan.hardware import load_hardware
+
+    for name in options.models:
+        if name not in MODELS:
+            raise InputError(f"--models {name}: expected some of {', '.join(MODELS)}")
+    for name, least in (("hidden", 1), ("layers", 1), ("epochs", 1), ("accuracy", 0)):
+        if getattr(options, name) < least:
+            raise InputError(f"--{name} {getattr(options, name)}: expected at least {least}")
+    parse_strategies(options.strategies)
+    parse_budgets(options.budgets)
+    for model in options.models:
+        _baselines(options.baselines, model)
+    if options.hardware is not None:
+        load_hardware(options.hardware)
+    if options.out is not None:
+        parent = options.out.absolute().parent
+        if options.out.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise InputError(f"--out {options.out}: expected a file in a directory that exists and can be written to")
+
+
+def make_runs(options: argparse.Namespace, model: Model, settings: Any) -> list[Run]:
+    """Every strategy in every budget, then the baselines."""
+    from hongtu.bench.compare import in_memory_need
+    from hongtu.bench.spec import Run, parse_budgets, parse_strategies
+
+    budgets = parse_budgets(options.budgets)
+    shares = [budget for budget in budgets if isinstance(budget, float)]
+    need = in_memory_need(Path(options.artifact), model, settings) if shares else 0
+    runs = []
+    for strategy in parse_strategies(options.strategies):
+        for budget in budgets:
+            share = budget if isinstance(budget, float) else None
+            nbytes = None if budget is None else int(need * share) if share is not None else int(budget)
+            runs.append(Run(strategy=strategy, budget=nbytes, share=share))
+    return runs + [Run(system=name) for name in _baselines(options.baselines, model.name)]
+
+
+def _baselines(names: list[str], model: str) -> list[str]:
+    """Those asked for that the model has.
+
+    Raises:
+        InputError: for one that was named and cannot run here.
+    """
+    from hongtu.bench.baselines import FORMS, MODELS, missing
+
+    if names == ["all"]:
+        return [name for name in FORMS if missing(name, model) is None]
+    for name in names:
+        why_not = missing(name, model)
+        if why_not is not None and (name not in FORMS or name in MODELS.get(model, ())):
+            raise InputError(why_not)
+    return [name for name in names if missing(name, model) is None]
+
+
+KEY = (
+    "graph", "vertices", "edges", "partitions", "chunks", "device", "model", "hidden", "layers", "system", "strategy",
+    "share", "epochs", "accuracy",
+)  # fmt: skip
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes two rows the same measurement; bytes count only where no share of memory was asked for."""
+    return *(row.get(name) for name in KEY), None if row.get("share") is not None else row.get("budget")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

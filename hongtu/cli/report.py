@@ -1,0 +1,36 @@
+"""``hongtu report RUN_OR_RESULTS``: results as one page that a browser opens."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hongtu.errors import InputError, OutputError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register ``hongtu report``."""
+    parser = subparsers.add_parser("report", help="show a run or results as one HTML page")
+    parser.add_argument("results", type=Path, metavar="RUN_OR_RESULTS", help="directory of `hongtu train --run`, of "
+        "`make bench`, or a file of JSON lines")  # fmt: skip
+    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.add_argument("--title", help="default: the directory's name")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Read, draw, write."""
+    from hongtu.bench.page import collect, render
+
+    if not options.results.exists():
+        raise InputError(f"{options.results}: not found; expected a run or a directory of results")
+    if options.out.is_dir() or not options.out.absolute().parent.is_dir():
+        raise InputError(f"--out {options.out}: expected a file in a directory that exists")
+    results = collect(options.results)
+    page = render(results, options.title or f"hongtu: {options.results.resolve().name}")
+    try:
+        options.out.write_text(page)
+    except OSError as error:
+        raise OutputError(options.out, error) from error
+    print(f"{options.out}: {', '.join(f'{len(rows)} rows of {name}' for name, rows in results.items())}")

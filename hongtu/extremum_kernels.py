@@ -1,0 +1,79 @@
+"""Numba kernels of the largest and smallest in-neighbour; the conventions are those of ``hongtu.kernels``.
+
+Legend: D destinations, S sources, E edges, F features. ``weight`` of length 0 means ones; ``largest`` asks for the
+maximum, else the minimum. What an edge brings is weight[e] * rows[source of e].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
+
+
+@parallel
+def csc_extremum(indptr, local_source, weight, largest, rows_SF, out_DF, threads):
+    """out[d] = the largest (or smallest) of what d's in-edges bring, column by column; overwrites ``out``.
+
+    0 for a destination without in-edges, NaN where any of them brings NaN.
+    """
+    width, one = out_DF.shape[1], rows_SF.dtype.type(1)
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
+    bounds = balanced_bounds(indptr, parts)
+    weighted = len(weight) > 0
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            begin, end = indptr[d], indptr[d + 1]
+            if begin == end:
+                for f in range(width):
+                    out_DF[d, f] = 0
+                continue
+            row, w = np.uint64(local_source[begin]), weight[begin] if weighted else one
+            for f in range(width):
+                out_DF[d, f] = w * rows_SF[row, f]
+            for e in range(begin + 1, end):
+                row, w = np.uint64(local_source[e]), weight[e] if weighted else one
+                for f in range(width):
+                    value, best = w * rows_SF[row, f], out_DF[d, f]
+                    better = value > best if largest else value < best
+                    out_DF[d, f] = value if better or value != value else best
+
+
+@parallel
+def csc_extremum_shares(indptr, local_source, weight, rows_SF, out_DF, grad_DF, shares_DF, threads):
+    """shares[d] = grad[d] over the number of edges that bring ``out``; overwrites ``shares``.
+
+    As in torch's ``scatter_reduce``, by which torch_geometric computes it on the CPU, an extremum of 0 counts one more.
+    """
+    width, one = out_DF.shape[1], rows_SF.dtype.type(1)
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
+    bounds = balanced_bounds(indptr, parts)
+    weighted = len(weight) > 0
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for f in range(width):
+                shares_DF[d, f] = 1 if out_DF[d, f] == 0 else 0
+            for e in range(indptr[d], indptr[d + 1]):
+                row, w = np.uint64(local_source[e]), weight[e] if weighted else one
+                for f in range(width):
+                    shares_DF[d, f] += one if w * rows_SF[row, f] == out_DF[d, f] else 0
+            for f in range(width):
+                shares_DF[d, f] = grad_DF[d, f] / max(shares_DF[d, f], one)  # none: the extremum is NaN
+
+
+@parallel
+def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares_DF, grad_SF, threads):
+    """Adds the shares of each destination to the gradients of the rows that brought its extremum, in place."""
+    width, one = out_DF.shape[1], rows_SF.dtype.type(1)
+    bounds = source_bounds(local_source, width, threads)
+    weighted = len(weight) > 0
+    for part in prange(len(bounds) - 1):
+        lo, hi = bounds[part], bounds[part + 1]
+        for d in range(out_DF.shape[0]):
+            for e in range(indptr[d], indptr[d + 1]):
+                if lo <= local_source[e] < hi:
+                    row, w = np.uint64(local_source[e]), weight[e] if weighted else one
+                    for f in range(width):
+                        if w * rows_SF[row, f] == out_DF[d, f]:
+                            grad_SF[row, f] += w * shares_DF[d, f]

@@ -1,0 +1,90 @@
+"""What one chunk's stage leaves for its backward: autograd's graph, and the gradients that are taken out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+
+class Entry:
+    """Rows as the input of a graph that does not hold them: a leaf would be held until backward, these only where an
+    operation saved them.
+
+    Attributes:
+        grad: their gradient after backward, like a leaf's.
+    """
+
+    def __init__(self) -> None:
+        self.grad: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The same memory as the graph sees it, with a version of its own: rows of other chunks may change."""
+        return _Enter.apply(torch.empty(0, requires_grad=True), rows, self)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, rows: Tensor, entry: Entry) -> Tensor:
+        """``anchor`` is there for the graph to begin with something that requires a gradient."""
+        ctx.entry = entry
+        return rows.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (ctx.entry.grad,) = gradients
+        return None, None, None
+
+
+Place = list[Tensor]  # of length one: what an operation saved, wherever it lies now
+
+
+def saving(places: list[Place]) -> saved_tensors_hooks:
+    """Inside, what operations save for backward goes to ``places``; clear that list, or it is held by it, too."""
+
+    def save(x: Tensor) -> Place:
+        places.append([x.detach()])
+        return places[-1]
+
+    return saved_tensors_hooks(save, lambda place: place[0])
+
+
+def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
+    """Wherever x was saved, have ``same`` instead: other memory with the same numbers."""
+    for place in places:
+        if place[0].data_ptr() == x.data_ptr() and place[0].shape == x.shape and place[0].stride() == x.stride():
+            place[0] = same.data
+
+
+@dataclass
+class Kept:
+    """What a stage computed from, and where its backward begins.
+
+    Attributes:
+        base: what gradients are wanted of besides s: the aggregate's output [D, A] of linear layers, the sources' rows
+            [S, Z] of others, the features for stage 0.
+        s: s elements of the destinations, as far as they were read.
+        values: what the stage took from earlier ones.
+        outs: outputs of the stage, None for those that depend on nothing trained.
+    """
+
+    base: Entry
+    s: tuple[Entry, ...]
+    values: tuple[Entry, ...]
+    outs: list[GradientEdge | None]
+
+    def backward(self, gradients: list[Tensor | None]) -> None:
+        """Backpropagate the gradients of the outputs, and forget the graph."""
+        every = zip(self.outs, gradients, strict=True)
+        pairs = [(out, grad) for out, grad in every if out is not None and grad is not None]
+        self.outs = []
+        if pairs:
+            torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+
+
+def edges_of(outs: list[Tensor]) -> list[GradientEdge | None]:
+    """The graph behind tensors, without the tensors."""
+    return [get_gradient_edge(out) if out.requires_grad else None for out in outs]

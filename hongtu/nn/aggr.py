@@ -1,0 +1,222 @@
+"""Aggregations with options or parameters, as their namesakes in torch_geometric.nn.aggr.
+
+Legend: D destinations, S sources, F columns. Each maps a block and [S, F] to [D, F'].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hongtu import reductions
+from hongtu.block import Block
+
+LINEAR = ("sum", "add", "mean")
+SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
+
+
+class Aggregation(nn.Module):
+    """The base class of aggregations."""
+
+    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
+        """x float [S, F] -> [D, F'], times the edge weights if ``weighted`` and the graph has any."""
+        raise NotImplementedError
+
+    def columns(self, given: int) -> int:
+        """F' of F."""
+        return given
+
+
+class Reduction(Aggregation):
+    """A reduction without options, by its name (``Block.reduce``)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
+        return block.reduce(x, self.how, weighted)
+
+    def extra_repr(self) -> str:
+        return self.how
+
+
+class _Unweighted(Aggregation):
+    """An aggregation that knows no edge weights."""
+
+    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
+        if weighted and block.edge_weight is not None:
+            raise ValueError(f"{type(self).__name__} has no weighted form: expected a graph without edge weights")
+        return self.aggregate(block, x)
+
+    def aggregate(self, block: Block, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class VarAggregation(_Unweighted):
+    """mean(x^2) - mean(x)^2; ``semi_grad``: without a gradient of the first mean."""
+
+    def __init__(self, semi_grad: bool = False) -> None:
+        super().__init__()
+        self.semi_grad = semi_grad
+
+    def aggregate(self, block: Block, x: Tensor) -> Tensor:
+        return reductions.variance(block, x, self.semi_grad)
+
+
+class StdAggregation(VarAggregation):
+    """The square root of ``VarAggregation``, 0 where the variance is at most 1e-5."""
+
+    def aggregate(self, block: Block, x: Tensor) -> Tensor:
+        return reductions.deviation(block, x, self.semi_grad)
+
+
+class SoftmaxAggregation(_Unweighted):
+    """sum of softmax(t x) * x, per column (Li et al., DeeperGCN).
+
+    Args:
+        t: inverse temperature; the initial one if ``learn`` makes it a parameter [channels].
+        semi_grad: no gradient of the shares.
+        channels: 1, or F for one t per column.
+    """
+
+    def __init__(self, t: float = 1.0, learn: bool = False, semi_grad: bool = False, channels: int = 1) -> None:
+        super().__init__()
+        _check_learned("SoftmaxAggregation", learn, channels)
+        if learn and semi_grad:
+            raise ValueError("SoftmaxAggregation(learn=True, semi_grad=True): a learned t needs the shares' gradient")
+        self.learn, self.semi_grad = learn, semi_grad
+        self.t = nn.Parameter(torch.full((channels,), float(t))) if learn else t
+
+    def aggregate(self, block: Block, x: Tensor) -> Tensor:
+        return reductions.softmax(block, x, self.t, self.semi_grad)
+
+
+class PowerMeanAggregation(_Unweighted):
+    """mean(x^p)^(1/p) (Li et al., DeeperGCN).
+
+    Args:
+        p: power; the initial one if ``learn`` makes it a parameter [channels]. The number 1 gives the plain mean.
+        channels: 1, or F for one p per column.
+        clamp_min, clamp_max: bounds of x and of the mean of its powers, or None.
+    """
+
+    def __init__(
+        self,
+        p: float = 1.0,
+        learn: bool = False,
+        channels: int = 1,
+        clamp_min: float | None = 1e-4,
+        clamp_max: float | None = 100.0,
+    ) -> None:
+        super().__init__()
+        _check_learned("PowerMeanAggregation", learn, channels)
+        self.learn, self.clamp_min, self.clamp_max = learn, clamp_min, clamp_max
+        self.p = nn.Parameter(torch.full((channels,), float(p))) if learn else p
+
+    def aggregate(self, block: Block, x: Tensor) -> Tensor:
+        return reductions.power_mean(block, x, self.p, self.clamp_min, self.clamp_max)
+
+
+class MultiAggregation(Aggregation):
+    """Several aggregations side by side (Corso et al., PNA).
+
+    Args:
+        aggrs: names or aggregations.
+        aggrs_kwargs: options of each that is a name.
+    """
+
+    def __init__(
+        self, aggrs: Sequence[str | Aggregation], aggrs_kwargs: Sequence[dict[str, Any]] | None = None
+    ) -> None:
+        super().__init__()
+        options = [{}] * len(aggrs) if aggrs_kwargs is None else aggrs_kwargs
+        if len(aggrs) == 0 or len(options) != len(aggrs):
+            raise ValueError(f"MultiAggregation: {len(aggrs)} aggrs and {len(options)} aggrs_kwargs, expected as many")
+        self.aggrs = nn.ModuleList(make_aggregation(a, o) for a, o in zip(aggrs, options, strict=True))
+
+    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
+        return torch.cat([aggr(block, x, weighted) for aggr in self.aggrs], dim=-1)
+
+    def columns(self, given: int) -> int:
+        return sum(aggr.columns(given) for aggr in self.aggrs)
+
+
+class DegreeScaler(nn.Module):
+    """Scales rows by functions of the in-degree, the results side by side (Corso et al., PNA).
+
+    Args:
+        scaler: names of ``SCALERS``.
+        deg: int64 [longest], histogram of in-degrees (``degree_histogram``).
+        train_norm: make the two averages parameters, ``avg_deg_lin`` and ``avg_deg_log`` [1]; else they are buffers.
+    """
+
+    def __init__(self, scaler: str | Sequence[str], deg: Tensor, train_norm: bool = False) -> None:
+        super().__init__()
+        self.scaler = [scaler] if isinstance(scaler, str) else list(scaler)
+        unknown = [name for name in self.scaler if name not in SCALERS]
+        if unknown or not self.scaler:
+            raise ValueError(f"scalers {self.scaler}: expected some of {', '.join(SCALERS)}")
+        deg = deg.to(torch.float)
+        if deg.ndim != 1 or int(deg.sum()) == 0:
+            raise ValueError(f"deg {tuple(deg.shape)} of sum {float(deg.sum())}: expected a histogram of in-degrees")
+        degrees = torch.arange(len(deg), device=deg.device)
+        lin, log = (float((value * deg).sum()) / int(deg.sum()) for value in (degrees, (degrees + 1).log()))
+        for name, value in (("avg_deg_lin", lin), ("avg_deg_log", log)):
+            if train_norm:
+                self.register_parameter(name, nn.Parameter(torch.tensor([value])))
+            else:
+                self.register_buffer(name, torch.tensor([value]))
+
+    def forward(self, block: Block, x: Tensor) -> Tensor:
+        """x float [D, ..., F] -> [D, ..., k F]."""
+        degree = block.indptr.diff().to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        return torch.cat([x if name == "identity" else x * self._factor(name, degree) for name in self.scaler], dim=-1)
+
+    def _factor(self, name: str, degree: Tensor) -> Tensor:
+        if name == "amplification":
+            return torch.log(degree + 1) / self.avg_deg_log
+        if name == "attenuation":
+            return self.avg_deg_log / torch.log(degree.clamp(min=1) + 1)
+        if name == "linear":
+            return degree / self.avg_deg_lin
+        return self.avg_deg_lin / degree.clamp(min=1)
+
+
+_WITH_OPTIONS: dict[str, type[Aggregation]] = {
+    "var": VarAggregation,
+    "std": StdAggregation,
+    "softmax": SoftmaxAggregation,
+    "powermean": PowerMeanAggregation,
+}
+
+
+def make_aggregation(
+    aggr: str | Aggregation | Sequence[str | Aggregation], options: dict[str, Any] | None = None
+) -> Aggregation:
+    """An aggregation from its name, or several from several names.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    options = options or {}
+    if isinstance(aggr, Aggregation):
+        return aggr
+    if not isinstance(aggr, str):
+        return MultiAggregation(aggr, **options)
+    if aggr in _WITH_OPTIONS:
+        return _WITH_OPTIONS[aggr](**options)
+    if aggr not in reductions.NAMES or options:
+        raise ValueError(
+            f"aggr {aggr!r}{f' with options {options}' if options else ''}: expected one of "
+            f"{', '.join(reductions.NAMES)}; wrap torch_geometric's others: hongtu.nn.PyGLayer(conv)"
+        )
+    return Reduction(aggr)
+
+
+def _check_learned(name: str, learn: bool, channels: int) -> None:
+    if not learn and channels != 1:
+        raise ValueError(f"{name}(channels={channels}): expected learn=True, or channels=1")

@@ -1,0 +1,84 @@
+"""Personalised propagation (Gasteiger et al.), as torch_geometric's APPNP."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hongtu.block import Block
+from hongtu.nn.dropout import Dropout
+from hongtu.nn.layer import Layer, Skip
+from hongtu.nn.normalized import NormalizedSum
+
+
+class APPNP(NormalizedSum):
+    """h_k = (1 - alpha) B h_(k-1) + alpha h_0 for k = 1 ... K, with B = D^-1/2 (A + I) D^-1/2; K layers for the engine.
+
+    No parameters: put it behind the layers whose predictions it spreads.
+
+    Args:
+        K: steps, at least 1.
+        alpha: share of h_0, 0 to 1.
+        dropout: of edges, self-loops included, anew in every step (torch_geometric's adds up over the steps); the
+            aggregate is then recomputed in backward.
+        add_self_loops: add I.
+        normalize: without it B = A.
+    """
+
+    def __init__(
+        self, K: int, alpha: float, dropout: float = 0.0, *, add_self_loops: bool = True, normalize: bool = True
+    ) -> None:
+        if K < 1 or not 0 <= alpha <= 1:
+            raise ValueError(f"APPNP(K={K}, alpha={alpha}): expected at least 1 step and alpha from 0 to 1")
+        add_self_loops = add_self_loops and normalize  # as torch_geometric
+        super().__init__(add_self_loops, normalize)
+        self.K, self.alpha = K, alpha
+        self.hops = nn.ModuleList(
+            _Step(alpha, dropout, add_self_loops, normalize, first=k == 0, last=k == K - 1) for k in range(K)
+        )
+
+    def expand(self) -> list[Layer]:
+        return list(self.hops)
+
+
+class _Step(NormalizedSum):
+    """h_(k-1), h_0 -> h_k, h_0: the rows of h_0 go along, side by side with those of h_k, but are not exchanged."""
+
+    def __init__(
+        self, alpha: float, dropout: float, add_self_loops: bool, normalize: bool, *, first: bool, last: bool
+    ) -> None:
+        super().__init__(add_self_loops, normalize)
+        self.alpha, self.first, self.last = alpha, first, last
+        self.edge_dropout = Dropout(dropout)
+        if dropout > 0:
+            self.reduce = None
+
+    @property
+    def combines(self) -> bool:
+        return False
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        x, start = (h, h) if self.first else h.chunk(2, dim=1)
+        z, own = self.spread(x)
+        return z, (start,) if own is None else (start, own)
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        if self.reduce is not None:
+            return super().aggregate(block, z, s)
+        weight_E1 = z.new_ones(block.num_edges, 1) if block.edge_weight is None else block.edge_weight.unsqueeze(1)
+        if self.add_self_loops and block.has_loops:
+            weight_E1 = weight_E1.masked_fill(block.loop_mask.unsqueeze(1), 0)
+        a = block.attend(z, self.edge_dropout(weight_E1, block.edge_ids), z.shape[1])
+        if not self.add_self_loops:
+            return a
+        loop_D1 = self.loop_R(block.rows).unsqueeze(1)
+        return a + self.edge_dropout(loop_D1, block.num_graph_edges + block.rows.ids) * s[1]
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        start = s[0]
+        if self.reduce is not None:
+            spread = self.combine(a, s[1] if self.add_self_loops else None)
+        else:
+            spread = self.scale_R1() * a if self.normalize else a
+        h = (1 - self.alpha) * spread + self.alpha * start
+        return h if self.last else torch.cat([h, start], dim=1)

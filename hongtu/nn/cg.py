@@ -1,0 +1,68 @@
+"""Crystal graph convolution (Xie and Grossman), as torch_geometric's CGConv.
+
+Legend: R rows, E edges, F columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear as product
+from torch.nn.functional import softplus
+
+from hongtu.block import Block
+from hongtu.nn.layer import Activation, Convolution, Skip, linear
+
+
+class CGConv(Convolution):
+    """h'_d = h_d + sum over in-edges of sigmoid(W_f x + b_f) softplus(W_s x + b_s), with x = [h_d, h_s, e].
+
+    The parts of both products that depend on one vertex are computed once per vertex: ``z`` and s are [R, 2 F].
+
+    Args:
+        channels: F.
+        dim: columns of the edge features; 0: none are read.
+        aggr: "add" ("sum") or "mean".
+        bias: add b_f and b_s.
+        activation, input_dropout: see ``Convolution``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        dim: int = 0,
+        aggr: str = "add",
+        *,
+        bias: bool = True,
+        activation: Activation = None,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(activation, input_dropout)
+        if aggr not in ("mean", "sum", "add"):
+            raise ValueError(f"CGConv(aggr={aggr!r}): expected 'add' or 'mean'; wrap others: PyGLayer(CGConv(...))")
+        self.channels, self.dim, self.mean = channels, dim, aggr == "mean"
+        self.uses_edge_features = dim > 0
+        self.lin_f = linear(2 * channels + dim, channels, bias=bias)
+        self.lin_s = linear(2 * channels + dim, channels, bias=bias)
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        """Both products' weights of the destination, the source and the edge: [2 F, F], [2 F, F], [2 F, dim]."""
+        both = torch.cat([self.lin_f.weight, self.lin_s.weight])
+        return both.split([self.channels, self.channels, self.dim], dim=1)
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        h = self.input_dropout(h)
+        destination, source, _ = self._weights()
+        bias = None if self.lin_f.bias is None else torch.cat([self.lin_f.bias, self.lin_s.bias])
+        return product(h, source), (product(h, destination, bias), h)
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        x_E2F = block.gather(z) + block.gather_destination(s[0])
+        if self.dim:
+            x_E2F = x_E2F + product(block.edge_features, self._weights()[2])
+        gate_EF, core_EF = x_E2F.chunk(2, dim=1)
+        message_EF = torch.sigmoid(gate_EF) * softplus(core_EF)
+        return block.segment_mean(message_EF) if self.mean else block.segment_sum(message_EF)
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        return self.activate(a + s[1])

@@ -1,0 +1,62 @@
+"""Graph isomorphism network with edge features (Hu et al.), as torch_geometric's GINEConv."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hongtu.block import Block
+from hongtu.nn.layer import Activation, Convolution, Skip, linear
+
+
+class GINEConv(Convolution):
+    """h' = nn((1 + eps) h + sum over in-edges of relu(h_s + e)), with e the edge's features, or W e + b.
+
+    Args:
+        nn: module from [R, F] to [R, F'], row by row.
+        eps: initial value.
+        train_eps: make ``eps`` a parameter (otherwise it is a buffer).
+        edge_dim: columns of the edge features, to bring them to F columns by ``lin``; None: they have F.
+        in_channels: F, where ``edge_dim`` is given and nn does not say it (``nn[0].in_features``).
+        activation, input_dropout: see ``Convolution``.
+    """
+
+    uses_edge_features = True
+
+    def __init__(
+        self,
+        nn: torch.nn.Module,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        edge_dim: int | None = None,
+        *,
+        in_channels: int | None = None,
+        activation: Activation = None,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(activation, input_dropout)
+        self.nn = nn
+        if train_eps:
+            self.eps = torch.nn.Parameter(torch.tensor([float(eps)]))
+        else:
+            self.register_buffer("eps", torch.tensor([float(eps)]))
+        self.lin = None if edge_dim is None else linear(edge_dim, in_channels or _input_width(nn), bias=True)
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        e_EF = block.edge_features if self.lin is None else self.lin(block.edge_features)
+        return block.segment_sum(torch.relu(block.gather(z) + e_EF))
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        h = self.input_dropout(h)
+        return h, h
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        return self.activate(self.nn(torch.addcmul(a, 1 + self.eps, s)))
+
+
+def _input_width(nn: torch.nn.Module) -> int:
+    first = nn[0] if isinstance(nn, torch.nn.Sequential) else nn
+    width = getattr(first, "in_features", getattr(first, "in_channels", None))
+    if width is None:
+        raise ValueError("GINEConv(edge_dim=...): cannot tell the input width of nn; pass in_channels")
+    return width

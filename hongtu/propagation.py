@@ -1,0 +1,173 @@
+"""Propagation without parameters: P y over rows [V, C] on the host, K times, through the engine that trains.
+
+Legend: V vertices, C columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from hongtu.artifact import Artifact, open_artifact
+from hongtu.backends import Backend, get_backend
+from hongtu.config import parse_bytes
+from hongtu.embedding import VertexRows
+from hongtu.engine import Engine
+from hongtu.errors import InputError
+from hongtu.metrics import EpochRecord
+from hongtu.network import Network
+from hongtu.nn.context import RowContext
+from hongtu.nn.layer import Layer, Skip
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.hardware import Hardware
+from hongtu.plan.planner import plan_run
+from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.probe import probe_workspace
+from hongtu.tracing import trace
+
+# exponents of the weighted in-degree D: of the source, of the destination
+NORMALIZE = {"symmetric": (0.5, 0.5), "source": (1.0, 0.0), "destination": (0.0, 1.0), "none": (0.0, 0.0)}
+
+RowStep = Callable[[Tensor], Tensor]
+
+
+class _Neighbours(Layer):
+    """D^-b A D^-a h; a vertex without in-edges has D^-a = 0."""
+
+    reduce = "sum"
+    weighted = True
+
+    def __init__(self, normalize: str) -> None:
+        super().__init__()
+        self.source, self.destination = NORMALIZE[normalize]
+        self.uses_statistics = normalize != "none"
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        return self._scaled(h, self.source), None
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        return self._scaled(a, self.destination)
+
+    def _scaled(self, x: Tensor, exponent: float) -> Tensor:
+        if not exponent:
+            return x
+        statistics_R3 = self.rows.statistics
+        assert statistics_R3 is not None
+        scale_R = statistics_R3[:, 0].pow(-exponent)
+        return x * scale_R.masked_fill(scale_R == torch.inf, 0).unsqueeze(1)
+
+
+class Propagation:
+    """Steps y <- f(P y) over the whole graph of an artifact, in a device-memory budget.
+
+    P is the adjacency matrix (row: destination) with the graph's edge weights, if it has any, scaled by the weighted
+    in-degree D, stored self-loops included; none are added.
+
+    Args:
+        artifact: an opened artifact or its path.
+        columns: C.
+        normalize: "symmetric" (D^-1/2 A D^-1/2), "source" (A D^-1), "destination" (D^-1 A) or "none" (A).
+        device, device_memory, strategy, dtype, hardware: as for :class:`hongtu.Trainer`.
+
+    Attributes:
+        record: of the last step: seconds, bytes per link, peak bytes per memory; or None before it.
+
+    Raises:
+        InputError: for anything that cannot work, before any work.
+        BudgetError: when the budget is too small; names the smallest that works.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | str | os.PathLike[str],
+        columns: int,
+        *,
+        normalize: str = "symmetric",
+        device: str | Backend = "cpu",
+        device_memory: int | str | None = None,
+        strategy: str | Strategy = "full",
+        dtype: torch.dtype = torch.float32,
+        hardware: Hardware | None = None,
+    ) -> None:
+        self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+        self.artifact.check_bounds()
+        if normalize not in NORMALIZE:
+            raise InputError(f"normalize {normalize!r}: expected {', '.join(map(repr, NORMALIZE))}")
+        if columns < 1:
+            raise InputError(f"columns {columns}: expected at least 1")
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+        self.columns, self.dtype = columns, dtype
+        backend = get_backend(device)
+        budget = None if device_memory is None else parse_bytes(device_memory)
+        self._network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
+        self._beside = self.artifact.num_vertices * columns * dtype.itemsize  # what a step adds to P y
+        used, compared = get_strategy(strategy), hardware or backend.hardware
+        plan = self._plan(used, budget, compared)
+        memory = backend.memory(self.artifact.topology.partitions)
+        if budget is None and memory is not None and plan.likely_bytes > memory:
+            plan = self._plan(used, memory, compared)
+        rows = torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
+        self._rows = VertexRows(self.artifact.original_id, rows)
+        self._engine = Engine(self.artifact, self._network, None, plan, self._rows, budget, dtype, backend)
+        self._engine.count_once(self._beside)
+        self.record: EpochRecord | None = None
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """What a step runs: predicted rows, bytes per link, peak bytes."""
+        return self._engine.plan
+
+    def run(
+        self, rows: Tensor, steps: int, alpha: float, then: RowStep, *, progress: bool | None = None, title: str = ""
+    ) -> Tensor:
+        """``steps`` times y <- then(alpha P y + (1 - alpha) rows), from y = ``rows``.
+
+        Args:
+            rows: [V, C] in the artifact's order (``renumbered``).
+            then: given the new y, in the artifact's order; may change it in place.
+            progress: show a progress bar; None: only on a terminal.
+
+        Returns:
+            [V, C] in the artifact's order; the next run changes it.
+        """
+        beside = rows * (1 - alpha)
+        self._engine.features.copy_(rows)
+        hidden = None if progress is None else not progress
+        for step in tqdm(range(steps), unit="step", desc=title or None, disable=hidden):
+            self._engine.set_up()
+            self._engine.reset_counters()
+            start = perf_counter()
+            with self._engine.inferred() as out:
+                self._engine.features.copy_(then(out.mul_(alpha).add_(beside)))
+            self.record = self._engine.record(step, 0.0, perf_counter() - start)
+        return self._engine.features
+
+    def renumbered(self, rows: Tensor) -> Tensor:
+        """[N, ...] in the original order -> in the artifact's."""
+        return self._rows.renumbered(rows)
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        """[V, ...] in the artifact's order -> in the original."""
+        return self._rows.ordered(rows)
+
+    def _plan(self, strategy: Strategy, budget: int | None, hardware: Hardware) -> ExecutionPlan:
+        traced = trace(self._network, self.columns, self.dtype)
+        shape = NetworkShape(
+            features=self.columns, layers=traced.layers, output=traced.output, itemsize=self.dtype.itemsize,
+            model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
+        )  # fmt: skip
+
+        def probe(trial: ExecutionPlan) -> dict[str, int]:
+            return probe_workspace(trial, self._network.modules, None, self.dtype)
+
+        artifact = self.artifact
+        return plan_run(
+            artifact.topology, artifact.schedule_paper, shape, strategy, budget, probe, hardware, artifact.original_id
+        )

@@ -1,0 +1,129 @@
+"""``hongtu bench``: every system trains the same model, what is timed was checked, and it goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import hongtu
+from hongtu.bench import baselines, compare
+from hongtu.bench.load import OthersShare, forget_peak, peak_resident
+from hongtu.bench.spec import Model, Run
+from hongtu.bench.worker import Order, make_system
+from hongtu.cli.main import main as command
+from hongtu.errors import BudgetError, InputError
+
+pytest.importorskip("torch_geometric")
+FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse")
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    sizes = ["--vertices", "900", "--edges", "6000", "--features", "12", "--classes", "4", "--seed", "1"]
+    assert command(["generate", "citation", str(folder / "graph"), *sizes]) == 0
+    more = ["--partitions", "2", "--chunks", "8", "--order", "input"]
+    assert command(["preprocess", str(folder / "graph"), str(folder / "artifact"), *more]) == 0
+    return folder / "artifact"
+
+
+@pytest.mark.parametrize("model", baselines.MODELS)
+def test_every_form_trains_the_same_model(artifact, model):
+    def losses(run):
+        order = Order(artifact=str(artifact), model=Model(name=model, hidden=8, layers=3), run=run)
+        system = make_system(order)
+        return [system.step() for _ in range(3)], system.scores()
+
+    own, scores = losses(Run(strategy="full"))
+    assert own[2] < own[0] and 0 <= scores["val"] <= 1
+    for form in FORMS:
+        if baselines.missing(form, model) is None:
+            found, other = losses(Run(system=form))
+            assert found == pytest.approx(own, rel=1e-5), form
+            assert other == pytest.approx(scores, abs=0.02), form
+
+
+def test_sampled_mini_batches_learn(artifact):
+    if baselines.missing("pyg-loader", "sage") is not None:
+        pytest.skip("neither pyg-lib nor torch-sparse is installed")
+    order = Order(artifact=str(artifact), model=Model(name="sage", hidden=8), run=Run(system="pyg-loader"))
+    system, ours = make_system(order), make_system(Order(**order.__dict__ | {"run": Run(strategy="full")}))
+    assert system.loss() == pytest.approx(ours.step(), rel=1e-5)
+    assert system.step() > 0 and system.loss() < ours.record.loss
+
+
+def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    arguments = ["bench", str(artifact), "--models", "gcn", "--hidden", "8", "--strategies", "full,paper"]
+    arguments += ["--budgets", "none,60%", "--baselines", "pyg-csr,dense", "--epochs", "2", "--accuracy", "4"]
+    assert command([*arguments, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["system"] for row in rows] == ["hongtu"] * 4 + ["pyg-csr", "dense"]
+    assert all(row["loss_agrees"] and row["spread"][0] <= row["seconds"] <= row["spread"][1] for row in rows)
+    assert all(row["reference"] == "pyg-csr" and row["process_bytes"] > 0 for row in rows)
+    ours = rows[:4]
+    assert all(row["counted_is_predicted"] and row["predicted_seconds"] > 0 for row in ours)
+    assert all(math.isclose(sum(row["phases"].values()), row["seconds"], rel_tol=0.6) for row in ours)
+    assert ours[1]["budget"] == int(0.6 * ours[0]["need"]) >= ours[1]["need"]
+    assert [point["epoch"] for point in ours[0]["curve"]] == [1, 2, 3, 4] and "curve" not in rows[5]
+    text = capsys.readouterr().out
+    assert "pyg-csr" in text and "over the host link" in text
+    assert command([*arguments, "--out", str(out)]) == 0
+    assert out.read_text().count("\n") == len(rows), "what was there was measured again"
+
+
+def test_another_loss_is_not_timed(artifact, monkeypatch):
+    monkeypatch.setattr(compare, "reference_of", lambda model: Run(system="pyg"))
+    model, settings = Model(name="gcn", hidden=8), compare.Settings(epochs=1)
+    monkeypatch.setattr(compare, "TOLERANCE", -1.0)  # nothing agrees
+    (row,) = compare.compare(artifact, model, [Run(strategy="full")], settings)
+    assert not row["loss_agrees"] and "seconds" not in row and row["losses"][0] > 0
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--models", "gpt"], "--models gpt: expected some of gcn"),
+        (["--baselines", "tensorflow"], "expected one of pyg, "),
+        (["--strategies", "best"], "strategy 'best': expected one of"),
+        (["--budgets", "300%"], "expected a percentage"),
+        (["--epochs", "0"], "--epochs 0: expected at least 1"),
+        (["--out", "/nowhere/rows.jsonl"], "expected a file in a directory that exists"),
+        (["--hardware", "abacus"], "doctor --measure"),
+        (["--budgets", "1KiB"], "hongtu full, 0.0 MiB: device_memory is 1024 bytes, the smallest that works is"),
+    ],
+)
+def test_bad_arguments_are_one_line(artifact, more, message, capsys):
+    assert command(["bench", str(artifact), *more]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("hongtu: ") and message in error
+
+
+def test_what_is_missing_comes_with_its_pip_line(monkeypatch):
+    monkeypatch.setattr(baselines, "_importable", lambda name: False)
+    assert "pip install torch_geometric" in baselines.missing("pyg", "gcn")
+    assert baselines.missing("dense", "gcn") is None
+    assert compare.reference_of(Model(name="gcn")) == Run(strategy="none")
+    monkeypatch.setattr(baselines, "_importable", lambda name: name == "torch_geometric")
+    assert "torch-sparse" in baselines.missing("pyg-loader", "gcn")
+
+
+def test_a_worker_that_refuses_or_dies_says_so(artifact, tmp_path):
+    model, settings = Model(name="gcn", hidden=8), compare.Settings()
+    with pytest.raises(BudgetError, match="smallest that works") as refused:
+        compare.compare(artifact, model, [Run(strategy="full", budget=10)], settings)
+    assert refused.value.smallest > 10
+    with pytest.raises(InputError, match="absent"):
+        compare.in_memory_need(tmp_path / "absent", model, settings)
+
+
+def test_memory_and_other_processes_are_seen():
+    forget_peak()
+    before = peak_resident()
+    held = torch.ones(2**24)
+    assert peak_resident() - before > 0.9 * held.nbytes
+    assert 0 <= OthersShare().stop(0.5) <= 1
+    assert hongtu.__version__
