@@ -1,4 +1,4 @@
-# Everything runs in .venv; its two stamps say which dependencies it holds (.runtime, and .dev on top of it).
+# Everything runs in .venv; its two stamps say which dependencies it holds (.runtime, and .dev or .docs on top of it).
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ BOUNDS := tests/cpu/test_kernels.py tests/cpu/test_dropout.py tests/cpu/test_run
 	tests/null/test_transfer_plan.py tests/null/test_volume.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bounds bench gpu-check lint format clean
+.PHONY: help demo test bounds bench gpu-check docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ gpu-check:  ## on a machine with a GPU: tests, links, epochs against torch_geome
 bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (minutes)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)
 
+docs: $(VENV)/.docs  ## build the documentation in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -47,7 +50,7 @@ format: $(VENV)/.dev  ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the virtual environment, caches and build products
-	rm -rf $(VENV) build dist .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) build dist site .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
 	find hongtu preprocess cuda_ext tests experiments -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: $(REQUIREMENTS)
@@ -59,4 +62,8 @@ $(VENV)/.runtime: $(REQUIREMENTS)
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(INSTALL) -e '.[docs]'
 	@touch $@

@@ -18,6 +18,7 @@ from pathlib import Path
 from experiments.gpu_check import run_all
 from experiments.prepare import generated, prepared, real_graph
 from hongtu.bench.records import append, machine
+from hongtu.cli.stopping import terminable
 
 PYTHON = sys.executable
 
@@ -36,11 +37,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     parser.add_argument("--work", type=Path, help="graphs and artifacts (default: OUT/work)")
     parser.add_argument("--scale", type=float, default=1.0, help="of all graphs' sizes (default: 1)")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="PART")
     options = parser.parse_args()
     options.work = options.work or options.out / "work"
     options.work.mkdir(parents=True, exist_ok=True)
+    with terminable():
+        failed = run_parts(options)
+    if failed:
+        sys.exit(f"bench: failed: {', '.join(failed)}; see {options.out}/*.log")
+
+
+def run_parts(options: argparse.Namespace) -> list[str]:
+    """Run what is not done; the parts that failed."""
     began, failed = time.monotonic(), []
     prepare(options)
     for part in parts(options):
@@ -58,9 +67,8 @@ def main() -> None:
             done.touch()
         else:
             failed.append(part.name)
-    print(f"{time.monotonic() - began:.0f} s in all; {options.out / 'report.html'}")
-    if failed:
-        sys.exit(f"bench: failed: {', '.join(failed)}; see {options.out}/*.log")
+    print(f"{time.monotonic() - began:.0f} s in all; {options.out / 'report.html'}", flush=True)
+    return failed
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -99,13 +107,15 @@ def parts(options: argparse.Namespace) -> list[Part]:
 
     model = ("--hidden", "64", "--epochs", epochs)
     found = [
-        Part("profile", hongtu("doctor", "--measure", profile), 120),
-        Part("systems", hongtu("bench", citation, "--models", "gcn,sage,gat", *model, "--strategies", "full,paper,none",
+        Part("profile", hongtu("doctor", "--measure", profile), 300),
+        Part("systems", hongtu("bench", citation, "--models", "gcn,sage", *model, "--strategies", "full,paper,none",
                                "--baselines", "all", *to("bench")), 300),
+        Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
+                           *to("bench")), 200),
         Part("savings", hongtu("bench", rmat, "--models", "gcn", *model, "--strategies", "full,paper,alone",
                                *to("bench")), 120),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
-                                "--accuracy", "30", "--baselines", "all", *to("bench")), 200),
+                                "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 200),
         Part("budgets", module("budgets", citation, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
                                "--hardware", profile, *to("budgets")), 120),
         Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",

@@ -13,6 +13,9 @@ from hongtu.bench.compare import Settings, compare, describe, in_memory_need
 from hongtu.bench.growth import largest_step
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
+from hongtu.errors import BudgetError
+from hongtu.models import build_layers
+from hongtu.planning import plan_model
 
 
 def main() -> None:
@@ -32,11 +35,23 @@ def main() -> None:
         model = Model(name=name, hidden=options.hidden, layers=options.layers)
         need = in_memory_need(artifact.path, model, settings)
         runs = [Run(strategy="full", budget=int(need * share), share=share) for share in options.shares]
+        runs = [run for run in runs if fits(artifact, model, run)]
         rows = compare(artifact.path, model, runs, settings)
         for row in rows:
             append(options.out, machine("budgets") | describe(artifact, settings) | model.to_dict() | row)
             print(f"{name}, {row['label']}: {row['seconds']:.3f} s", flush=True)
         print(f"{name}: largest step {largest_step([row['seconds'] for row in rows]):.2f}x")
+
+
+def fits(artifact: hongtu.Artifact, model: Model, run: Run) -> bool:
+    """Whether a budget works; where one vertex needs more, none does."""
+    layers = build_layers(model.name, artifact.feature_width, model.hidden, artifact.num_classes, model.layers)
+    try:
+        plan_model(artifact, layers, device_memory=run.budget)
+    except BudgetError as refused:
+        print(f"{model.name}, {run.label}: left out: {refused}")
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -35,11 +35,12 @@ def main() -> None:
         chunks = max(1, vertices // VERTICES_PER_CHUNK)
         artifact = prepared(graph, options.work / f"growth-{vertices}", partitions=1, chunks=chunks, order="input")
         (row,) = compare(artifact.path, model, [Run(strategy="full")], settings)
+        row["counted_bytes"] = sum(row["memory"].values())
         row = machine("growth") | describe(artifact, settings) | model.to_dict() | row
         append(options.out, row)
         rows.append(row)
         print(f"{vertices:,} vertices: {row['seconds']:.3f} s, {row['process_bytes'] / 2**20:.0f} MiB", flush=True)
-    for name in ("seconds", "process_bytes"):
+    for name in ("seconds", "process_bytes", "counted_bytes"):
         print(f"{name}: exponent {exponent(options.sizes, [row[name] for row in rows]):.3f}")
 
 

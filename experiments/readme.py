@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,11 @@ def written(text: str, results: Path) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     assert begin and end, "README.md has no markers"
-    return head + BEGIN + "\n".join(f"- {line}" for line in lines(results)) + "\n" + END + tail
+    return head + BEGIN + "\n".join(map(_item, lines(results))) + "\n" + END + tail
+
+
+def _item(line: str) -> str:
+    return textwrap.fill(line, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def lines(results: Path) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Torch's and numba's OpenMP threads would otherwise spin beside one another between parallel loops: on two cores an
 # epoch then takes two to four times as long. Set before either library loads; what the user has set stays.
@@ -23,16 +23,31 @@ __all__ = [
     "Trainer",
     "__version__",
     "errors",
+    "from_pyg",
     "nn",
     "open_artifact",
     "preprocess_graph",
+    "to_pyg",
 ]
+
+if TYPE_CHECKING:  # type checkers and editors see the names; running code loads them on first use
+    from hongtu import errors, nn
+    from hongtu.artifact import open_artifact
+    from hongtu.convert import from_pyg, to_pyg
+    from hongtu.links import LinkLoss
+    from hongtu.losses import LossTerm
+    from hongtu.postprocess import CorrectAndSmooth, LabelPropagation
+    from hongtu.preprocess.pipeline import preprocess_graph
+    from hongtu.propagation import Propagation
+    from hongtu.trainer import Trainer
 
 # attribute -> (module, name in it; None for the module itself)
 _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
     "open_artifact": ("hongtu.artifact", "open_artifact"),
     "Trainer": ("hongtu.trainer", "Trainer"),
+    "from_pyg": ("hongtu.convert", "from_pyg"),
+    "to_pyg": ("hongtu.convert", "to_pyg"),
     "LinkLoss": ("hongtu.links", "LinkLoss"),
     "LossTerm": ("hongtu.losses", "LossTerm"),
     "Propagation": ("hongtu.propagation", "Propagation"),

@@ -22,6 +22,7 @@ from hongtu.artifact_check import check_bounds, check_indices
 from hongtu.errors import InputError
 from hongtu.npy import open_npy
 from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
+from hongtu.sparse_rows import PARTS, SparseRows
 from hongtu.topology import Topology
 from hongtu.vertex_ids import VertexIds
 
@@ -44,7 +45,10 @@ ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "edge_features": (("float32",), 2, False),  # [E, F_e]
     "edge_type": (("int32",), 1, False),  # [E] from 0 to the manifest's "edge_types" - 1
     "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
-    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings
+    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings, or sparse as follows
+    "feature_start": (("int64",), 1, False),  # [V + 1], CSR
+    "feature_column": (("int32",), 1, False),
+    "feature_value": (("float32",), 1, False),
     "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
     "train_mask": (("bool",), 1, True),  # [V]
     "val_mask": (("bool",), 1, True),  # [V]
@@ -62,7 +66,8 @@ class Artifact:
         manifest: the parsed ``manifest.json``.
         original_id: int32 [V].
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
-        features: float32 [V, F], or None where training learns embeddings of ``feature_width`` columns.
+        features: float32 [V, F], or None where they are sparse or learned.
+        sparse_features: features as CSR rows, or None.
         labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none), as ``task`` says.
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
@@ -77,6 +82,10 @@ class Artifact:
         ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
         self.vertex_ids = VertexIds(*ids) if ids[0] is not None or ids[1] is not None else None
         self.features = arrays.get("features")
+        self.sparse_features: SparseRows | None = None
+        if "feature_start" in arrays:
+            start, column, value = (arrays[f"feature_{part}"] for part in PARTS)
+            self.sparse_features = SparseRows(start, column, value, manifest["feature_width"])
         self.labels = arrays["labels"]
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
         self.schedule_paper = arrays["schedule_paper"]
@@ -104,6 +113,11 @@ class Artifact:
     @property
     def feature_width(self) -> int:
         return self.manifest["feature_width"]
+
+    @property
+    def learns_features(self) -> bool:
+        """Whether training learns embeddings of ``feature_width`` columns."""
+        return self.features is None and self.sparse_features is None
 
     @property
     def edge_feature_width(self) -> int:
@@ -294,6 +308,7 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
         "edge_type": (e,),
         "schedule_paper": (m, n),
         "features": (v, manifest["feature_width"]),
+        "feature_start": (v + 1,),
         "labels": (v, manifest["classes"]) if arrays["labels"].ndim == 2 else (v,),
         "train_mask": (v,),
         "val_mask": (v,),
@@ -302,6 +317,14 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
             raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
+    for group in (("name_start", "name_text"), tuple(f"feature_{part}" for part in PARTS)):
+        missing = [name for name in group if name not in arrays]
+        if 0 < len(missing) < len(group):
+            raise InputError(
+                f"{path / MANIFEST}: one of {', '.join(group)} is missing: {missing[0]}; run `hongtu preprocess` again"
+            )
+    if "feature_start" in arrays and len(arrays["feature_column"]) != len(arrays["feature_value"]):
+        raise InputError(f"{path}: feature_column and feature_value differ in length; run `hongtu preprocess` again")
     if manifest.get("task") not in (("multiclass",) if arrays["labels"].ndim == 1 else ("multilabel", "regression")):
         raise InputError(
             f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
@@ -320,13 +343,11 @@ def _check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.
         and 1 + max(widths) == manifest["feature_width"]
     ):
         raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
-    if ("name_start" in arrays) != ("name_text" in arrays):
-        raise InputError(
-            f"{path / MANIFEST}: one of name_start and name_text is missing; run `hongtu preprocess` again"
-        )
     ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
     if "name_start" in arrays:
         ends["name_start"] = len(arrays["name_text"])
+    if "feature_start" in arrays:
+        ends["feature_start"] = len(arrays["feature_value"])
     for name, last in ends.items():
         array = arrays[name]
         if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):

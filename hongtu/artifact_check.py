@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.sparse_rows import SparseRows
 from hongtu.topology import Topology
 
 
@@ -20,6 +21,7 @@ class Arrays(Protocol):
     masks: dict[str, np.ndarray]
     schedule_paper: np.ndarray
     topology: Topology
+    sparse_features: SparseRows | None
 
     @property
     def num_vertices(self) -> int: ...
@@ -53,6 +55,8 @@ def check_bounds(artifact: Arrays) -> None:
         largest = np.maximum.reduceat(topology.local_source, edge_start[busy])
         beyond = busy[largest >= topology.num_sources[busy]]
         _expect(artifact, "local_source", not len(beyond), f"less than the chunk's sources in chunk {beyond[:1]}")
+    if artifact.sparse_features is not None:
+        _expect_range(artifact, "feature_column", artifact.sparse_features.column, 0, artifact.sparse_features.width)
     if artifact.task == "multiclass":
         _expect_range(artifact, "labels", artifact.labels, -1, artifact.num_classes)
 

@@ -197,3 +197,70 @@ def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F
                         change = grad_DF[d, f] * gate
                         out_C2F[row, f] += change * (one - gate) * rows_C2F[row, width + f]
                         out_C2F[row, width + f] += change
+
+
+@parallel
+def additive_logits(indptr, local_source, rows_SF, query_DF, att_F, slope, out_EH, threads):
+    """out[e, h] = <att[h], leaky_relu(rows[source of e, h] + query[destination of e, h])>; overwrites ``out``."""
+    heads, width = out_EH.shape[1], query_DF.shape[1]
+    channels = width // heads
+    parts = parts_for((len(local_source) + query_DF.shape[0]) * width * 2, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for h in range(heads):
+                    first, total = np.uint64(h * channels), query_DF.dtype.type(0)
+                    for k in range(channels):
+                        f = first + np.uint64(k)
+                        x = rows_SF[row, f] + query_DF[d, f]
+                        total += att_F[f] * (x if x > 0 else slope * x)
+                    out_EH[e, h] = total
+
+
+@parallel
+def additive_logits_gradients(
+    indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_query_DF, grad_att_DF, threads
+):
+    """Of every destination: the gradient of its query, and what it adds to that of ``att``; overwrites both."""
+    heads, width = grad_EH.shape[1], query_DF.shape[1]
+    channels, one = width // heads, query_DF.dtype.type(1)
+    parts = parts_for((len(local_source) + query_DF.shape[0]) * width * 2, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for f in range(width):
+                grad_query_DF[d, f], grad_att_DF[d, f] = 0, 0
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for h in range(heads):
+                    grad, first = grad_EH[e, h], np.uint64(h * channels)
+                    for k in range(channels):
+                        f = first + np.uint64(k)
+                        x = rows_SF[row, f] + query_DF[d, f]
+                        steep = one if x > 0 else slope
+                        grad_query_DF[d, f] += grad * steep
+                        grad_att_DF[d, f] += grad * steep * x
+            for f in range(width):
+                grad_query_DF[d, f] *= att_F[f]
+
+
+@parallel
+def additive_logits_transpose(indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_SF, threads):
+    """Adds the gradient of ``additive_logits`` with respect to the rows to ``grad_SF``, in place."""
+    heads, width = grad_EH.shape[1], query_DF.shape[1]
+    channels, one = width // heads, query_DF.dtype.type(1)
+    bounds = source_bounds(local_source, width * 2, threads)
+    for part in prange(len(bounds) - 1):
+        lo, hi = bounds[part], bounds[part + 1]
+        for d in range(query_DF.shape[0]):
+            for e in range(indptr[d], indptr[d + 1]):
+                if lo <= local_source[e] < hi:
+                    row = np.uint64(local_source[e])
+                    for h in range(heads):
+                        grad, first = grad_EH[e, h], np.uint64(h * channels)
+                        for k in range(channels):
+                            f = first + np.uint64(k)
+                            steep = one if rows_SF[row, f] + query_DF[d, f] > 0 else slope
+                            grad_SF[row, f] += grad * steep * att_F[f]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hongtu import ops, reductions
+from hongtu import attention_ops, ops, reductions
 
 if TYPE_CHECKING:
     import torch_sparse
@@ -220,7 +220,11 @@ class Block:
 
     def dot(self, key: Tensor, query_DF: Tensor, heads: int) -> Tensor:
         """[S, F], [D, F] -> [E, H]: per head, the product of the source's key and the destination's query."""
-        return ops.dot(key, query_DF, self.indptr, self.local_source, heads)
+        return attention_ops.dot(key, query_DF, self.indptr, self.local_source, heads)
+
+    def additive_logits(self, x: Tensor, query_DF: Tensor, att_F: Tensor, heads: int, slope: float) -> Tensor:
+        """[S, F], [D, F], [F] -> [E, H]: per head <att, leaky_relu(source's row + destination's query)>."""
+        return attention_ops.additive_logits(x, query_DF, att_F, self.indptr, self.local_source, heads, slope)
 
     def gated_sum(self, x: Tensor, key_DF: Tensor) -> Tensor:
         """[S, 2 F] (query | value), [D, F] -> [D, F]: sum over in-edges of sigmoid(key + query) * value."""

@@ -11,7 +11,8 @@ from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.plan.arena import Needs
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes import FEATURES, Pass
+from hongtu.sparse_rows import PARTS, positions
 
 
 class ChunkInputs:
@@ -66,13 +67,17 @@ class ChunkInputs:
             self._bring_edges(plan, i, batch, chunk)
         self._rows = (*p.inputs, *p.gradients)
         for name in self._rows:
-            if name not in own_rows:
+            if name == FEATURES and plan.shape.sparse_input is not None:
+                self._bring_sparse(name)
+            elif name not in own_rows:
                 self._bring(name, "read")
 
     def open(self) -> None:
         """Inside ``compute``: make what was brought into what layers see."""
         p = self._p
         here = {name: self._lasting(tensor) for name, tensor in self._here.items()}
+        if f"{FEATURES} value" in here:
+            here[FEATURES] = self._dense(FEATURES, here)
         self.position = here.get("row_in_chunk")
         for name in self._rows:
             if name in self._own_rows:
@@ -130,6 +135,29 @@ class ChunkInputs:
             self._here[name] = self._device.bring(name, self._number, host, link)
         else:
             self._here[name] = self._device.bring_rows(name, self._number, host, self.index, link)
+
+    def _bring_sparse(self, name: str) -> None:
+        """The destinations' rows of a CSR host tensor."""
+        start, column, value = (self._host[f"{name} {part}"] for part in PARTS)
+        if self.index is None:
+            starts = start[self.first : self.end + 1]
+            lo, hi = int(starts[0]), int(starts[-1])
+            parts = starts - lo, column[lo:hi], value[lo:hi]
+        else:
+            rows = self.index.astype(np.int64) + self.first
+            at = torch.from_numpy(positions(start.numpy(), rows))
+            count = start[rows + 1] - start[rows]
+            parts = torch.cat([count.new_zeros(1), count.cumsum(0)]), column[at], value[at]
+        for part, tensor in zip(PARTS, parts, strict=True):
+            self._here[f"{name} {part}"] = self._device.bring(f"{name} {part}", self._number, tensor, "read")
+
+    def _dense(self, name: str, here: dict[str, Tensor]) -> Tensor:
+        """[D, F], in the buffer that the pass has for it."""
+        start, column, value = (here[f"{name} {part}"] for part in PARTS)
+        rows = self._device.staging(name, self._number)[: self.num_dst].zero_()
+        row = torch.repeat_interleave(start.diff(), output_size=len(column))
+        rows.index_put_((row, column.long()), value)
+        return rows
 
     def _bring_array(self, name: str, array: np.ndarray) -> None:
         self._here[name] = self._device.bring(name, self._number, array, "topology")

@@ -13,7 +13,7 @@ from hongtu.errors import InputError
 PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 TASKS = ("regression",)  # those that labels do not say themselves
-MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp")
+MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
 
@@ -141,7 +141,7 @@ def spec_width(field: str, spec: Any, forms: tuple[str, ...]) -> int:
             if kind == form_kind and colon == form_colon:
                 if not colon:
                     return 0
-                if width.isascii() and width.isdigit() and int(width) > 0:
+                if width.isascii() and width.isdigit() and 0 < int(width[:11]) < 2**31 and len(width) < 11:
                     return int(width)
     raise InputError(f"{field}: {spec!r}, expected {' or '.join(forms)} with a positive number for the capital")
 

@@ -7,6 +7,7 @@ was given to it last; what others take never changes, even where a module works 
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,12 @@ class Modules(nn.ModuleList):
         super().__init__(modules)
         self.headers = list(headers)
 
+    def first(self, count: int) -> Modules:
+        """Copies of the first ones."""
+        return copy.deepcopy(Modules(list(self)[:count], self.headers[:count]))
 
-class Function(nn.Module):
+
+class RowFunction(nn.Module):
     """A function of rows in the layer list, such as ``lambda x, x0: x + x0``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -65,19 +70,25 @@ def as_modules(layers: Sequence[Entry]) -> Modules:
     Raises:
         InputError: naming the first entry that is none.
     """
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+        name = type(layers).__name__
+        raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
     modules, headers = [], []
     for index, entry in enumerate(layers):
         module, header = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
         if isinstance(header, str) and not isinstance(module, nn.Module) and callable(module):
-            module = Function(module)
+            module = RowFunction(module)
         if not isinstance(module, nn.Module) or not isinstance(header, str | None):
+            shown = getattr(entry, "__name__", None) or repr(entry)
             raise InputError(
-                f"layers[{index}] is {entry!r}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module, or a pair of "
-                'one and a header such as "x, x0 -> x"'
+                f"layers[{index}] is {shown}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module, or a pair of "
+                'one and a header such as "x, x0 -> x"; of functions pass the module (torch.nn.ReLU() for '
+                'torch.relu), the activation of a layer, or (function, "x -> x")'
             )
         modules.append(module)
         headers.append(None if header is None else _parse(index, header))
     made = Modules(modules, headers)
+    _check_all_taken(made)
     if not any(module.training for module in modules):
         made.train()
     return made
@@ -87,7 +98,7 @@ def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
     """Per module, the numbers of the modules whose values it takes; INPUT for the features.
 
     Raises:
-        InputError: for a name that nothing before has given, and for what nothing takes.
+        InputError: for a name that nothing before has given.
     """
     current, given = FIRST_NAME, {FIRST_NAME: INPUT}
     sources = []
@@ -103,11 +114,15 @@ def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
         sources.append(tuple(given[name] for name in header.takes))
         current = header.gives
         given[current] = index
-    taken = {number for numbers in sources for number in numbers}
+    return sources
+
+
+def _check_all_taken(modules: Modules) -> None:
+    """Refuse a module whose rows nothing takes: nothing would train it."""
+    taken = {number for sources in resolve(modules) for number in sources}
     for index in range(len(modules) - 1):
         if index not in taken:
             raise InputError(f"layers[{index}]: nothing takes what it gives; name it in a header, or remove it")
-    return sources
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, cuda
 
-from hongtu import attention_kernels, extremum_kernels, kernels, row_copies
+from hongtu import attention_kernels, kernels, reduction_kernels, row_copies
 
 
 class Kernels(Protocol):
@@ -26,7 +26,7 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = row_copies, kernels, attention_kernels, extremum_kernels
+        modules = row_copies, kernels, attention_kernels, reduction_kernels
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)
@@ -64,6 +64,7 @@ class CudaKernels:
 
 NUMBA: Kernels = NumbaKernels()
 _for_cpu = [NUMBA]
+_as_on_gpu = [False]
 
 
 def kernels_for(tensor: Tensor) -> Kernels:
@@ -79,6 +80,21 @@ def using(chosen: Kernels) -> Iterator[None]:
         yield
     finally:
         _for_cpu.pop()
+
+
+def has_numba_kernel(tensor: Tensor) -> bool:
+    """Whether a kernel that only the CPU has runs on a tensor; else torch does its work."""
+    return kernels_for(tensor) is NUMBA and not _as_on_gpu[-1]
+
+
+@contextmanager
+def as_on_gpu(wanted: bool = True) -> Iterator[None]:
+    """Inside, CPU tensors do without the kernels that only the CPU has, and so take the memory that a GPU's would."""
+    _as_on_gpu.append(wanted)
+    try:
+        yield
+    finally:
+        _as_on_gpu.pop()
 
 
 @cache

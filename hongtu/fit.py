@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
 
+from hongtu.callbacks import Callbacks
 from hongtu.errors import InputError
 from hongtu.metrics import EpochRecord
 from hongtu.run_directory import RunDirectory
@@ -44,6 +45,7 @@ class FitOptions:
     keep: int = 3
     progress: bool | None = None
     on_epoch: Callable[[EpochRecord], None] | None = None
+    callbacks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.eval_every < 0 or (self.patience is not None and self.patience < 1):
@@ -86,7 +88,23 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
     directory = None if options.run_dir is None else RunDirectory(options.run_dir, options.keep)
     if directory is not None and options.save_every:
         directory.check_newest(trainer.epoch)
+    callbacks = Callbacks(options.callbacks)
     records: list[EpochRecord] = []
+    callbacks.begin(trainer)
+    try:
+        _run(trainer, options, directory, callbacks, records)
+    finally:
+        callbacks.end(trainer)
+    return records
+
+
+def _run(
+    trainer: Trainable,
+    options: FitOptions,
+    directory: RunDirectory | None,
+    callbacks: Callbacks,
+    records: list[EpochRecord],
+) -> None:
     with tqdm(total=options.epochs, unit="epoch", disable=_hidden(options.progress)) as bar:
         for k in range(options.epochs):
             record = trainer.train_epoch()
@@ -106,11 +124,14 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
                     directory.save(trainer.epoch, trainer.state())
             if options.on_epoch is not None:
                 options.on_epoch(record)
+            last = callbacks.epoch(trainer, record) or last
             bar.update()
-            bar.set_postfix(loss=f"{record.loss:.4f}", **{k: f"{v:.4f}" for k, v in record.metrics.items()})
+            shown = {
+                split: f"{record.metrics[split]:.4f}" for split in ("train", "val", "test") if split in record.metrics
+            }
+            bar.set_postfix(loss=f"{record.loss:.4f}", **shown)
             if last:
                 break
-    return records
 
 
 def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, scored: bool) -> None:

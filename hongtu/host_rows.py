@@ -15,6 +15,7 @@ from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.pool import Make
+from hongtu.sparse_rows import SparseRows
 from hongtu.statistics import degree_statistics, edge_id_starts
 
 
@@ -31,11 +32,11 @@ def make_host(
     host.count_pageable(sum(array.nbytes for array in plan.arrays()))
     if embedding is not None:
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
+    elif artifact.sparse_features is not None:
+        keep_sparse(host, artifact.sparse_features)
     else:
         assert artifact.features is not None
-        with warnings.catch_warnings():  # the features stay in their file, and nobody writes to them
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            host.keep(FEATURES, torch.from_numpy(np.asarray(artifact.features)))
+        host.keep(FEATURES, _in_file(artifact.features))
     if isinstance(loss, EdgeLoss):
         host.count_pageable(loss.nbytes)
     elif loss is not None:
@@ -49,3 +50,17 @@ def make_host(
         starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
         host.keep_pageable("edge_id_start", torch.from_numpy(starts))
     return host
+
+
+def keep_sparse(host: HostStore, rows: SparseRows) -> None:
+    """Hold CSR features for the whole run; they go to devices through staging, so nothing of them is pinned."""
+    host.keep_pageable(f"{FEATURES} start", _in_file(rows.start))
+    host.keep_pageable(f"{FEATURES} column", _in_file(rows.column))
+    host.keep_pageable(f"{FEATURES} value", _in_file(rows.value).to(host.dtype))
+
+
+def _in_file(array: np.ndarray) -> torch.Tensor:
+    """Features stay in their file, and nobody writes to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))

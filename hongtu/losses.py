@@ -215,7 +215,8 @@ class MeanLoss:
             losses = self._losses[k](picked, self._targets(own, out.dtype))
             if losses.shape != (len(rows),):
                 raise InputError(
-                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},)"
+                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},); "
+                    "pass reduction='none', and a mean over columns where there are several"
                 )
             if self._weights[k] is not None:
                 losses = losses * self._weights_of(k, own).to(losses.dtype)

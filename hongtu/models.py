@@ -18,8 +18,10 @@ from hongtu.nn import (
     GCNConv,
     GGCNConv,
     GINConv,
+    GINEConv,
     Layer,
     PNAConv,
+    RGCNConv,
     SAGEConv,
     SGConv,
     TransformerConv,
@@ -39,6 +41,8 @@ def build_layers(
     dropout: float = 0.0,
     heads: int = 1,
     degrees: Tensor | None = None,
+    edge_features: int = 0,
+    edge_types: int = 0,
 ) -> list[nn.Module]:
     """The layer list of a named model: ``features -> hidden -> ... -> classes``, ReLU (GAT: ELU) between layers.
 
@@ -49,6 +53,8 @@ def build_layers(
         dropout: before every layer; for attention also of the shares.
         heads: attention heads of inner layers.
         degrees: histogram of in-degrees (``hongtu.nn.degree_histogram``), which "pna" needs.
+        edge_features: columns of the edges' features, which "gine" needs.
+        edge_types: how many types edges have, which "rgcn" needs.
 
     Raises:
         InputError: for numbers that make no model.
@@ -64,29 +70,36 @@ def build_layers(
         raise InputError(f"model {model}: hidden {hidden} is not a multiple of heads {heads}")
     if model == "pna" and (degrees is None or int(degrees.sum()) == 0):
         raise InputError("model pna: needs the histogram of in-degrees, hongtu.nn.degree_histogram(artifact.topology)")
+    for name, found, what in (("gine", edge_features, "edge features"), ("rgcn", edge_types, "edge types")):
+        if model == name and not found:
+            raise InputError(f"model {name}: needs {what}, the graph has none; see docs/layers.md")
     if model == "sgc":
         return [SGConv(features, classes, K=layers, input_dropout=dropout)]
     widths = [features, *[hidden] * (layers - 1), classes]
     if model == "appnp":
         return _appnp(widths, dropout)
+    extra = degrees, edge_features, edge_types
     return [
-        _layer(model, *pair, last=k == layers - 1, dropout=dropout, heads=heads, degrees=degrees)
+        _layer(model, *pair, last=k == layers - 1, dropout=dropout, heads=heads, extra=extra)
         for k, pair in enumerate(itertools.pairwise(widths))
     ]
 
 
 def _layer(
-    model: str, columns_in: int, columns_out: int, *, last: bool, dropout: float, heads: int, degrees: Any
+    model: str, columns_in: int, columns_out: int, *, last: bool, dropout: float, heads: int, extra: tuple[Any, ...]
 ) -> Layer:
+    degrees, edge_features, edge_types = extra
     activation = None if last else "elu" if model in ("gat", "gatv2") else "relu"
     common: dict[str, Any] = {"activation": activation, "input_dropout": dropout}
     if model in _ATTENTION:
         heads = 1 if last else heads
         kind = _ATTENTION[model]
         return kind(columns_in, columns_out // heads, heads=heads, concat=not last, dropout=dropout, **common)
-    if model == "gin":
+    if model in ("gin", "gine"):
         mlp = nn.Sequential(nn.Linear(columns_in, columns_out), nn.ReLU(), nn.Linear(columns_out, columns_out))
-        return GINConv(mlp, **common)
+        return GINConv(mlp, **common) if model == "gin" else GINEConv(mlp, edge_dim=edge_features, **common)
+    if model == "rgcn":
+        return RGCNConv(columns_in, columns_out, edge_types, **common)
     if model == "pna":
         aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
         return PNAConv(columns_in, columns_out, aggregators, scalers, degrees, **common)

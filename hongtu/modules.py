@@ -22,6 +22,12 @@ def check_module(index: int, module: nn.Module) -> None:
     title = f"layers[{index}] ({type(module).__name__})"
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+    if any(
+        base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
+        for base in type(module).__mro__
+        if base.__name__ != "JumpingKnowledge"
+    ):
+        raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
     if rules_of(module) is not None:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise InputError(f"{title}: its width is not known yet; use torch.nn.BatchNorm1d(columns)")
@@ -80,7 +86,7 @@ def may_write(module: nn.Module) -> bool:
 
 def _may_write(module: nn.Module) -> bool:
     known = type(module).__module__.split(".")[0] in ("hongtu", "torch", "torch_geometric")
-    known = known and type(module).__name__ != "Function"
+    known = known and type(module).__name__ != "RowFunction"
     return not known or getattr(module, "inplace", False) or not _plain_activation(module)
 
 
@@ -92,7 +98,7 @@ def is_random(module: nn.Module) -> bool:
 def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return not known or name in ("PyGLayer", "Function") or not _plain_activation(module)
+    return not known or name in ("PyGLayer", "RowFunction") or not _plain_activation(module)
 
 
 def _plain_activation(module: nn.Module) -> bool:

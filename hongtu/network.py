@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,13 +37,15 @@ class Network:
     Args:
         modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
         context: shared by every Layer and Dropout of the model.
+        autocast: what transforms, updates and row-wise modules may compute in, by torch's rules; what they return has
+            the run's dtype again. None: that one only.
 
     Raises:
         InputError: for modules that cannot be exact chunk by chunk.
     """
 
-    def __init__(self, modules: nn.ModuleList, context: RowContext) -> None:
-        self.modules, self.context = modules, context
+    def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
+        self.modules, self.context, self.autocast = modules, context, autocast
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
@@ -69,6 +71,7 @@ class Network:
         self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
+        self.given = 0  # columns of what the current module got
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
 
@@ -230,8 +233,12 @@ class Network:
 
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
         done = None if self.calling is None else self.calling(number, kind, args)
-        with self._call(number, kind, rows):
-            out = self._seen(number, kind, rows, call(*args))
+        rows_given = [arg for arg in args if isinstance(arg, Tensor) and arg.ndim == 2]
+        self.given = rows_given[0].shape[1] if rows_given else 0
+        dense = self.autocast is not None and kind != AGGREGATE
+        with self._call(number, kind, rows), self._autocast(rows) if dense else nullcontext():
+            out = call(*args)
+        out = self._seen(number, kind, rows, _widened(out, args[0].dtype, {}) if dense else out)
         if done is not None:
             done(out)
         return out
@@ -258,8 +265,23 @@ class Network:
         else:
             yield
 
+    def _autocast(self, rows: Rows) -> AbstractContextManager[Any]:
+        """Around one call, so that recomputation casts what forward did; widths do not depend on it."""
+        return nullcontext() if self.calling is not None else torch.autocast(rows.ids.device.type, dtype=self.autocast)
+
     def title(self, number: int) -> str:
         return f"layers[{number}] ({type(self.modules[number]).__name__})"
+
+
+def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
+    """Tensors in the run's dtype; what was one tensor stays one."""
+    if isinstance(out, tuple | list):
+        return type(out)(_widened(part, dtype, seen) for part in out)
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return out
+    if id(out) not in seen:
+        seen[id(out)] = out.to(dtype)
+    return seen[id(out)]
 
 
 def _apart(x: Tensor, others: Sequence[Tensor]) -> Tensor:

@@ -16,16 +16,17 @@ from hongtu.cuda_ext.arguments import HUB
 from hongtu.dispatch import NUMBA, kernels_for
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
+    """What kernels take: contiguous, without a gradient."""
     return tensor.detach().contiguous()
 
 
 def _slots(slot_of_source: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.int32) if slot_of_source is None else _plain(slot_of_source)
+    return like.new_empty(0, dtype=torch.int32) if slot_of_source is None else plain(slot_of_source)
 
 
 def _weights(weight: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0) if weight is None else _plain(weight.to(like.dtype))
+    return like.new_empty(0) if weight is None else plain(weight.to(like.dtype))
 
 
 class _Aggregate(torch.autograd.Function):
@@ -33,16 +34,16 @@ class _Aggregate(torch.autograd.Function):
     def forward(ctx, rows_CF, indptr, local_source, slot_of_source, weight, mean):
         out_DF = rows_CF.new_empty((len(indptr) - 1, rows_CF.shape[1]))
         slots, weights = _slots(slot_of_source, rows_CF), _weights(weight, rows_CF)
-        ctx.graph = (_plain(indptr), _plain(local_source), slots, weights, mean)
+        ctx.graph = (plain(indptr), plain(local_source), slots, weights, mean)
         ctx.num_rows = len(rows_CF)
-        kernels_for(rows_CF).csc_aggregate(*ctx.graph, _plain(rows_CF), out_DF)
+        kernels_for(rows_CF).csc_aggregate(*ctx.graph, plain(rows_CF), out_DF)
         return out_DF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_DF):
         out_CF = grad_DF.new_zeros((ctx.num_rows, grad_DF.shape[1]))
-        kernels_for(grad_DF).csc_aggregate_transpose(*ctx.graph, _plain(grad_DF), out_CF)
+        kernels_for(grad_DF).csc_aggregate_transpose(*ctx.graph, plain(grad_DF), out_CF)
         return out_CF, None, None, None, None, None
 
 
@@ -58,58 +59,19 @@ def aggregate(
     return _Aggregate.apply(rows_CF, indptr, local_source, slot_of_source, weight, mean)
 
 
-class _Extremum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows_SF, indptr, local_source, weight, largest):
-        out_DF = rows_SF.new_empty((len(indptr) - 1, rows_SF.shape[1]))
-        ctx.graph = (_plain(indptr), _plain(local_source), _weights(weight, rows_SF))
-        NUMBA.csc_extremum(*ctx.graph, largest, _plain(rows_SF), out_DF)
-        ctx.save_for_backward(rows_SF, out_DF)
-        return out_DF
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_DF):
-        rows_SF, out_DF = (_plain(tensor) for tensor in ctx.saved_tensors)
-        shares_DF, grad_SF = torch.empty_like(out_DF), torch.zeros_like(rows_SF)
-        NUMBA.csc_extremum_shares(*ctx.graph, rows_SF, out_DF, _plain(grad_DF), shares_DF)
-        NUMBA.csc_extremum_transpose(*ctx.graph, rows_SF, out_DF, shares_DF, grad_SF)
-        return grad_SF, None, None, None, None
-
-
-def extremum(
-    rows_SF: Tensor, indptr: Tensor, local_source: Tensor, weight: Tensor | None = None, largest: bool = True
-) -> Tensor:
-    """[D, F]: per column the largest (or smallest) source row of each destination, times the edge's weight; 0 without
-    in-edges.
-
-    Ties share the gradient evenly, as in torch's ``scatter_reduce``; there, and here, an extremum of 0 keeps one share
-    to itself. On the CPU nothing of [E, F] is made; elsewhere torch makes it.
-    """
-    if kernels_for(rows_SF) is NUMBA:
-        return _Extremum.apply(rows_SF, indptr, local_source, weight, largest)
-    values_EF = edge_gather(rows_SF, local_source)
-    if weight is not None:
-        values_EF = values_EF * weight.to(rows_SF.dtype).unsqueeze(1)
-    dst_of_edge = torch.repeat_interleave(indptr.diff(), output_size=len(local_source))
-    out_DF = rows_SF.new_zeros((len(indptr) - 1, rows_SF.shape[1]))
-    how = "amax" if largest else "amin"
-    return out_DF.scatter_reduce(0, dst_of_edge.unsqueeze(1).expand_as(values_EF), values_EF, how, include_self=False)
-
-
 class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_EF, indptr):
-        ctx.indptr, ctx.num_edges = _plain(indptr), len(x_EF)
+        ctx.indptr, ctx.num_edges = plain(indptr), len(x_EF)
         out_DF = x_EF.new_empty((len(indptr) - 1, x_EF.shape[1]))
-        kernels_for(x_EF).segment_sum(ctx.indptr, _plain(x_EF), out_DF)
+        kernels_for(x_EF).segment_sum(ctx.indptr, plain(x_EF), out_DF)
         return out_DF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_DF):
         out_EF = grad_DF.new_empty((ctx.num_edges, grad_DF.shape[1]))
-        kernels_for(grad_DF).expand_rows(ctx.indptr, _plain(grad_DF), out_EF)
+        kernels_for(grad_DF).expand_rows(ctx.indptr, plain(grad_DF), out_EF)
         return out_EF, None
 
 
@@ -121,16 +83,16 @@ def segment_sum(x_EF: Tensor, indptr: Tensor) -> Tensor:
 class _DestinationGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_DF, indptr, num_edges):
-        ctx.indptr = _plain(indptr)
+        ctx.indptr = plain(indptr)
         out_EF = x_DF.new_empty((num_edges, x_DF.shape[1]))
-        kernels_for(x_DF).expand_rows(ctx.indptr, _plain(x_DF), out_EF)
+        kernels_for(x_DF).expand_rows(ctx.indptr, plain(x_DF), out_EF)
         return out_EF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_EF):
         out_DF = grad_EF.new_empty((len(ctx.indptr) - 1, grad_EF.shape[1]))
-        kernels_for(grad_EF).segment_sum(ctx.indptr, _plain(grad_EF), out_DF)
+        kernels_for(grad_EF).segment_sum(ctx.indptr, plain(grad_EF), out_DF)
         return out_DF, None, None
 
 
@@ -142,16 +104,16 @@ def destination_gather(x_DF: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
 class _EdgeGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_SF, local_source):
-        ctx.local_source, ctx.num_rows = _plain(local_source), len(x_SF)
+        ctx.local_source, ctx.num_rows = plain(local_source), len(x_SF)
         out_EF = x_SF.new_empty((len(local_source), x_SF.shape[1]))
-        kernels_for(x_SF).gather_rows(_plain(x_SF), ctx.local_source, out_EF)
+        kernels_for(x_SF).gather_rows(plain(x_SF), ctx.local_source, out_EF)
         return out_EF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_EF):
         out_SF = grad_EF.new_zeros((ctx.num_rows, grad_EF.shape[1]))
-        kernels_for(grad_EF).scatter_add_edges(ctx.local_source, _plain(grad_EF), out_SF)
+        kernels_for(grad_EF).scatter_add_edges(ctx.local_source, plain(grad_EF), out_SF)
         return out_SF, None
 
 
@@ -172,11 +134,11 @@ class _EdgeSoftmax(torch.autograd.Function):
     def forward(ctx, logits_EH, indptr, exclude, extra_DH):
         num_extra = 0 if extra_DH is None else len(indptr) - 1
         alpha_EH, alpha_DH = torch.empty_like(logits_EH), logits_EH.new_empty((num_extra, logits_EH.shape[1]))
-        extra = alpha_DH if extra_DH is None else _plain(extra_DH)
-        mask = logits_EH.new_empty(0, dtype=torch.bool) if exclude is None else _plain(exclude)
-        ctx.indptr = _plain(indptr)
+        extra = alpha_DH if extra_DH is None else plain(extra_DH)
+        mask = logits_EH.new_empty(0, dtype=torch.bool) if exclude is None else plain(exclude)
+        ctx.indptr = plain(indptr)
         held = _hub_scratch(logits_EH, 2, len(indptr) - 1)
-        kernels_for(logits_EH).segment_softmax(ctx.indptr, _plain(logits_EH), mask, extra, alpha_EH, alpha_DH)
+        kernels_for(logits_EH).segment_softmax(ctx.indptr, plain(logits_EH), mask, extra, alpha_EH, alpha_DH)
         del held
         ctx.has_extra = extra_DH is not None
         ctx.save_for_backward(alpha_EH, alpha_DH)
@@ -187,7 +149,7 @@ class _EdgeSoftmax(torch.autograd.Function):
     def backward(ctx, grad_EH, grad_DH):
         alpha_EH, alpha_DH = ctx.saved_tensors
         out_EH, out_DH = torch.empty_like(alpha_EH), torch.empty_like(alpha_DH)
-        given = (_plain(tensor) for tensor in (alpha_EH, alpha_DH, grad_EH, grad_DH))
+        given = (plain(tensor) for tensor in (alpha_EH, alpha_DH, grad_EH, grad_DH))
         held = _hub_scratch(alpha_EH, 1, len(ctx.indptr) - 1)
         kernels_for(alpha_EH).segment_softmax_backward(ctx.indptr, *given, out_EH, out_DH)
         del held
@@ -215,10 +177,10 @@ def edge_softmax(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows_SF, alpha_EH, indptr, local_source, width):
-        ctx.graph = (_plain(indptr), _plain(local_source))
+        ctx.graph = (plain(indptr), plain(local_source))
         ctx.save_for_backward(rows_SF, alpha_EH)
         out_DF = rows_SF.new_empty((len(indptr) - 1, width))
-        kernels_for(rows_SF).attend(*ctx.graph, _plain(alpha_EH), _plain(rows_SF), out_DF)
+        kernels_for(rows_SF).attend(*ctx.graph, plain(alpha_EH), plain(rows_SF), out_DF)
         return out_DF
 
     @staticmethod
@@ -226,13 +188,13 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad_DF):
         rows_SF, alpha_EH = ctx.saved_tensors
         kernels = kernels_for(rows_SF)
-        grad, grad_rows, grad_alpha = _plain(grad_DF), None, None
+        grad, grad_rows, grad_alpha = plain(grad_DF), None, None
         if ctx.needs_input_grad[0]:
             grad_rows = rows_SF.new_zeros(rows_SF.shape)
-            kernels.attend_transpose(*ctx.graph, _plain(alpha_EH), grad, grad_rows)
+            kernels.attend_transpose(*ctx.graph, plain(alpha_EH), grad, grad_rows)
         if ctx.needs_input_grad[1]:
             grad_alpha = alpha_EH.new_empty(alpha_EH.shape)
-            kernels.attend_alpha_gradient(*ctx.graph, _plain(rows_SF), grad, grad_alpha)
+            kernels.attend_alpha_gradient(*ctx.graph, plain(rows_SF), grad, grad_alpha)
         return grad_rows, grad_alpha, None, None, None
 
 
@@ -244,38 +206,13 @@ def attend(rows_SF: Tensor, alpha_EH: Tensor, indptr: Tensor, local_source: Tens
     return _Attend.apply(rows_SF, alpha_EH, indptr, local_source, width)
 
 
-class _Dot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, key_SF, query_DF, indptr, local_source, heads):
-        ctx.graph = (_plain(indptr), _plain(local_source))
-        ctx.save_for_backward(key_SF, query_DF)
-        out_EH = key_SF.new_empty((len(local_source), heads))
-        kernels_for(key_SF).attend_alpha_gradient(*ctx.graph, _plain(key_SF), _plain(query_DF), out_EH)
-        return out_EH
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_EH):
-        key_SF, query_DF = (_plain(tensor) for tensor in ctx.saved_tensors)
-        kernels = kernels_for(key_SF)
-        grad, grad_key, grad_query = _plain(grad_EH), torch.zeros_like(key_SF), torch.empty_like(query_DF)
-        kernels.attend_transpose(*ctx.graph, grad, query_DF, grad_key)
-        kernels.attend(*ctx.graph, grad, key_SF, grad_query)
-        return grad_key, grad_query, None, None, None
-
-
-def dot(key_SF: Tensor, query_DF: Tensor, indptr: Tensor, local_source: Tensor, heads: int) -> Tensor:
-    """[E, H]: per head, the product of the source's key and the destination's query; no [E, F] tensor is made."""
-    return _Dot.apply(key_SF, query_DF, indptr, local_source, heads)
-
-
 class _GatedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows_S2F, key_DF, indptr, local_source):
-        ctx.graph = (_plain(indptr), _plain(local_source))
+        ctx.graph = (plain(indptr), plain(local_source))
         ctx.save_for_backward(rows_S2F, key_DF)
         out_DF = key_DF.new_empty(key_DF.shape)
-        kernels_for(key_DF).gated_sum(*ctx.graph, _plain(key_DF), _plain(rows_S2F), out_DF)
+        kernels_for(key_DF).gated_sum(*ctx.graph, plain(key_DF), plain(rows_S2F), out_DF)
         return out_DF
 
     @staticmethod
@@ -283,7 +220,7 @@ class _GatedSum(torch.autograd.Function):
     def backward(ctx, grad_DF):
         rows_S2F, key_DF = ctx.saved_tensors
         kernels = kernels_for(key_DF)
-        given = (*ctx.graph, _plain(key_DF), _plain(rows_S2F), _plain(grad_DF))
+        given = (*ctx.graph, plain(key_DF), plain(rows_S2F), plain(grad_DF))
         grad_rows, grad_key = None, None
         if ctx.needs_input_grad[0]:
             grad_rows = rows_S2F.new_zeros(rows_S2F.shape)

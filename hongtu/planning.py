@@ -104,7 +104,7 @@ def plan_network(
         edge_type=any(layer.uses_edge_type for layer in network.layers),
     )
     learned_bytes = 0
-    if artifact.features is None:
+    if artifact.learns_features:
         rows = artifact.num_vertices, artifact.feature_width
         learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
 
@@ -152,19 +152,24 @@ def _network_shape(
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
     traced = trace(network, artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
     network.check_vertices(artifact.num_vertices)
+    layers = traced.layers
+    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
+        layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
         features=artifact.feature_width,
-        layers=traced.layers,
+        layers=layers,
         output=traced.output,
         values=traced.values,
         takes=tuple(network.wiring.takes),
         itemsize=dtype.itemsize,
         model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
         label_bytes=loss.label_bytes,
+        autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
         edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
-        learned_input=artifact.features is None,
+        learned_input=artifact.learns_features,
+        sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )

@@ -188,7 +188,7 @@ class Relief:
 
     def _try_plan(self, budget: int, correct: Correct) -> ExecutionPlan | int:
         """A plan of a copy of the model, for the run may go on with its own; or the smallest budget that works."""
-        trial = Network(copy.deepcopy(self._network.modules), RowContext())
+        trial = Network(copy.deepcopy(self._network.modules), RowContext(), self._network.autocast)
         try:
             return self._make_plan(network=trial, budget=budget, correct=correct)
         except BudgetError as error:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from hongtu.device import CpuDevice
+from hongtu.dispatch import as_on_gpu
 from hongtu.executor import Executor
+from hongtu.host_rows import keep_sparse
 from hongtu.host_store import HostStore
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
@@ -24,7 +26,9 @@ from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.build import make_plan
 from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.passes import FEATURES
 from hongtu.plan.shapes import NetworkShape
+from hongtu.sparse_rows import SparseRows
 from hongtu.topology import Topology, build_topology
 from hongtu.tracing import trace
 
@@ -48,12 +52,17 @@ def _probe_view(
     """The workspace of every pass on the largest block of one view."""
     topology = _largest_block(view, plan.shape)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
-    small = make_plan(topology, schedule, plan.shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
+    shape = plan.shape
+    if shape.sparse_input is not None:
+        rows = _largest_rows(int(shape.sparse_input.numbers(view).max()), int(topology.chunk_start[1]), topology)
+        shape = replace(shape, sparse_input=replace(rows, width=shape.features))
+    small = make_plan(topology, schedule, shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
     host = _placeholder_rows(small, dtype)
     device = CpuDevice("probe", None, Traffic())
     workspace: dict[str, int] = {}
-    with torch.random.fork_rng(devices=[]):
-        network = Network(copy.deepcopy(model).cpu(), RowContext())
+    with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
+        autocast = getattr(torch, plan.shape.autocast) if plan.shape.autocast else None
+        network = Network(copy.deepcopy(model).cpu(), RowContext(), autocast)
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -86,10 +95,20 @@ def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
     )
 
 
+def _largest_rows(numbers: int, rows: int, topology: Topology) -> SparseRows:
+    """Sparse features of which the first rows hold so many numbers."""
+    start = np.full(topology.num_vertices + 1, numbers, dtype=np.int64)
+    start[: rows + 1] = np.linspace(0, numbers, rows + 1).astype(np.int64)
+    return SparseRows(start, np.zeros(numbers, dtype=np.int32), np.zeros(numbers, dtype=np.float32), 1)
+
+
 def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     v = plan.topology.num_vertices
     host = HostStore(v, dtype)
-    host.keep("features", torch.zeros((v, plan.shape.features), dtype=dtype))
+    if plan.shape.sparse_input is not None:
+        keep_sparse(host, plan.shape.sparse_input)
+    else:
+        host.keep(FEATURES, torch.zeros((v, plan.shape.features), dtype=dtype))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))

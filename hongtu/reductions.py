@@ -1,7 +1,7 @@
 """Reductions of rows over the in-edges of each destination, by name, as torch_geometric.nn.aggr has them.
 
-Legend: D destinations, S sources, E edges, F features. All map [S, F] to [D, F]. Except for ``mul`` and ``softmax``
-nothing of [E, F] is made on the CPU: a function of one row is computed once per source.
+Legend: D destinations, S sources, E edges, F features. All map [S, F] to [D, F]. Except for ``mul``
+nothing of [E, F] is made on the CPU: what depends on one row is computed once per source.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hongtu import ops
+from hongtu import ops, reduction_ops
 
 
 class InEdges(Protocol):
@@ -46,7 +46,7 @@ def reduce(block: InEdges, x: Tensor, how: str, weighted: bool = False) -> Tenso
         return block.mean(x, weighted)
     if how in ("max", "min"):
         weight = block.edge_weight if weighted else None
-        return ops.extremum(x, block.indptr, block.local_source, weight, largest=how == "max")
+        return reduction_ops.extremum(x, block.indptr, block.local_source, weight, largest=how == "max")
     if how not in _UNWEIGHTED:
         raise ValueError(f"reduction {how!r}: expected one of {', '.join(NAMES)}")
     if weighted and block.edge_weight is not None:
@@ -76,10 +76,8 @@ def deviation(block: InEdges, x: Tensor, semi_grad: bool = False) -> Tensor:
 
 def softmax(block: InEdges, x: Tensor, t: Tensor | float = 1.0, semi_grad: bool = False) -> Tensor:
     """sum of softmax(t x) * x, per column (Li et al., DeeperGCN); ``semi_grad``: the shares get none."""
-    values_EF = ops.edge_gather(x, block.local_source)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
-        shares_EF, _ = ops.edge_softmax(values_EF * t, block.indptr)
-    return ops.segment_sum(values_EF * shares_EF, block.indptr)
+    t_F = torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(x.shape[1])
+    return reduction_ops.softmax_sum(x, t_F, block.indptr, block.local_source, semi_grad)
 
 
 def power_mean(

@@ -68,6 +68,39 @@ def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares
     np.add.at(grad_SF, local_source, chosen_EF * coefficient * shares_DF[destination])
 
 
+def _softmax_shares(indptr, local_source, t_F, rows_SF, highest_DF, total_DF):
+    destination = _destinations(indptr)
+    return np.exp(t_F * rows_SF[local_source] - highest_DF[destination]) / total_DF[destination]
+
+
+def csc_softmax_sum(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF):
+    """out[d] = sum over in-edges of softmax(t * row) * row; ``highest`` and ``total`` of the logits."""
+    out_DF[:], highest_DF[:], total_DF[:] = 0, 0, 0
+    for d in np.flatnonzero(np.diff(indptr)):
+        x_EF = rows_SF[local_source[indptr[d] : indptr[d + 1]]]
+        highest_DF[d] = (t_F * x_EF).max(0)
+        total_DF[d] = np.exp(t_F * x_EF - highest_DF[d]).sum(0)
+        out_DF[d] = (np.exp(t_F * x_EF - highest_DF[d]) * x_EF).sum(0) / total_DF[d]
+
+
+def csc_softmax_sum_t_gradient(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, grad_t_DF):
+    """Per destination grad * sum over in-edges of share * row * (row - out)."""
+    shares_EF = _softmax_shares(indptr, local_source, t_F, rows_SF, highest_DF, total_DF)
+    x_EF = rows_SF[local_source]
+    segment_sum(indptr, shares_EF * x_EF * (x_EF - out_DF[_destinations(indptr)]), grad_t_DF)
+    grad_t_DF *= grad_DF
+
+
+def csc_softmax_sum_transpose(
+    indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, semi_grad, grad_SF
+):
+    """Adds grad * share * (1 + t * (row - out)) to the row of each edge's source; the bracket is 1 with semi_grad."""
+    shares_EF = _softmax_shares(indptr, local_source, t_F, rows_SF, highest_DF, total_DF)
+    destination = _destinations(indptr)
+    slope_EF = 1 if semi_grad else 1 + t_F * (rows_SF[local_source] - out_DF[destination])
+    np.add.at(grad_SF, local_source, grad_DF[destination] * shares_EF * slope_EF)
+
+
 def segment_sum(indptr, x_EF, out_DF):
     """out[d] = sum of the rows of d's in-edges."""
     out_DF[:] = 0
@@ -123,6 +156,36 @@ def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
     width = grad_DF.shape[1]
     product_EF = rows_CF[local_source, :width] * grad_DF[_destinations(indptr)]
     out_EH[:] = product_EF.reshape(num_edges, heads, width // heads).sum(2)
+
+
+def _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope):
+    """Of every edge: its source's row plus its destination's query [E, F], and the leaky ReLU's slope there."""
+    x_EF = rows_SF[local_source] + query_DF[_destinations(indptr)]
+    return x_EF, np.where(x_EF > 0, 1, slope)
+
+
+def additive_logits(indptr, local_source, rows_SF, query_DF, att_F, slope, out_EH):
+    """out[e, h] = <att[h], leaky_relu(rows[source of e, h] + query[destination of e, h])>."""
+    x_EF, slope_EF = _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope)
+    num_edges, heads = out_EH.shape
+    out_EH[:] = (att_F * slope_EF * x_EF).reshape(num_edges, heads, len(att_F) // heads).sum(2)
+
+
+def additive_logits_gradients(
+    indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_query_DF, grad_att_DF
+):
+    """Of every destination: the gradient of its query, and what it adds to that of ``att``."""
+    x_EF, slope_EF = _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope)
+    grad_EF = np.repeat(grad_EH, len(att_F) // grad_EH.shape[1], 1)
+    segment_sum(indptr, grad_EF * slope_EF * att_F, grad_query_DF)
+    segment_sum(indptr, grad_EF * slope_EF * x_EF, grad_att_DF)
+
+
+def additive_logits_transpose(indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_SF):
+    """Adds grad * slope * att to the row of each edge's source."""
+    _, slope_EF = _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope)
+    grad_EF = np.repeat(grad_EH, len(att_F) // grad_EH.shape[1], 1)
+    np.add.at(grad_SF, local_source, grad_EF * slope_EF * att_F)
 
 
 def gather_rows(src, index, out):

@@ -54,7 +54,11 @@ def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData =
                 trained = _run(network, features, dtype, edges, training=True)
             _check_buffers(network, versions)
     except (RuntimeError, TypeError, IndexError) as error:
-        raise InputError(f"{network.current} failed on a small graph: {error}") from error
+        text = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
+            f"{features}): {text}; its input width must be what comes before gives"
+        ) from error
     merged = _common(found, trained)
     network.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
     network.same_as = {value.number: value.same_as for value in merged.values}

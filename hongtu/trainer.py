@@ -17,9 +17,11 @@ from hongtu.artifact import Artifact, open_artifact
 from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
 from hongtu.connections import Entry, as_modules
+from hongtu.embed import layer_number, layer_output
 from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
+from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.losses import Losses
@@ -33,8 +35,8 @@ from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
 from hongtu.pressure import Relief
 from hongtu.probe import probe_workspace
 from hongtu.random_state import deterministic_torch, random_state, set_random_state
+from hongtu.rows_file import check_rows_file, write_rows
 from hongtu.run_directory import RunDirectory
-from hongtu.scores import scores
 from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 
 T = TypeVar("T")
@@ -57,6 +59,8 @@ class Trainer:
         strategy: "full", "paper", "none" or a :class:`~hongtu.plan.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
+        autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,
+            parameters, aggregates and gradients stay float32. Not exact.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
             epoch (ReduceLROnPlateau: with the validation score at each regular evaluation, or with the loss every
             epoch where ``fit`` does not evaluate).
@@ -70,6 +74,8 @@ class Trainer:
             same bits in every run on the CPU, with the same number of threads.
         on_oom: what to do when layers take more memory than when they were planned: "raise", or "replan": run the
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
+        metric: what ``evaluate`` computes (:mod:`hongtu.evaluators`): None for accuracy, micro-F1 of multi-label, R2; a
+            callable (out [T, C], target) -> number, such as a metric of torchmetrics; or several by name.
 
     Attributes:
         model: ModuleList of the layers.
@@ -94,6 +100,7 @@ class Trainer:
         strategy: str | Strategy = "full",
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
@@ -101,12 +108,16 @@ class Trainer:
         detect_anomaly: bool = True,
         deterministic: bool = False,
         on_oom: str = "raise",
+        metric: Metric = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         self.artifact.check_bounds()
-        backend = get_backend(device)
+        self._evaluation = Evaluation(metric, self.artifact.task)
+        self._backend = backend = get_backend(device)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+        if autocast not in (None, torch.bfloat16) or (autocast is not None and dtype != torch.float32):
+            raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
         self.strategy = get_strategy(strategy)
         self.hardware = hardware or backend.hardware
         self._dtype = dtype
@@ -114,13 +125,20 @@ class Trainer:
         self._context = RowContext(seed=seed)
         self.model = as_modules(layers)
         self.model.to(dtype=dtype)
-        self._network = Network(self.model, self._context)
+        self._network = Network(self.model, self._context, autocast)
         self._loss = make_loss(self.artifact, loss)
+        if metric is not None and isinstance(self._loss, EdgeLoss):
+            raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
+        if isinstance(optimizer, torch.optim.Optimizer):
+            name = type(optimizer).__name__
+            raise InputError(
+                f"optimizer is a {name}: expected a function that makes one; pass lambda p: torch.optim.{name}(p, ...)"
+            )
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
         self.embedding: Embedding | None = None
-        if self.artifact.features is None:
+        if self.artifact.learns_features:
             width = self.artifact.feature_width
             make = embedding_optimizer or optimizer
             self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
@@ -213,25 +231,55 @@ class Trainer:
         return self._gradients
 
     def evaluate(self) -> dict[str, float]:
-        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``; accuracy; micro-F1 for
-        multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the probability
-        that an edge has a higher score than a sampled pair."""
+        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
+        micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the
+        probability that an edge has a higher score than a sampled pair."""
         if isinstance(self._loss, EdgeLoss):
             return self._infer(partial(self._loss.scores, seed=self._context.seed))
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        return self._infer(lambda out: scores(out, labels, masks, self.artifact.task))
+        return self._infer(lambda out: self._evaluation(out, labels, masks))
 
-    def predict(self, vertices: Iterable[Any] | None = None) -> Tensor:
+    def predict(
+        self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
+    ) -> Tensor | np.ndarray:
         """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
         ``artifact.vertex_ids[k]`` where the input has ids of its own.
 
         Args:
             vertices: the vertices whose rows to return, in this order, named as the input names them; None: all.
+            out: a .npy file to write all rows to instead, complete or absent; a memory map of it is returned.
         """
+        if out is not None and vertices is not None:
+            raise InputError("predict: vertices and out do not go together; pick rows of the memory map")
+        return self.embed(-1, vertices, out=out)
+
+    def embed(
+        self, layer: int, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
+    ) -> Tensor | np.ndarray:
+        """What one layer gives without dropout, [N, columns] in the original order.
+
+        Args:
+            layer: its position in ``model``, from the end where it is negative; -1 is ``predict``.
+            vertices, out: as in ``predict``.
+        """
+        number = layer_number(self.model, layer)
         numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
-        ordered = self._infer(lambda out: torch.empty_like(out).index_copy_(0, self._engine.ids, out))
-        return ordered if numbers is None else ordered[numbers]
+        file = None if out is None else check_rows_file(out)
+
+        def use(rows: Tensor, ids: Tensor) -> Tensor | np.ndarray:
+            if file is not None:
+                return write_rows(file, rows, ids)
+            ordered = torch.empty_like(rows).index_copy_(0, ids, rows)
+            return ordered if numbers is None else ordered[numbers]
+
+        if number == len(self.model) - 1:
+            return self._infer(lambda rows: use(rows, self._engine.ids))
+        with layer_output(
+            self.artifact, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
+            hardware=self.hardware, embedding=self.embedding, backend=self._backend,
+        ) as (rows, ids):  # fmt: skip
+            return use(rows, ids)
 
     @property
     def validates(self) -> bool:
@@ -260,6 +308,7 @@ class Trainer:
         keep: int = 3,
         progress: bool | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> list[EpochRecord]:
         """Train ``epochs`` more epochs.
 
@@ -272,13 +321,14 @@ class Trainer:
             keep: snapshots to keep in ``run_dir``; older ones are removed.
             progress: show a progress bar; None: only on a terminal.
             on_epoch: called with each epoch's record, after everything else.
+            callbacks: objects with methods of :class:`hongtu.callbacks.Callback`, such as loggers.
 
         Returns:
             one record per epoch trained.
         """
         options = FitOptions(
             epochs=epochs, eval_every=eval_every, patience=patience, run_dir=run_dir, save_every=save_every, keep=keep,
-            progress=progress, on_epoch=on_epoch,
+            progress=progress, on_epoch=on_epoch, callbacks=callbacks,
         )  # fmt: skip
         return fit(self, options)
 
@@ -356,4 +406,5 @@ class Trainer:
             "scheduler": type(self.scheduler).__name__,
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._dtype),
+            "autocast": str(self._network.autocast),
         }

@@ -1,4 +1,4 @@
-"""Features in a new order, through a bounded buffer: never all of them in memory.
+"""Features in a new order, through a bounded buffer: dense ones are never in memory as a whole.
 
 Legend: V vertices, F columns.
 """
@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 
 from hongtu.preprocess.blocks import block_rows
+from hongtu.preprocess.bucket_sort import Create
+from hongtu.sparse_rows import positions
+
+BLOCK = 1 << 18  # rows of CSR copied in one step
+SPARSE = 4  # CSR is kept where it takes at most one part in so many of the dense rows
 
 
 def copy_rows(
@@ -44,3 +49,38 @@ def copy_rows(
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         for lo, _ in zip(range(0, count, step), pool.map(copy, range(0, count, step))):
             progress(min(1.0, (lo + step) / count))
+
+
+def stays_sparse(features: Any) -> bool:
+    """Whether features are kept in CSR, because that is much smaller."""
+    if not hasattr(features, "nnz"):
+        return False
+    rows, columns = features.shape
+    return SPARSE * (8 * (rows + 1) + 8 * features.nnz) <= 4 * rows * columns
+
+
+def copy_sparse_rows(features: Any, original_id: np.ndarray, create: Create, *, normalize: bool) -> None:
+    """The CSR rows in new order, as "feature_start", "feature_column" and "feature_value" made by ``create``.
+
+    Args:
+        features: scipy CSR [V, F].
+        original_id: int32 [V].
+        normalize: divide each row by ``max(1, its sum)``.
+    """
+    count = np.diff(features.indptr)[original_id].astype(np.int64)
+    start = create("feature_start", "int64", (len(original_id) + 1,))
+    start[0] = 0
+    np.cumsum(count, out=start[1:])
+    column = create("feature_column", "int32", (int(start[-1]),))
+    value = create("feature_value", "float32", column.shape)
+    given = features.indptr.astype(np.int64)
+    for lo in range(0, len(original_id), BLOCK):
+        rows = slice(lo, lo + BLOCK)
+        part = slice(start[lo], start[min(lo + BLOCK, len(original_id))])
+        at = positions(given, original_id[rows].astype(np.int64))
+        column[part] = features.indices[at]
+        values = features.data[at].astype(np.float32)
+        if normalize:
+            row = np.repeat(np.arange(len(count[rows])), count[rows])
+            values /= np.bincount(row, values, len(count[rows])).clip(min=1).astype(np.float32)[row]
+        value[part] = values

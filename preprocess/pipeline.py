@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -109,14 +110,43 @@ def preprocess_graph(
             raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
         return read.read_data(data, settings, scratch, **arrays)
 
-    return _run(load, artifact, settings)
+    try:
+        return _run(load, artifact, settings)
+    except InputError as error:
+        raise type(error)(in_python(str(error))) from error
+
+
+_OPTION = re.compile(r"--([a-z][a-z-]*)( [\w.,:]*\w)?")
+
+
+def in_python(message: str) -> str:
+    """A message whose remedies are options of the command line, with arguments of ``preprocess_graph`` instead.
+
+    >>> in_python("pass --random-split 0.6,0.2,0.2 or --chunks auto, or --force")
+    "pass random_split=(0.6, 0.2, 0.2) or chunks='auto', or force=True"
+    """
+
+    def argument(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), (match[2] or "").strip()
+        if name in ("force", "relabel", "resume", "undirected", "self_loops", "normalize_features"):
+            return f"{name}=True{match[2] or ''}"
+        if "," in value:
+            return f"{name}=({value.replace(',', ', ')})"
+        return f"{name}={value}" if value.isdigit() else f"{name}={value!r}" if value else name
+
+    return _OPTION.sub(argument, message)
 
 
 def _files(path: Path) -> list[list[Any]]:
     """What tells whether the input is still the same: name, size, times and place of every file."""
     patterns = ("*", "raw/*", "split/*/*")  # where readers look; the artifact may lie elsewhere inside the input
-    found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
-    stats = [(file, file.stat()) for file in found if file.is_file()]
+    try:
+        if path.is_dir():
+            os.listdir(path)  # globbing takes a directory that may not be read for an empty one
+        found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
+        stats = [(file, file.stat()) for file in found if file.is_file()]
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
     return [[str(f.absolute()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in stats]
 
 
@@ -146,11 +176,12 @@ def _run(
         tour = work.stage("reorganise", lambda: _reorganise(sources, m, raw["vertices"], work), e)
         starts = ordered["chunk_start"][::n]
         volumes = work.stage("volume", lambda: _volumes(sources, starts, tour["schedule_paper"]))
-        width = work.stage("write", lambda: _write(raw, graph, new, ordered["original_id"], config, work))["width"]
+        written = work.stage("write", lambda: _write(raw, graph, new, ordered["original_id"], config, work))
         if files is not None and files() != given:
             raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
-        shape = {"edges": len(sets["local_source"]), "feature_width": width, "weighted": "weight" in new}
+        shape = {"edges": len(sets["local_source"]), "feature_width": written["width"], "weighted": "weight" in new}
+        shape |= {key: count for key, count in written.items() if key == "sparse_numbers"}
         if "edge_types" in raw:
             shape["edge_types"] = raw["edge_types"]
         if "feature_parts" in raw:
@@ -293,6 +324,9 @@ def _write(
     if config.embedding:
         return {"width": config.embedding}
     given = graph["features"] if "features" in graph else read.features_of(raw)
+    if features.stays_sparse(given):
+        features.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
+        return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
     change = clean.normalize_rows if config.normalize_features else None
     features.copy_rows(given, original_id, into, change, lambda share: work.progress.within("write", share))

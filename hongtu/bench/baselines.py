@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hongtu.artifact import Artifact
 from hongtu.bench.spec import Model
 from hongtu.errors import InputError
-from hongtu.losses import score
+from hongtu.scores import scores
 
 # how torch_geometric gets the edges, and what that needs beside it
 FORMS = {
@@ -104,9 +104,10 @@ class FullBatch:
         topology, v = artifact.topology, artifact.num_vertices
         target = np.repeat(np.arange(v), np.diff(topology.in_edge_start))
         self.edges = torch.from_numpy(np.stack([topology.global_sources().astype(np.int64), target])).to(device)
-        if artifact.features is None or artifact.multi_label or topology.edge_weight is not None:
+        if artifact.learns_features or artifact.task != "multiclass" or topology.edge_weight is not None:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
-        self.features = torch.from_numpy(np.array(artifact.features)).to(device)
+        rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
+        self.features = torch.from_numpy(np.array(rows)).to(device)
         self.labels = torch.from_numpy(np.array(artifact.labels)).to(device)
         self.masks = {name: torch.from_numpy(np.array(mask)).to(device) for name, mask in artifact.masks.items()}
         self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
@@ -152,7 +153,7 @@ class FullBatch:
     def scores(self) -> dict[str, float]:
         with torch.no_grad():
             out = self.forward(self.features, self.graph)
-        return {name: score(out, self.labels, mask) for name, mask in self.masks.items()}
+        return scores(out, self.labels, self.masks, "multiclass")
 
     def forward(self, h: Tensor, graph: Any) -> Tensor:
         activation = nn.functional.elu if self.model.name == "gat" else torch.relu

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from hongtu.errors import BudgetError, InputError
 
 CHECKED = 3  # epochs, beginning with the first, whose losses must be the reference's; they also warm up
 TOLERANCE = 1e-4  # relative, between float32 losses
+STARTING = 2  # processes that start at the same time
 SCORED = 20  # points of a curve of accuracy against time, about
 BUSY = 0.08  # share of the machine that others may take while an epoch is timed
 EXACT = ("pyg-csr", "pyg", "pyg-sparse", "pyg-offload")  # fit to be the reference, the fastest first
@@ -43,11 +44,8 @@ class Settings:
 
 
 class Worker:
-    """A system in another process, with the losses of its first epochs and the epochs that were timed.
-
-    Raises:
-        InputError: what the process refuses, word for word (BudgetError: with the smallest that works).
-    """
+    """A system in another process, with the losses of its first epochs and the epochs that were timed; it starts by
+    itself, and answers after ``ready``."""
 
     def __init__(self, order: Order) -> None:
         self.order, self.run = order, order.run
@@ -55,21 +53,17 @@ class Worker:
         self.epochs: list[dict[str, Any]] = []
         command = [sys.executable, "-m", "hongtu.bench.worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            self._ask(order.to_json())
-        except BaseException:
-            self.close()
-            raise
+        self._say(order.to_json())
 
-    def _ask(self, line: str) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        try:
-            stdin.write(line + "\n")
-            stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            answer = ""
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # there will be no answer
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
         if not answer:
             code = self._process.wait()
             why = "out of memory?" if code == -9 else "its error is above"
@@ -80,9 +74,18 @@ class Worker:
             raise BudgetError(message, found["smallest"]) if found["smallest"] else InputError(message)
         return found
 
+    def ready(self) -> None:
+        """Wait until it is.
+
+        Raises:
+            InputError: what the process refuses, word for word (BudgetError: with the smallest that works).
+        """
+        self._answer()
+
     def do(self, what: str) -> dict[str, Any]:
         """One of the worker's verbs."""
-        return self._ask(json.dumps({"do": what}))
+        self._say(json.dumps({"do": what}))
+        return self._answer()
 
     def epoch(self) -> dict[str, Any]:
         return self.do("epoch")
@@ -90,11 +93,9 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue
+            with suppress(BrokenPipeError):
+                assert stream is not None
+                stream.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -107,6 +108,7 @@ def worker(order: Order):  # type: ignore[no-untyped-def]
     """A worker that is gone afterwards."""
     found = Worker(order)
     try:
+        found.ready()
         yield found
     finally:
         found.close()
@@ -142,9 +144,14 @@ def compare(
     reference = reference_of(model)
     with ExitStack() as stack:
         workers = []
-        for run in runs:
-            workers.append(stack.enter_context(worker(_order(artifact, model, run, settings))))
-            progress(f"{run.label}: ready")
+        for first in range(0, len(runs), STARTING):
+            started = [Worker(_order(artifact, model, run, settings)) for run in runs[first : first + STARTING]]
+            for found in started:
+                stack.callback(found.close)
+            for found in started:
+                found.ready()
+                progress(f"{found.run.label}: ready")
+            workers += started
         losses = _check(artifact, model, reference, workers, settings, progress)
         agree = [_agrees(found, losses) for found in workers]
         for _ in range(settings.epochs):

@@ -41,7 +41,7 @@ def phases(rows: Rows) -> str:
         left = [a + b for a, b in zip(left, part, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch")
-    _legend(axes, columns=5)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, ncols=9, frameon=False, columnspacing=1)
     return _svg(figure)
 
 
@@ -55,7 +55,7 @@ def systems(rows: Rows) -> str:
               [row["spread"][1] - s for s, row in zip(seconds, rows)]]  # fmt: skip
     colours = [COLOURS[0] if row["system"] == "hongtu" else "#8a8a8a" for row in rows]
     axes.barh(names, seconds, xerr=around, color=colours, ecolor="#444444", capsize=2)
-    axes.set_xscale("log")
+    _logarithmic(axes, "x")
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch (median; whiskers: fastest and slowest)")
     return _svg(figure)
@@ -137,7 +137,8 @@ def accuracy(rows: Rows) -> str:
         style = "-" if row["system"] == "hongtu" else "--"
         axes.plot(*zip(*points), style, marker=".", color=COLOURS[k % len(COLOURS)],
                   label=f"{row['model']}: {row['label']}")  # fmt: skip
-    axes.set(xlabel="seconds trained", ylabel="accuracy on the validation vertices", xscale="log")
+    axes.set(xlabel="seconds trained", ylabel="accuracy on the validation vertices")
+    _logarithmic(axes, "x")
     _legend(axes)
     return _svg(figure)
 
@@ -149,6 +150,8 @@ def estimates(rows: Rows) -> str:
     ends = [min(measured + predicted) / 1.3, max(measured + predicted) * 1.3]
     axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="#8a8a8a", alpha=0.3, label="15%")
     axes.loglog(ends, ends, color="#8a8a8a", linewidth=1)
+    _logarithmic(axes, "x")
+    _logarithmic(axes, "y")
     axes.loglog(measured, predicted, "o", color=COLOURS[0], label="held-out configurations")
     axes.set(xlabel="measured seconds of one epoch", ylabel="predicted", xlim=ends, ylim=ends)
     _legend(axes)
@@ -189,6 +192,17 @@ def _figure(height: float = 3.8) -> tuple[Any, Any]:
 
     _style()
     return plt.subplots(figsize=(7.6, max(height, 1.6)), layout="constrained")
+
+
+def _logarithmic(axes: Any, which: str) -> None:
+    """A logarithmic axis with plain numbers at 1, 2, 5, 10, ..."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda number, _: f"{number:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _legend(axes: Any, columns: int = 2) -> None:

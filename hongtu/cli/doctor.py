@@ -1,4 +1,4 @@
-"""``hongtu doctor``: what this machine can do, in plain words."""
+"""``hongtu doctor``: what this machine can do, in plain words, and the pip line of what it lacks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,39 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hongtu import __version__
 from hongtu.cli.plan_text import size
 from hongtu.errors import InputError
 
-# distribution -> (what it is for, how to get it)
-OPTIONAL = {
-    "torch_geometric": ("wrapping its convolutions as hongtu.nn.PyGLayer", "pip install torch_geometric"),
-    "torch_sparse": ("comparing against its kernels", "pip install --no-build-isolation torch-sparse"),
-    "kaminpar": ("partitioning large graphs faster than METIS", "pip install kaminpar"),
-    "nvidia-cuda-nvrtc": ("compiling the CUDA kernels", "pip install 'hongtu[cuda]', or torch's CUDA build"),
-    "cuda-core": ("training on GPUs", "pip install cuda-core 'cuda-bindings<14'"),
-}
+
+class Ability(NamedTuple):
+    """Something optional.
+
+    Attributes:
+        does: what it is for, after "can" or "cannot".
+        packages: distributions that it takes.
+        remedy: how to get them.
+    """
+
+    does: str
+    packages: tuple[str, ...]
+    remedy: str
+
+
+ABILITIES = (
+    Ability("partition large graphs with KaMinPar, faster than METIS", ("kaminpar",), "pip install 'hongtu[kaminpar]'"),
+    Ability("read Parquet and Arrow tables", ("pyarrow",), "pip install 'hongtu[arrow]'"),
+    Ability("convert and wrap torch_geometric's models", ("torch_geometric",), "pip install 'hongtu[pyg]'"),
+    Ability("give blocks to torch-sparse's kernels", ("torch_sparse",),
+            "pip install --no-build-isolation 'hongtu[torch-sparse]'"),
+    Ability("score with OGB's evaluators", ("ogb",), "pip install 'hongtu[ogb]'"),
+    Ability("log to TensorBoard", ("tensorboard",), "pip install 'hongtu[tensorboard]'"),
+    Ability("draw pictures of benchmarks", ("matplotlib",), "pip install 'hongtu[report]'"),
+)  # fmt: skip
+CUDA_PACKAGES = ("cuda-core", "cuda-bindings")
+CUDA_REMEDY = "pip install 'hongtu[cuda]'"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -59,6 +78,7 @@ def examine() -> dict[str, Any]:
         for k in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(k)
             gpus.append({"name": properties.name, "memory": properties.total_memory})
+    packages = [name for ability in ABILITIES for name in ability.packages]
     return {
         "hongtu": __version__,
         "python": platform.python_version(),
@@ -68,45 +88,64 @@ def examine() -> dict[str, Any]:
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "memory_available": _available_memory(),
         "gpus": gpus,
-        "packages": {name: _version(name) for name in OPTIONAL},
+        "packages": {name: _version(name) for name in (*packages, *CUDA_PACKAGES)},
     }
 
 
 def report(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same for people: a line for everything it can do, then a line, with its remedy, for what it cannot."""
+    packages = found["packages"]
+    able = [f"train on the CPU: {found['cores']} cores, {size(found['memory_available'])} of memory free"]
+    lacking = []
+    gpu, remedy = _gpus(found)
+    if remedy is None:
+        able.append(gpu)
+    else:
+        lacking.append((gpu, remedy))
+    for ability in ABILITIES:
+        if all(packages[name] for name in ability.packages):
+            versions = ", ".join(f"{name} {packages[name]}" for name in ability.packages)
+            able.append(f"{ability.does} ({versions})")
+        else:
+            lacking.append((ability.does, ability.remedy))
     lines = [
-        f"hongtu {found['hongtu']}, Python {found['python']}, torch {found['torch']}",
-        f"  cpu     {found['cores']} cores, {size(found['memory'])} of memory, {size(found['memory_available'])} free: "
-        "training runs here",
-        f"  gpu     {_gpus(found)}",
+        f"hongtu {found['hongtu']}, Python {found['python']}, torch {found['torch']}; "
+        f"{size(found['memory'])} of memory in all",
+        "This machine can:",
+        *(f"  {line}" for line in able),
     ]
-    for name, (purpose, remedy) in OPTIONAL.items():
-        version = found["packages"][name]
-        state = f"{version}" if version else f"not installed: `{remedy}`"
-        lines.append(f"  {name:<18}{state}  ({purpose})")
+    if lacking:
+        lines += ["It cannot, which training on the CPU does not need:"]
+        lines += [line for does, remedy in lacking for line in (f"  {does}", f"      {remedy}")]
     if "hardware" in found:
         lines += _measured(found["hardware"], found["profile"])
+    else:
+        lines.append("How fast it is: `hongtu doctor --measure`.")
     return "\n".join(lines)
 
 
-def _gpus(found: dict[str, Any]) -> str:
+def _gpus(found: dict[str, Any]) -> tuple[str, str | None]:
+    """What it can do, or what it cannot and the remedy."""
+    missing = [name for name in CUDA_PACKAGES if found["packages"][name] is None]
     if found["gpus"]:
         names = ", ".join(f"{gpu['name']} ({size(gpu['memory'])})" for gpu in found["gpus"])
-        return f"{names}: training runs there with `--device cuda`"
+        if missing:
+            return f"train on {names}: {' and '.join(missing)} not installed", CUDA_REMEDY
+        return f"train on {names}: `--device cuda`", None
     if found["torch_cuda"] is None:
-        return "none: this torch is built without CUDA, which training on the CPU does not need"
-    return "none that torch can use"
+        return "train on GPUs: this torch is built without CUDA", "install torch's CUDA build (https://pytorch.org)"
+    return "train on GPUs: torch sees none", "look whether `nvidia-smi` lists one, and CUDA_VISIBLE_DEVICES"
 
 
 def _measured(hardware: dict[str, Any], file: str) -> list[str]:
     giga = 1e9
     return [
-        f"  measured, written to {file}; use it as `hongtu plan --hardware {file}`:",
-        f"    contiguous copies    {hardware['contiguous_link'] / giga:8.1f} GB/s",
-        f"    rows of 512 bytes    {hardware['host_link'] / giga:8.1f} GB/s",
-        f"    aggregates read      {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
-        f"    dense products       {hardware['flops'] / giga:8.1f} GFLOP/s",
-        f"    a chunk's fixed cost {hardware['stage_seconds'] * 1e3:8.2f} ms",
+        f"Measured, written to {file}; use it as `hongtu plan --hardware {file}`:",
+        f"  contiguous copies    {hardware['contiguous_link'] / giga:8.1f} GB/s",
+        f"  rows of 512 bytes    {hardware['host_link'] / giga:8.1f} GB/s",
+        f"  sums over edges read {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
+        f"  dense products       {hardware['flops'] / giga:8.1f} GFLOP/s",
+        f"  a chunk's fixed cost {hardware['stage_seconds'] * 1e3:8.2f} ms",
     ]
 
 

@@ -57,7 +57,8 @@ def table(info: dict[str, Any]) -> str:
     lines = [
         f"{info['path']}  ({info['bytes'] / 2**20:.1f} MiB, format version {info['version']})",
         f"  graph       {info['vertices']:,} vertices, {info['edges']:,} edges{_beside_edges(info)}",
-        f"  data        {info['feature_width']} features, {info['classes']} classes ({info.get('task', '?')}); "
+        f"  data        {info['feature_width']} features{_sparse(info)}, {info['classes']} classes "
+        f"({info.get('task', '?')}); "
         + ", ".join(f"{split} {statistics.get(split, 0):,}" for split in ("train", "val", "test")),
         f"  chunks      {info['partitions']} partitions x {info['chunks']} chunks",
         "  counted     "
@@ -92,6 +93,11 @@ def table(info: dict[str, Any]) -> str:
 
 
 _SCHEDULES = ("input", "paper")
+
+
+def _sparse(info: dict[str, Any]) -> str:
+    numbers = info.get("sparse_numbers")
+    return "" if numbers is None else f" (sparse, {numbers:,} numbers)"
 
 
 def _beside_edges(info: dict[str, Any]) -> str:

@@ -12,7 +12,9 @@ from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.errors import InputError
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
-COMMANDS = ("generate", "preprocess", "info", "plan", "train", "propagate", "bench", "report", "doctor")
+COMMANDS = (
+    "generate", "preprocess", "info", "plan", "train", "embed", "export", "propagate", "bench", "report", "doctor",
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

@@ -148,15 +148,26 @@ def _check_run(directory: Path, options: argparse.Namespace) -> None:
         raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
 
 
-def _check_deciding(file: Path, options: argparse.Namespace) -> None:
-    """Refuse to continue a run with options that give other numbers."""
+def read_options(file: Path) -> dict[str, Any]:
+    """The options that a run was begun with, as far as they decide its numbers.
+
+    Raises:
+        InputError: when there is no run, or its file is damaged.
+    """
     try:
         begun = json.loads(file.read_text())
-        begun = {name: begun[name] for name in DECIDING}
-    except FileNotFoundError:
-        raise InputError(f"{file.parent}: holds no run to resume; start it without --resume") from None
+        return {name: begun[name] for name in DECIDING}
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{file.parent}: holds no run (no {OPTIONS}); start it with `hongtu train --run`") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{file}: not the options of a run ({error}); restore it, or start another run") from None
+
+
+def _check_deciding(file: Path, options: argparse.Namespace) -> None:
+    """Refuse to continue a run with options that give other numbers."""
+    if not file.exists():
+        raise InputError(f"{file.parent}: holds no run to resume; start it without --resume")
+    begun = read_options(file)
     for name, value in begun.items():
         if getattr(options, name) != value:
             option = f"--{name.replace('_', '-')}"
@@ -199,6 +210,7 @@ def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[nn.Modu
     layers = build_layers(
         options.model, options.hidden if widths else artifact.feature_width, options.hidden, artifact.num_classes,
         options.layers, dropout=options.dropout, heads=options.heads, degrees=degrees,
+        edge_features=artifact.edge_feature_width, edge_types=artifact.num_edge_types,
     )  # fmt: skip
     return [TypedLinear(widths, options.hidden), *layers] if widths else layers
 

@@ -59,7 +59,7 @@ class CGConv(Convolution):
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         x_E2F = block.gather(z) + block.gather_destination(s[0])
         if self.dim:
-            x_E2F = x_E2F + product(block.edge_features, self._weights()[2])
+            x_E2F = torch.addmm(x_E2F, block.edge_features, self._weights()[2].t())
         gate_EF, core_EF = x_E2F.chunk(2, dim=1)
         message_EF = torch.sigmoid(gate_EF) * softplus(core_EF)
         return block.segment_mean(message_EF) if self.mean else block.segment_sum(message_EF)

@@ -41,6 +41,8 @@ class Dropout(torch.nn.Module):
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """``x`` float [R, ...]; ``ids`` int64 [R], identity of each row (default: original vertex ids of the call)."""
         context = self.context
+        if x.dtype not in (torch.float32, torch.float64):  # under autocast; the mask is the same
+            return self.forward(x.float(), ids).to(x.dtype)
         if self.p == 0 or not self.training or (context is not None and not context.training):
             return x
         if context is None:

@@ -14,10 +14,11 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear
 
 
-def check_fill_value(layer: str, fill_value: float | str) -> None:
-    """Refuse what a self-loop's features cannot be."""
+def check_fill_value(layer: str, fill_value: float | str) -> float | str:
+    """Refuse what a self-loop's features cannot be; returns what they can."""
     if fill_value != "mean" and not isinstance(fill_value, int | float):
         raise ValueError(f"{layer}(fill_value={fill_value!r}): expected 'mean' or a number")
+    return fill_value
 
 
 def loop_rows(block: Block, rows_EF: Tensor, fill_value: float | str, one_F: Tensor) -> Tensor:
@@ -71,10 +72,9 @@ class GATConv(Convolution):
         self.att_dst = torch.nn.Parameter(torch.empty(1, heads, out_channels))
         glorot(self.att_src)
         glorot(self.att_dst)
-        self.edge_dim, self.fill_value = edge_dim, fill_value
-        self.uses_edge_features = edge_dim is not None
+        self.edge_dim, self.uses_edge_features = edge_dim, edge_dim is not None
         if edge_dim is not None:
-            check_fill_value("GATConv", fill_value)
+            self.fill_value = check_fill_value("GATConv", fill_value)
             self.lin_edge = linear(edge_dim, heads * out_channels, bias=False, glorot_weight=True)
             self.att_edge = torch.nn.Parameter(torch.empty(1, heads, out_channels))
             glorot(self.att_edge)

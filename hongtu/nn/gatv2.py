@@ -65,10 +65,9 @@ class GATv2Conv(Convolution):
         self.lin_r = self.lin_l
         if not share_weights:
             self.lin_r = linear(in_channels, heads * out_channels, bias=bias, glorot_weight=True)
-        self.edge_dim, self.fill_value = edge_dim, fill_value
-        self.uses_edge_features = edge_dim is not None
+        self.edge_dim, self.uses_edge_features = edge_dim, edge_dim is not None
         if edge_dim is not None:
-            check_fill_value("GATv2Conv", fill_value)
+            self.fill_value = check_fill_value("GATv2Conv", fill_value)
             self.lin_edge = linear(edge_dim, heads * out_channels, bias=False, glorot_weight=True)
         if residual:
             self.res = linear(in_channels, width, bias=False, glorot_weight=True)
@@ -84,10 +83,11 @@ class GATv2Conv(Convolution):
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         query, width = s[0], self.heads * self.out_channels
-        sum_EF = block.gather(z) + block.gather_destination(query)
-        if self.edge_dim is not None:
-            sum_EF = sum_EF + self.lin_edge(block.edge_features)
-        logits_EH = self._logits(sum_EF)
+        if self.edge_dim is None:
+            logits_EH = block.additive_logits(z, query, self.att.flatten(), self.heads, self.negative_slope)
+        else:
+            sum_EF = block.gather(z) + block.gather_destination(query)
+            logits_EH = self._logits(torch.addmm(sum_EF, block.edge_features, self.lin_edge.weight.t()))
         if not self.add_self_loops:
             alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
             return self._merge_heads(block.attend(z, alpha_EH, width))

@@ -36,9 +36,19 @@ class GINConv(Convolution):
         else:
             self.register_buffer("eps", torch.tensor([float(eps)]))
 
+    @property
+    def can_transform_first(self) -> bool:
+        return isinstance(self.nn, torch.nn.Sequential) and len(self.nn) > 0 and type(self.nn[0]) is torch.nn.Linear
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
+        if self.transform_first:
+            h = torch.nn.functional.linear(h, self.nn[0].weight)
         return h, h
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self.activate(self.nn(torch.addcmul(a, 1 + self.eps, s)))
+        h = torch.addcmul(a, 1 + self.eps, s)
+        if not self.transform_first:
+            return self.activate(self.nn(h))
+        h = h if self.nn[0].bias is None else h + self.nn[0].bias
+        return self.activate(self.nn[1:](h))

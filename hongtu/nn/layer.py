@@ -126,9 +126,9 @@ class Convolution(Layer):
         self.input_dropout = Dropout(input_dropout)
 
     def extra_repr(self) -> str:
-        """The options that were given; ``transform_first`` is the planner's."""
+        """The options that were given, less what follows from them; ``transform_first`` is the planner's."""
         options = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
-        hidden = ("training", "transform_first")
+        hidden = ("training", "transform_first", "uses_edge_features")
         shown = [f"{name}={value}" for name, value in options.items() if name not in hidden and name[0] != "_"]
         if self.activation is not None:
             shown.append(f"activation={getattr(self.activation, '__name__', type(self.activation).__name__)}")

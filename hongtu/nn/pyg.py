@@ -69,7 +69,10 @@ def _check(conv: torch.nn.Module) -> None:
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
         raise ValueError(f"PyGLayer({name}): flow={conv.flow!r}, expected 'source_to_target'; reverse the edges")
     if not _takes_pair(conv):
-        raise ValueError(f"PyGLayer({name}): {name} does not run on bipartite graphs (chunks are); {remedy}")
+        raise ValueError(
+            f"PyGLayer({name}): {name} does not run on bipartite blocks: it wants the "
+            f"whole graph, for self-loops or degrees that a chunk does not show; {remedy}"
+        )
 
 
 def _takes_pair(conv: torch.nn.Module) -> bool:

@@ -74,7 +74,8 @@ class SAGEConv(Convolution):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
             h = self.lin_l(a)
-            h = h.addmm_(s, self.lin_r.weight.t()) if self.root_weight else h
+            if self.root_weight:  # autocast leaves in-place operations alone
+                h = h.addmm_(s.to(h.dtype), self.lin_r.weight.t().to(h.dtype))
         else:
             h = a if self.lin_l.bias is None else a + self.lin_l.bias
             h = h + s if self.root_weight else h

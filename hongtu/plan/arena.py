@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.transfer import BatchLimits
 from hongtu.topology import Topology
@@ -90,6 +90,8 @@ def pass_buffers(
     d, s, e = (int(x[own].max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
     staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
     buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys(staged)}
+    if FEATURES in p.inputs and shape.sparse_input is not None:
+        buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
     buffers["ids"] = Buffer((d,), "int64")
     if topology.active is not None:
         buffers["row_in_chunk"] = Buffer((d,), "int32")
@@ -107,6 +109,15 @@ def pass_buffers(
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
         buffers |= _exchange_buffers(p, limits)
     return buffers
+
+
+def _sparse_buffers(d: int, numbers: int) -> dict[str, Buffer]:
+    """Rows of features as they come, beside the buffer in which they become dense."""
+    return {
+        f"{FEATURES} start": Buffer((d + 1,), "int64"),
+        f"{FEATURES} column": Buffer((numbers,), "int32"),
+        f"{FEATURES} value": Buffer((numbers,), FLOAT),
+    }
 
 
 def aggregates_in_place(p: Pass, shape: NetworkShape, topology: Topology, resident: frozenset[str]) -> bool:

@@ -8,6 +8,7 @@ Devices of one machine work at the same time: a pass takes as long as the slowes
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -70,8 +71,8 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
         sparse_bytes, own_bytes = (v * columns * plan.shape.itemsize for columns in (sparse, own))
         if linked:
             total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
-        total += _aggregate_seconds(plan, p, plan.topology.num_edges, hardware)
-        total += _rowwise_seconds(plan, p, v, sparse_bytes + own_bytes, hardware)
+        work = _work(plan, p, v, plan.topology.num_edges, 0)
+        total += _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
     return total
 
 
@@ -92,48 +93,111 @@ def _hidden(s: Seconds) -> float:
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> Seconds:
-    moved, view = plan.device_traffic(p, i).bytes, plan.view(p)
-    own = slice(i * view.chunks, (i + 1) * view.chunks)
-    vertices, edges = int(view.num_dst[own].sum()), int(view.chunk_edges[own].sum())
+    moved, work = plan.device_traffic(p, i).bytes, partition_work(plan, p, i)
     return Seconds(
         load=moved["load"] / hardware.host_link,
         flush=moved["flush"] / hardware.host_link,
         peer=(moved["pull"] + moved["push"]) / hardware.peer_link,
         contiguous=(moved["read"] + moved["write"] + moved["topology"]) / hardware.contiguous_link,
-        aggregate=_aggregate_seconds(plan, p, edges, hardware),
-        rowwise=_rowwise_seconds(plan, p, vertices, moved["read"] + moved["write"], hardware),
-        dispatch=int(np.count_nonzero(view.num_dst[own])) * _stages(plan, p) * hardware.stage_seconds,
+        aggregate=_aggregate_seconds(work, hardware),
+        rowwise=_rowwise_seconds(work, hardware),
+        dispatch=_dispatch_seconds(work, hardware),
     )
 
 
-EDGE_FUNCTION_STAGES = 4  # fixed cost of a function of edges, some tens of tensor operations, in plain stages
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one device computes in one pass.
+
+    Attributes:
+        summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
+        summed_edges: edges that either looks at.
+        function: bytes of rows that functions of edges touch; function_edges: the edges.
+        flops: multiplications and additions of dense products, in those of 4-byte numbers.
+        swept: bytes of the chunks' own rows that row-wise stages touch.
+        chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
+            these, loss_chunks the loss, and function_chunks a function of edges.
+    """
+
+    summed: float = 0.0
+    transposed: float = 0.0
+    summed_edges: float = 0.0
+    function: float = 0.0
+    function_edges: float = 0.0
+    flops: float = 0.0
+    swept: float = 0.0
+    chunks: int = 0
+    aggregate_chunks: int = 0
+    gradient_chunks: int = 0
+    loss_chunks: int = 0
+    function_chunks: int = 0
 
 
-def _stages(plan: ExecutionPlan, p: Pass) -> int:
-    edge_function = p.exchange is not None and p.layer is not None and plan.shape.layers[p.layer].reduce is None
-    return EDGE_FUNCTION_STAGES if edge_function else 1
+def partition_work(plan: ExecutionPlan, p: Pass, i: int) -> Work:
+    """What partition ``i`` computes in a pass."""
+    view = plan.view(p)
+    own = slice(i * view.chunks, (i + 1) * view.chunks)
+    chunks = int(np.count_nonzero(view.num_dst[own]))
+    return _work(plan, p, int(view.num_dst[own].sum()), int(view.chunk_edges[own].sum()), chunks)
 
 
-def _aggregate_seconds(plan: ExecutionPlan, p: Pass, edges: int, hardware: Hardware) -> float:
+def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) -> Work:
     """Row accesses per edge: a sum reads; its transpose reads and writes; a function of edges is taken for twice a
-    sum, and backward runs it again before its gradients, where it was not kept."""
-    if p.layer is None or (p.exchange is None and p.flush is None):
-        return 0.0
-    columns = max(plan.passes.width[name] for name in (p.exchange, p.flush) if name is not None)
-    forward, transpose = p.direction != "backward", p.flush is not None
-    if plan.shape.layers[p.layer].reduce is not None:
-        sweeps = forward + 2 * transpose
-    else:
-        sweeps = 2 * (forward or not p.keep) + 4 * transpose
-    elements = sweeps * edges * columns
-    return max(2 * elements / hardware.flops, elements * plan.shape.itemsize / hardware.memory_bandwidth)
-
-
-def _rowwise_seconds(plan: ExecutionPlan, p: Pass, vertices: int, nbytes: int, hardware: Hardware) -> float:
-    """A multiplication and an addition per vertex and parameter; backward does twice that, and first forward again
-    where nothing was kept."""
+    sum, and backward runs it again before its gradients, where it was not kept. Per vertex and parameter of a stage a
+    multiplication and an addition; backward does twice that, and first forward again where nothing was kept."""
+    item, width = plan.shape.itemsize, plan.passes.width
+    rows = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
+    sweeps = 1 if p.direction == "forward" else 2 if p.keep else 3
     known = p.stage is not None and plan.shape.stage_parameters
     parameters = plan.shape.stage_parameters[p.stage] if known and p.stage is not None else 0
-    sweeps = 1 if p.direction == "forward" else 2 if p.keep else 3
-    operations = 2 * sweeps * vertices * parameters * plan.shape.itemsize / 4  # rates are of 4-byte numbers
-    return max(operations / hardware.flops, sweeps * nbytes / hardware.memory_bandwidth)
+    stage: dict[str, Any] = {
+        "chunks": chunks,
+        "aggregate_chunks": chunks if p.layer is not None else 0,
+        "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
+        "loss_chunks": chunks if p.loss else 0,
+        "flops": 2 * sweeps * vertices * parameters * item / 4,  # rates are of 4-byte numbers
+        "swept": sweeps * vertices * rows * item,
+    }
+    if p.layer is None or (p.exchange is None and p.flush is None):
+        return Work(**stage)
+    touched = edges * item * max(width[name] for name in (p.exchange, p.flush) if name is not None)
+    forward, transpose = p.direction != "backward", p.flush is not None
+    if plan.shape.layers[p.layer].reduce is not None:
+        looks = edges * (forward + transpose)
+        sums: dict[str, Any] = {
+            "summed": forward * touched,
+            "transposed": 2 * transpose * touched,
+            "summed_edges": looks,
+        }
+        return Work(**stage, **sums)
+    times = (forward or not p.keep) + 2 * transpose
+    functions: dict[str, Any] = {"function": 2 * times * touched, "function_edges": times * edges}
+    runs_function = p.exchange is not None
+    return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
+
+
+def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
+    return (
+        work.chunks * hardware.stage_seconds
+        + work.aggregate_chunks * hardware.aggregate_stage_seconds
+        + work.gradient_chunks * hardware.gradient_stage_seconds
+        + work.loss_chunks * hardware.loss_stage_seconds
+        + work.function_chunks * hardware.function_stage_seconds
+    )
+
+
+def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
+    """Rows from memory, unless arithmetic takes longer, and a fixed part for every edge."""
+    moved = (
+        work.summed / hardware.memory_bandwidth
+        + work.transposed / hardware.transpose_bandwidth
+        + work.function / hardware.function_bandwidth
+    )
+    arithmetic = (work.summed + work.transposed + work.function) / 2 / hardware.flops
+    fixed = work.summed_edges * hardware.edge_seconds + work.function_edges * hardware.function_edge_seconds
+    return max(moved, arithmetic) + fixed
+
+
+def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
+    """Products, then everything else that touches rows: one after the other."""
+    return work.flops / hardware.flops + work.swept / hardware.sweep_bandwidth

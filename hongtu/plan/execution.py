@@ -137,8 +137,11 @@ class ExecutionPlan:
         traffic, width, item = Traffic(), self.passes.width, self.shape.itemsize
         view, needs = self.view(p), self.needs(p)
         v = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].sum())
-        read = sum(width[name] for name in (*p.inputs, *p.gradients) if name not in self.resident)
+        sparse = () if self.shape.sparse_input is None else (FEATURES,)
+        read = sum(width[name] for name in (*p.inputs, *p.gradients) if name not in (*self.resident, *sparse))
         traffic.add("read", v * (read * item + needs.labels * (self.shape.label_bytes + 1)))
+        if sparse and FEATURES in p.inputs:
+            traffic.add("read", self._sparse_bytes(view, device))
         written = sum(width[name] for name in p.written if name not in self.resident)
         traffic.add("write", v * written * item)
         transfers = self.transfers[p.name].devices[device] if p.name in self.transfers else None
@@ -146,6 +149,13 @@ class ExecutionPlan:
             traffic += self._sparse_traffic(p, transfers)
         traffic.add("topology", self._topology_bytes(p, needs, device, transfers))
         return traffic
+
+    def _sparse_bytes(self, view: Topology, device: int) -> int:
+        """CSR rows that a pass reads to one device: the starts of every busy chunk and one more, columns, values."""
+        own = slice(device * view.chunks, (device + 1) * view.chunks)
+        num_dst, numbers = view.num_dst[own], self.shape.sparse_input.numbers(view)[own]
+        starts = int(num_dst.sum()) + int(np.count_nonzero(num_dst))
+        return 8 * starts + int(numbers.sum()) * (4 + self.shape.itemsize)
 
     def _sparse_traffic(self, p: Pass, device: DeviceTransfers | DeviceCounts) -> Traffic:
         traffic, item = Traffic(), self.shape.itemsize
@@ -326,6 +336,8 @@ class ExecutionPlan:
         """Peak bytes of the host's vertex rows."""
         v, item, width = self.topology.num_vertices, self.shape.itemsize, self.passes.width
         start = {FEATURES} if passes is self.passes.setup else self.passes.constant - self.resident
+        if self.shape.sparse_input is not None:
+            start = start - {FEATURES}  # pageable
         live = peak = sum(v * width[name] * item for name in start)
         for p in passes:
             live += sum(v * width[name] * item for name in p.creates if name not in self.resident)
@@ -340,6 +352,8 @@ class ExecutionPlan:
         identity = self.shape.uses_edge_ids
         labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
         beside = self.shape.learned_bytes + self.shape.loss_bytes
+        if self.shape.sparse_input is not None:
+            beside += self.shape.sparse_input.nbytes(item)
         row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
         return v * row + beside + sum(array.nbytes for array in self.arrays())
 

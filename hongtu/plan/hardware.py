@@ -28,9 +28,16 @@ class Hardware:
         reuse_link: rows from one place of a device's memory to another; T_ru.
         contiguous_link: contiguous rows between host and one device.
         host_add: gradient rows added to host rows, beyond the time of their way to the host; all devices together.
-        memory_bandwidth: rows that an aggregate reads from a device's own memory.
+        memory_bandwidth: rows that a sum over in-edges reads from a device's own memory.
+        transpose_bandwidth: rows that its transpose reads and writes there.
+        edge_seconds: seconds that every edge of either takes beside its row.
+        function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates), which read and
+            write a row per edge.
+        sweep_bandwidth: contiguous rows that row-wise stages read and write beside their products.
         flops: float32 operations per second of a dense product on one device.
         stage_seconds: fixed cost of running one chunk of one pass.
+        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds: what a chunk
+            costs beyond that where it aggregates, has gradients of that, has the loss, has a function of edges.
         device_memory: bytes of one device, or None where nothing but the host limits it.
         staged: whether devices have memory of their own, so that rows reach them through staging memory and copies
             run beside arithmetic.
@@ -44,8 +51,17 @@ class Hardware:
     contiguous_link: float
     host_add: float
     memory_bandwidth: float
+    transpose_bandwidth: float
+    edge_seconds: float
+    function_bandwidth: float
+    function_edge_seconds: float
+    sweep_bandwidth: float
     flops: float
     stage_seconds: float
+    aggregate_stage_seconds: float
+    gradient_stage_seconds: float
+    loss_stage_seconds: float
+    function_stage_seconds: float
     device_memory: int | None = None
     staged: bool = False
 
@@ -103,8 +119,17 @@ CPU = Hardware(
     contiguous_link=4e9,
     host_add=2e11,
     memory_bandwidth=2e10,
+    transpose_bandwidth=2e10,
+    edge_seconds=1e-9,
+    function_bandwidth=1e10,
+    function_edge_seconds=1e-9,
+    sweep_bandwidth=2e10,
     flops=8e10,
-    stage_seconds=5.5e-4,
+    stage_seconds=2e-4,
+    aggregate_stage_seconds=3e-4,
+    gradient_stage_seconds=4e-4,
+    loss_stage_seconds=5e-4,
+    function_stage_seconds=1.6e-3,
 )
 
 # The paper's server. Nominal: PCIe 4.0 x16 at what gathers of 512-byte rows can reach of its 32 GB/s, NVLink 3.0
@@ -118,8 +143,17 @@ A100X4 = Hardware(
     contiguous_link=25e9,
     host_add=30e9,
     memory_bandwidth=1.9e12,
+    transpose_bandwidth=1.9e12,
+    edge_seconds=1e-15,
+    function_bandwidth=1.9e12,
+    function_edge_seconds=1e-15,
+    sweep_bandwidth=1.9e12,
     flops=19.5e12,
     stage_seconds=1e-4,
+    aggregate_stage_seconds=1e-5,
+    gradient_stage_seconds=1e-5,
+    loss_stage_seconds=1e-5,
+    function_stage_seconds=3e-4,
     device_memory=80 * 2**30,
     staged=True,
 )
@@ -133,8 +167,17 @@ H200 = Hardware(
     contiguous_link=50e9,
     host_add=40e9,
     memory_bandwidth=4.8e12,
+    transpose_bandwidth=4.8e12,
+    edge_seconds=1e-15,
+    function_bandwidth=4.8e12,
+    function_edge_seconds=1e-15,
+    sweep_bandwidth=4.8e12,
     flops=67e12,
     stage_seconds=1e-4,
+    aggregate_stage_seconds=1e-5,
+    gradient_stage_seconds=1e-5,
+    loss_stage_seconds=1e-5,
+    function_stage_seconds=3e-4,
     device_memory=141 * 10**9,
     staged=True,
 )

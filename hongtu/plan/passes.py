@@ -139,7 +139,8 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         keep: keep what stages compute until backward.
         prune: compute only what the loss depends on.
     """
-    constants = strategy.no_input_gradient and not shape.learned_input
+    from_csr = shape.sparse_input is not None
+    constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
     names = _Names(shape, input_gradient=not constants)
     cached = cached_layers(shape, strategy)
     constant = {FEATURES}
@@ -171,7 +172,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         on_host=frozenset(
             {OUTPUT}
             | ({gradient(OUTPUT)} if shape.edge_loss else set())
-            | ({FEATURES, gradient(FEATURES)} if shape.learned_input else {FEATURES} - kept)
+            | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
         ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
         returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
@@ -186,9 +187,10 @@ def _results(shape: NetworkShape) -> tuple[str, ...]:
 
 
 def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
-    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept."""
+    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept;
+    that of sparse features is not, for it would be dense."""
     cached = strategy.cache_input_aggregate and strategy.no_input_gradient and not shape.learned_input
-    return shape.constant_layers if cached else 0
+    return shape.constant_layers if cached and shape.sparse_input is None else 0
 
 
 class _Names:
@@ -253,6 +255,7 @@ class _Builder:
         self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
         self.fuse, self.keep, self.prune = fuse, keep, prune
         self.last = len(shape.layers) - 1
+        self.keeps_stage_0 = keep and shape.sparse_input is None  # it would keep dense rows
 
     def setup(self) -> list[Pass]:
         if not self.cached:
@@ -291,7 +294,7 @@ class _Builder:
         if not outputs and not self.shape.layers[0].norm:
             return []
         train = when == "train"
-        keep = train and self.keep and self._goes_back(-1)
+        keep = train and self.keeps_stage_0 and self._goes_back(-1)
         hops = self._hops(-1) if train else None
         stage = Pass(
             direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
@@ -363,8 +366,8 @@ class _Builder:
                 gradients=self._gradients(0),
                 moments=self._returned_moments(0),
                 direct=direct,
-                keep=self.keep,
-                holds=self._held(0) if self.keep else (),
+                keep=self.keeps_stage_0,
+                holds=self._held(0) if self.keeps_stage_0 else (),
                 hops=self._hops(-1),
             )
         ]

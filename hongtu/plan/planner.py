@@ -111,7 +111,8 @@ def _unlimited(
         choice = replace(choice, resident=every_tensor(plan.passes))
     if strategy.group:
         widest = max(plan.passes.width.values()) * shape.itemsize
-        rows = hardware.stage_seconds * hardware.memory_bandwidth / widest  # starting takes no longer than a sweep
+        starting = hardware.stage_seconds + hardware.aggregate_stage_seconds
+        rows = starting * hardware.memory_bandwidth / widest  # starting takes no longer than a sweep
         size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
         topology = topology.grouped(max(1, min(size, topology.chunks)))
     return make_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice=choice)

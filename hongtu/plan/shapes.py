@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hongtu.sparse_rows import SparseRows
+
 
 @dataclass(frozen=True)
 class EdgeData:
@@ -91,11 +93,13 @@ class NetworkShape:
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
         learned_input: the features are embeddings that training learns: on the host, with a gradient.
         learned_bytes: optimizer state of those embeddings.
+        sparse_input: the features in CSR: they stay on the host and reach devices as rows of stage 0 only.
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
             predicted seconds depend on them.
         trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
+        autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
     """
@@ -111,9 +115,11 @@ class NetworkShape:
     edges: EdgeData = NO_EDGE_DATA
     learned_input: bool = False
     learned_bytes: int = 0
+    sparse_input: SparseRows | None = None
     constant_layers: int = 0
     stage_parameters: tuple[int, ...] = ()
     trains: bool = True
+    autocast: str = ""
     edge_loss: bool = False
     loss_bytes: int = 0
 

@@ -12,6 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.sparse import to_csr
 from hongtu.preprocess.read.typed import make_typed
 
 
@@ -41,18 +42,19 @@ def from_arrays(
         edges=_edges(edges),
         num_vertices=count,
         vertices_from=f"num_vertices={count}",
-        features=None if config.features else _features(features, vertex_type),
-        labels=None if config.labels or labels is None else _array("labels", labels),
-        masks=None if config.random_split or masks is None else _masks(masks),
-        edge_weight=None if edge_weight is None else _array("edge_weight", edge_weight),
-        edge_features=None if edge_features is None else _array("edge_features", edge_features),
-        edge_type=None if edge_type is None else _array("edge_type", edge_type),
+        features=None if config.features else as_features(features, vertex_type),
+        labels=None if config.labels or labels is None else as_array("labels", labels),
+        masks=None if config.random_split or masks is None else as_masks(masks),
+        edge_weight=None if edge_weight is None else as_array("edge_weight", edge_weight),
+        edge_features=None if edge_features is None else as_array("edge_features", edge_features),
+        edge_type=None if edge_type is None else as_array("edge_type", edge_type),
         names={split: f"masks[{split!r}]" for split in SPLITS},
     )
     return check_and_complete(raw, config)
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def as_array(name: str, value: Any) -> np.ndarray:
+    """An array of what numpy takes."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -62,27 +64,31 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def _edges(value: Any) -> np.ndarray:
-    edges = _array("edges", value)
+    edges = as_array("edges", value)
     return edges.astype(np.int64) if edges.shape == (2, 0) else edges
 
 
-def _features(value: Any, vertex_type: Any = None) -> Any:
-    """Dense, scipy CSR, None, or with types a list of each type's."""
+def as_features(value: Any, vertex_type: Any = None) -> Any:
+    """Dense, scipy CSR whose indices are within its shape, None, or with types a list of each type's."""
     if vertex_type is not None:
         parts = value if isinstance(value, list | tuple) else []
         names = [f"features[{k}]" for k in range(len(parts))]
-        arrays = [_array(name, part) for name, part in zip(names, parts, strict=True)]
-        return make_typed(_array("vertex_type", vertex_type), arrays, ("vertex_type", names))
+        arrays = [as_array(name, part) for name, part in zip(names, parts, strict=True)]
+        return make_typed(as_array("vertex_type", vertex_type), arrays, ("vertex_type", names))
     if value is None:
         return None
-    return value.tocsr() if hasattr(value, "tocsr") else _array("features", value)
+    sparse = to_csr(value)
+    return as_array("features", value) if sparse is None else sparse
 
 
-def _masks(masks: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def as_masks(masks: Any) -> dict[str, np.ndarray]:
+    """All three masks; one that is not given is all False."""
+    if not isinstance(masks, Mapping):
+        raise InputError(f"masks: a {type(masks).__name__}, expected a dictionary with train, val and test")
     unknown = set(masks) - set(SPLITS)
     if unknown:
         raise InputError(f"masks: unknown key {sorted(map(str, unknown))[0]!r}, expected train, val and test")
-    given = {split: _array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
+    given = {split: as_array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
     if "train" not in given:
         raise InputError("masks: 'train' is missing; give it, or pass random_split=(0.6, 0.2, 0.2)")
     return {split: given.get(split, np.zeros_like(given["train"])) for split in SPLITS}

@@ -9,15 +9,13 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
-LABEL_REMEDY = (
-    "save integers [N] (-1 = none) or float32 [N, C] for multi-label, or pass --labels random:C, or --task regression "
-    "for numbers to predict"
-)
+LABEL_REMEDY = "convert them (-1 = none), or pass --labels random:C, or --task regression for numbers to predict"
 
 
 def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
@@ -70,10 +68,7 @@ def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
 
 def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:
     vertices, partitions, chunks = raw.num_vertices, config.partitions, config.resolve_chunks(raw.num_vertices)
-    if vertices <= 0:
-        raise InputError(f"{raw.vertices_from}: a graph of {vertices} vertices, expected at least one")
-    if vertices >= 2**31:
-        raise InputError(f"{raw.vertices_from}: {vertices} vertices, expected fewer than {2**31}")
+    check_count(vertices, raw.vertices_from)
     if partitions * chunks > vertices:
         remedy = f"--chunks {vertices // partitions}" if vertices >= partitions else f"--partitions {vertices}"
         raise InputError(
@@ -169,6 +164,8 @@ def _check_features(raw: RawGraph) -> None:
         return
     good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
+    if features.dtype.kind == "f":
+        remedy = "save a row for each vertex, or pass --features random:F"
     _expect(
         raw, "features", features, good and features.shape[1] > 0,
         f"float32 [{vertices}, F], F > 0 ({raw.vertices_from}); {remedy}",
@@ -217,7 +214,10 @@ def _check_labels(raw: RawGraph) -> None:
     labels, vertices = raw.labels, raw.num_vertices
     kind, rank = labels.dtype.kind, labels.ndim
     good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
-    _expect(raw, "labels", labels, good, f"N = {vertices} rows ({raw.vertices_from}); {LABEL_REMEDY}")
+    _expect(
+        raw, "labels", labels, good,
+        f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {LABEL_REMEDY}",
+    )  # fmt: skip
     (_check_multiclass if rank == 1 else _check_multilabel)(raw)
 
 

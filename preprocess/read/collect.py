@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.relabel import IntegerIds, NameIds
+from hongtu.preprocess.read.size import LARGEST
 from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, Source
 
-LARGEST = 2**31 - 1  # vertex numbers are int32
 PIECES = ("source", "destination", "weight")
 BLOCK = 1 << 22  # edges copied in one step
 
@@ -48,6 +49,12 @@ def collect(
     return edges, weight, numbering.ids()
 
 
+def refuse_relabel(source: Source, config: PreprocessConfig) -> None:
+    """Refuse ``--relabel`` of a source whose vertices have numbers."""
+    if config.relabel and source.ids is None and not source.numbered and source.num_vertices is not None:
+        raise InputError(f"{source.name}: numbers its {source.num_vertices} vertices already; leave --relabel out")
+
+
 def _numbering(source: Source, as_text: bool) -> Any:
     numbering = NameIds() if as_text else IntegerIds()
     if source.ids is not None:
@@ -75,6 +82,8 @@ def _write(source: Source, folder: Path, numbering: Any, as_text: bool) -> tuple
                 with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
                     block.weight.astype(np.float32).tofile(weights)
             count += len(block.source)
+    if source.num_edges not in (None, count):
+        raise InputError(f"{source.name}: {count} edges, expected {source.num_edges}; download or copy it again")
     edges = _joined(folder / "edges.npy", raw[:2], np.int32, count)
     weight = _joined(folder / "edge_weight.npy", raw[2:], np.float32, count)[0] if weighted else None
     for file in raw:

@@ -1,9 +1,10 @@
-"""A raw graph from a directory in the neutral format (README, "Input")."""
+"""A raw graph from a directory in the neutral format (README, "Train a graph")."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.npy import open_npy
 from hongtu.preprocess.read.check import check_and_complete
-from hongtu.preprocess.read.collect import collect
+from hongtu.preprocess.read.collect import collect, refuse_relabel
 from hongtu.preprocess.read.formats import open_edges
+from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.source import Names, Source, array_blocks, as_integers, as_names
+from hongtu.preprocess.read.source import Names, NotIntegers, Source, array_blocks, as_integers, text_ids
 from hongtu.preprocess.read.typed import make_typed
 
 BLOCK = 1 << 22  # edges looked at in one step
@@ -50,7 +52,12 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         names=_names(path),
     )
     _read_edges(raw, path, config, scratch)
+    stated = raw.num_vertices
     raw.num_vertices, raw.vertices_from = _vertices(raw, meta, path)
+    if stated not in (None, raw.num_vertices):
+        raise InputError(
+            f"{raw.name('edges')}: {stated} vertices, but {raw.vertices_from}; give both for the same vertices"
+        )
     return check_and_complete(raw, config)
 
 
@@ -58,6 +65,8 @@ def _read_edges(raw: RawGraph, path: Path, config: PreprocessConfig, scratch: Pa
     files = sorted(path.glob("edges.*"))
     if len(files) > 1:
         raise InputError(f"{path}: holds both {files[0].name} and {files[1].name}; remove one")
+    if files and not files[0].is_file():
+        raise InputError(f"{files[0]}: not a file; mend or remove it")
     if not files:
         raise InputError(f"{path / 'edges.npy'}: missing; save int32 or int64 [2, E], row 0 source, row 1 destination")
     ids = read_ids(path / "ids.npy")
@@ -76,9 +85,11 @@ def _read_edges(raw: RawGraph, path: Path, config: PreprocessConfig, scratch: Pa
         source = Source(name=str(files[0]), blocks=array_blocks(str(files[0]), edges[0], edges[1], None))
     else:
         source = open_edges(files[0], config)
-    source.ids = ids if config.relabel else None
     source.names["ids"] = str(path / "ids.npy")
     raw.names["edges"] = str(files[0])
+    refuse_relabel(source, config)
+    source.ids = ids if config.relabel else None
+    raw.num_vertices = source.num_vertices
     raw.edges, weight, raw.ids = collect(source, scratch, relabel=config.relabel)
     if weight is not None:
         if raw.edge_weight is not None:
@@ -94,7 +105,14 @@ def read_ids(file: Path) -> np.ndarray | Names | None:
         return None
     if ids.ndim != 1 or ids.dtype.kind not in "iuU":
         raise InputError(f"{file}: {ids.dtype} of shape {ids.shape}, expected integers or text [N], one id a vertex")
-    return as_names(ids) if ids.dtype.kind == "U" else as_integers(str(file), ids)
+
+    def where(k: int) -> str:
+        return f"{file}: [{k}]"
+
+    try:
+        return as_integers(str(file), ids, where)
+    except NotIntegers:
+        return text_ids(str(file), ids, where)
 
 
 def _names(path: Path) -> dict[str, str]:
@@ -107,8 +125,10 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def _meta(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    if not os.path.lexists(file):
         return {}
+    if not file.is_file():
+        raise InputError(f"{file}: not a file; mend or remove it")
     try:
         meta = json.loads(file.read_text())
     except (ValueError, OSError, RecursionError) as error:
@@ -127,29 +147,24 @@ def _load(file: Path) -> np.ndarray:
 
 
 def _optional(file: Path) -> np.ndarray | None:
+    if os.path.lexists(file) and not file.is_file():
+        raise InputError(f"{file}: not a file; mend or remove it")  # a directory, a link to nothing
     return _load(file) if file.is_file() else None
 
 
 def _features(path: Path) -> Any:
     dense, sparse = path / "features.npy", path / "features.npz"
     types, typed = path / "vertex_type.npy", _typed_files(path)
-    if typed or types.is_file():
-        if dense.is_file() or sparse.is_file():
+    if typed or os.path.lexists(types):
+        if os.path.lexists(dense) or os.path.lexists(sparse):
             other = typed[0] if typed else types
             raise InputError(f"{path}: holds both features of all vertices and {other.name}; remove one")
         return make_typed(_optional(types), [_load(file) for file in typed], (str(types), list(map(str, typed))))
-    if not sparse.is_file():
+    if not os.path.lexists(sparse):
         return _optional(dense)
-    if dense.is_file():
+    if os.path.lexists(dense):
         raise InputError(f"{path}: holds both features.npy and features.npz; remove one")
-    import scipy.sparse
-
-    try:
-        matrix = scipy.sparse.load_npz(sparse).tocsr()
-        matrix.check_format(full_check=True)
-    except Exception as error:  # zip, pickle, key and value errors: all mean the file is not what it should be
-        raise InputError(f"{sparse}: not a readable scipy CSR matrix ({error}); use scipy.sparse.save_npz") from None
-    return matrix
+    return load_matrix(sparse).tocsr()
 
 
 def _typed_files(path: Path) -> list[Path]:
@@ -182,9 +197,14 @@ def _vertices(raw: RawGraph, meta: dict[str, Any], path: Path) -> tuple[int, str
         rows, piece = raw.labels.shape[0], "labels"
     elif raw.masks is not None and raw.masks["train"].ndim >= 1:
         rows, piece = raw.masks["train"].shape[-1], "train"
+    elif raw.num_vertices is not None:
+        return raw.num_vertices, f"{raw.name('edges')} has {raw.num_vertices} vertices"
     else:
         largest = _largest(raw.edges) if raw.edges.ndim == 2 and raw.edges.dtype.kind in "iu" else -1
-        return max(largest, -1) + 1, f"the largest id in {Path(raw.name('edges')).name} is {largest}"
+        name = Path(raw.name("edges")).name
+        return max(
+            largest, -1
+        ) + 1, f"the largest id in {name} is {largest}" if largest >= 0 else f"{name} has no edges"
     return rows, f"{raw.name(piece)} has {rows} rows"
 
 

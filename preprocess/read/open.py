@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.preprocess.read.arrays import as_array, as_features, as_masks
 from hongtu.preprocess.read.check import check_and_complete
-from hongtu.preprocess.read.collect import collect
+from hongtu.preprocess.read.collect import collect, refuse_relabel
 from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
 from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
 from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoid
 from hongtu.preprocess.read.formats.pyg_data import from_data
-from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.source import Source
-
-EDGE_PIECES = ("edge_features", "edge_type")
 
 
 def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
@@ -34,6 +33,15 @@ def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
     Raises:
         InputError: when nothing can read it, or at the first thing that is wrong with it.
     """
+    try:
+        return _read(path, config, scratch)
+    except OSError as error:
+        if error.filename is None or not Path(error.filename).is_relative_to(path):
+            raise
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
+
+
+def _read(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
     if path.is_file():
         return _from_source(open_edges(path, config), config, scratch)
     if not path.is_dir():
@@ -48,17 +56,23 @@ def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
 def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) -> RawGraph:
     """A graph from torch_geometric's ``Data`` or NetworkX; what is given beside it replaces its own pieces."""
     source = from_networkx(data) if is_networkx(data) else from_data(data)
+    convert: dict[str, Callable[[Any], Any]] = {
+        "features": as_features,
+        "masks": as_masks,
+    }
     for piece, value in given.items():
         if value is not None:
-            setattr(source, piece, np.asarray(value) if piece in EDGE_PIECES else value)
-            for name in ("train", "val", "test") if piece == "masks" else (piece,):
-                source.names.pop(name, None)
+            setattr(source, piece, convert.get(piece, partial(as_array, piece))(value))
+            for name in SPLITS if piece == "masks" else (piece,):
+                source.names[name] = f"masks[{name!r}]" if piece == "masks" else piece
+    if source.num_vertices is None:
+        pieces = [piece for piece in (source.features, source.labels) if piece is not None and piece.ndim]
+        source.num_vertices = pieces[0].shape[0] if pieces else None
     return _from_source(source, config, scratch)
 
 
 def _from_source(source: Source, config: PreprocessConfig, scratch: Path) -> RawGraph:
-    if config.relabel and source.ids is None and not source.numbered and source.num_vertices is not None:
-        raise InputError(f"{source.name}: numbers its {source.num_vertices} vertices already; leave --relabel out")
+    refuse_relabel(source, config)
     edges, weight, ids = collect(source, scratch, relabel=config.relabel)
     if source.num_vertices is not None:
         count, whence = source.num_vertices, f"{source.name} has {source.num_vertices} vertices"
@@ -68,7 +82,8 @@ def _from_source(source: Source, config: PreprocessConfig, scratch: Path) -> Raw
         largest = max(
             (int(row[lo : lo + (1 << 22)].max()) for row in edges for lo in range(0, len(row), 1 << 22)), default=-1
         )
-        count, whence = largest + 1, f"the largest id in {source.name} is {largest}"
+        count = largest + 1
+        whence = f"the largest id in {source.name} is {largest}" if count else f"{source.name} has no edges"
     raw = RawGraph(
         edges=edges,
         num_vertices=count,
@@ -83,6 +98,6 @@ def _from_source(source: Source, config: PreprocessConfig, scratch: Path) -> Raw
         locate_edge=source.locate,
         names={"edges": source.name, **source.names},
     )
-    for piece in ("features", "labels", "train", *EDGE_PIECES):
+    for piece in ("features", "labels", "train", "edge_features", "edge_type"):
         raw.names.setdefault(piece, f"{source.name}: {piece}")
     return check_and_complete(raw, config)

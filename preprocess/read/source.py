@@ -63,6 +63,7 @@ class Source:
         blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are ``Names`` with ``as_text``, else int64,
             and an id that is no integer then raises ``NotIntegers``.
         num_vertices: V, or None for the largest id + 1.
+        num_edges: how many edges must come, or None where the format does not say.
         features, labels, masks, edge_features, edge_type: as in ``RawGraph``, or None where the format has none.
         ids: the id of every vertex, int64 [V] or ``Names``, where that is given; None otherwise.
         numbered: the blocks hold numbers 0..V-1 whatever ``ids`` says.
@@ -72,6 +73,7 @@ class Source:
     name: str
     blocks: Callable[[bool], Iterator[EdgeBlock]]
     num_vertices: int | None = None
+    num_edges: int | None = None
     features: Any = None
     labels: np.ndarray | None = None
     masks: dict[str, np.ndarray] | None = None
@@ -103,25 +105,47 @@ def array_blocks(
     def blocks(as_text: bool) -> Iterator[EdgeBlock]:
         for lo in range(0, len(source), size):
             part = slice(lo, lo + size)
-            ids = [as_names(a[part]) if as_text else as_integers(name, a[part], lo) for a in (source, destination)]
-            values = None if weight is None else weight[part]
-            yield EdgeBlock(ids[0], ids[1], values, lambda k, lo=lo: f"{name}: edge {lo + k}")  # type: ignore[misc]
+
+            def where(k: int, lo: int = lo) -> str:
+                return f"{name}: edge {lo + k}"
+
+            ids = [(text_ids if as_text else as_integers)(name, a[part], where) for a in (source, destination)]
+            yield EdgeBlock(ids[0], ids[1], None if weight is None else weight[part], where)
 
     return blocks
 
 
-def as_integers(name: str, ids: np.ndarray, first: int = 0) -> np.ndarray:
-    """int64 ids.
+def as_integers(name: str, ids: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
+    """int64 ids; ``where`` says where the k-th stands.
 
     Raises:
-        NotIntegers: for other kinds, and for unsigned ids beyond int64.
+        InputError: for kinds that are no ids, such as fractions.
+        NotIntegers: for text, and for unsigned ids beyond int64.
     """
     if ids.dtype.kind not in "iu":
-        raise NotIntegers(f"{name}: vertex ids of type {ids.dtype}, expected integers; pass --relabel to read names")
-    if ids.dtype == np.uint64 and len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
+        if ids.dtype.kind == "U":
+            raise NotIntegers(
+                f"{name}: vertex ids of type {ids.dtype}, expected integers; pass --relabel to read names"
+            )
+        raise InputError(f"{name}: vertex ids of type {ids.dtype}, expected integers; cast them to int64")
+    if ids.dtype.itemsize == 8 and ids.dtype.kind == "u" and len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
         at = int(np.argmax(ids))
-        raise InputError(f"{name}: edge {first + at} has vertex {ids[at]}, expected at most {np.iinfo(np.int64).max}")
+        raise NotIntegers(f"{where(at)}: id {ids[at]} does not fit 64 bits; pass --relabel")
     return ids.astype(np.int64, copy=False)
+
+
+def text_ids(name: str, ids: np.ndarray, where: Callable[[int], str]) -> Names:
+    """Integer or text ids as text.
+
+    Raises:
+        InputError: for kinds that are no ids, and for text that is no Unicode.
+    """
+    if ids.dtype.kind not in "iuU":
+        raise InputError(f"{name}: vertex ids of type {ids.dtype}, expected integers or text; cast them to either")
+    try:
+        return as_names(ids)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise InputError(f"{name}: an id is not Unicode text ({error}); mend it") from None
 
 
 def as_names(ids: np.ndarray) -> Names:
@@ -130,6 +154,9 @@ def as_names(ids: np.ndarray) -> Names:
     >>> names = as_names(np.array(["b", "ä"]))
     >>> names.start.tolist(), names.end.tolist(), names.name(1)
     ([0, 1], [1, 3], 'ä')
+
+    Raises:
+        ValueError: for text that is no Unicode.
     """
     encoded = [str(name).encode() for name in ids.tolist()]
     end = np.cumsum([len(name) for name in encoded], dtype=np.int64)
@@ -139,6 +166,7 @@ def as_names(ids: np.ndarray) -> Names:
 
 def weights_of(values: np.ndarray) -> np.ndarray | None:
     """Stored values of an adjacency matrix as float32 weights; None where all are 1, a matrix that only says where."""
-    if values.dtype.kind == "b" or bool((values == 1).all()):
+    if bool((values == 1).all()):
         return None
-    return values.astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
+        return values.astype(np.float32)

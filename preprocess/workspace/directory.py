@@ -90,7 +90,9 @@ class Workspace:
         self.scratch.mkdir()
         self.artifact.mkdir()
         (self.directory / "finished.jsonl").touch()
-        file.write_text(json.dumps(now))  # last: without it nothing is continued
+        whole = file.with_suffix(".new")
+        whole.write_text(json.dumps(now))
+        whole.rename(file)  # last: without it nothing is continued
         return {}
 
     def __enter__(self) -> Workspace:

@@ -10,11 +10,11 @@ import torch
 
 import hongtu
 from hongtu.bench import baselines, compare
-from hongtu.bench.load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, make_system
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
+from hongtu.host_load import OthersShare, forget_peak, peak_resident
 
 pytest.importorskip("torch_geometric")
 FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse")

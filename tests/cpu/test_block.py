@@ -5,10 +5,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hongtu import dispatch, reductions
 from hongtu.block import Block, Rows
-from tests.graphs import awkward_graphs, by_destination, cut, make_blocks
+from tests.graphs import Graph, awkward_graphs, by_destination, cut, loops, make_blocks
 
 pyg_resolver = pytest.importorskip("torch_geometric.nn.resolver")
 
@@ -108,21 +110,43 @@ def test_several_reductions_and_more_dimensions():
         block.reduce(x, "var", weighted=True)
 
 
-def test_extremum_of_torch_where_there_is_no_kernel():
-    """The form that other devices run, in a dry run of CUDA's kernels without any."""
-    block, x = example(), torch.randn(4, 3).round().requires_grad_()
+def test_what_torch_does_where_there_is_no_kernel():
+    """The forms that other devices run: as the kernels, values and gradients."""
+    block = make_blocks(loops())[0]
+    x, query, att = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((10, 6), (10, 6), (6,)))
+    ties = x.detach().round().requires_grad_()
+    calls = {
+        "max": (lambda: block.reduce(ties, "max", weighted=True), [ties]),
+        "min": (lambda: block.reduce(ties, "min"), [ties]),
+        "softmax": (lambda: reductions.softmax(block, x, att), [x, att]),
+        "semi_grad": (lambda: reductions.softmax(block, x, 0.5, semi_grad=True), [x]),
+        "additive": (lambda: block.additive_logits(x, query, att, 3, 0.2), [x, query, att]),
+    }
+    for name, (call, inputs) in calls.items():
+        found = []
+        for on_gpu in (False, True):
+            with dispatch.as_on_gpu(on_gpu):
+                out = call()
+                found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@given(st.data())
+def test_extrema_of_small_numbers_are_torch_geometrics(data):
+    """Random graphs and rows of few values: what ties, and what is 0, gets the same gradient."""
+    v = data.draw(st.integers(1, 5))
+    ends = st.tuples(st.integers(0, v - 1), st.integers(0, v - 1))
+    edges = np.array(data.draw(st.lists(ends, max_size=12)), dtype=np.int64).reshape(-1, 2).T
+    values = data.draw(st.lists(st.integers(-1, 1), min_size=2 * v, max_size=2 * v))
+    x = torch.tensor(values, dtype=torch.float64).view(v, 2).requires_grad_()
+    block = make_blocks(Graph("drawn", edges, None, v))[0]
+    source, destination = torch.from_numpy(edges)
     for how in ("max", "min"):
-        expected = block.reduce(x, how, weighted=True)
-        with dispatch.using(_OnlyRows()):
-            found = block.reduce(x, how, weighted=True)
-            back = torch.autograd.grad(found.square().sum(), x)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(back, torch.autograd.grad(expected.square().sum(), x))
-
-
-class _OnlyRows:
-    gather_rows = staticmethod(dispatch.NUMBA.gather_rows)
-    scatter_add_edges = staticmethod(dispatch.NUMBA.scatter_add_edges)
+        out = block.reduce(x[block.sources.long()], how)
+        expected = pyg_resolver.aggregation_resolver(how)(x[source], destination, dim_size=v)
+        factor = torch.arange(1.0, 2 * v + 1, dtype=torch.float64).view(v, 2)
+        grads = [torch.autograd.grad((y * factor).sum(), x, materialize_grads=True)[0] for y in (out, expected)]
+        torch.testing.assert_close([out, grads[0]], [expected, grads[1]], rtol=1e-12, atol=1e-12)
 
 
 def test_with_destinations_example():

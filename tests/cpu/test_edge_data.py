@@ -112,6 +112,15 @@ def test_training_is_exact(model):
     check(model, awkward(), (1, 7), epochs=5)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_budgets_that_force_eviction(strategy, data_graph):
+    problem = with_edge_data(training.planetoid(data_graph("planetoid-cora"), 4))
+    for model in MODELS[0], MODELS[4]:
+        trainer = check(model, problem, (4, 8), epochs=2, strategy=strategy, device_memory="smallest")
+        loaded = [sum(len(device.loads) for device in plan.devices) for plan in trainer.plan.transfers.values()]
+        assert max(loaded) > problem.num_vertices, "no row was brought twice: nothing was ever evicted"
+
+
 @pytest.mark.parametrize("model", VARIANTS, ids=repr)
 def test_options_are_exact(model):
     check(model, awkward(), (2, 3), epochs=2, device_memory="smallest")

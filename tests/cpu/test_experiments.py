@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments import ladder, preprocess_rates, prune
+from experiments import ladder, paper, preprocess_rates, prune, readme
 from hongtu.cli.main import main as hongtu_main
+from hongtu.plan.hardware import A100X4
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +56,21 @@ def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
     assert kernels["csc_per_second"] > 0 and kernels["plain_sort_seconds"] >= 0
     assert 0 < command["seconds_apart"] < command["seconds"] and command["peak_bytes"] < command["predicted_bytes"]
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_the_readme_says_what_the_results_say(tmp_path):
+    text = readme.README.read_text()
+    assert readme.written(text, readme.RESULTS) == text, "run python -m experiments.readme"
+    rows = [
+        {"experiment": "growth", "vertices": v, "seconds": v / 1e5, "process_bytes": v * 1000} for v in (10**5, 10**6)
+    ]  # fmt: skip
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "growth.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (line,) = readme.lines(tmp_path)
+    assert "From 100,000 to 1,000,000 vertices" in line and "to the power of 1.00, memory to the power of 1.00" in line
+
+
+def test_published_sizes_give_seconds():
+    (big,) = (big for big in paper.BIG if big.name == "ogbn-papers100M")
+    one, two = (paper.scaled_seconds(big, alpha, A100X4) for alpha in (1, 2))
+    assert 0.1 < one < two < 2 * one

@@ -10,8 +10,10 @@ from tests.faults.kill import kill_and_resume
 from tests.faults.leaks import train_long
 from tests.faults.memory import replan_many
 from tests.faults.outcome import Outcome
+from tests.faults.processes import finish, start_command
 from tests.faults.report import BEGIN, END, keep, write_report
 from tests.faults.run_readers import RUN_READERS, fuzz_run_reader
+from tests.neutral import pieces, write
 
 
 def test_a_run_that_is_killed_loses_nothing():
@@ -64,3 +66,16 @@ def test_the_document_shows_the_newest_of_each_fault(tmp_path):
     assert "| a fault | no loss | 30 | 1 | seed \\| 0 |" in text and "| **37** | **1** |" in text
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert json.loads(results.read_text().splitlines()[0])["command"] == "command"
+
+
+@pytest.mark.parametrize("name", [".", "edges.csv"])
+def test_an_input_that_may_not_be_read_is_refused(name, tmp_path):
+    source = write(tmp_path / "in", {**pieces(), "edges": None})
+    (source / "edges.csv").write_text("0,1\n")
+    (source / name).chmod(0)
+    command = ["preprocess", str(source), str(tmp_path / "out"), "--partitions", "1", "--chunks", "1"]
+    assert finish(start_command(command, tmp_path / "err", obeys_modes=True)) == 2
+    text = (tmp_path / "err").read_text()
+    assert text.count("\n") == 1 and str(source / name) in text and "cannot be read" in text, text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["err", "in"]
+    (source / name).chmod(0o755)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu import attention_kernels, extremum_kernels, kernels, reference
+from hongtu import attention_kernels, kernels, reduction_kernels, reference
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -82,10 +82,39 @@ def test_extremum(graph, width, dtype):
         arguments = (indptr, local_source, weight)
         for largest in (True, False):
             out = [np.full((num_dst, width), np.nan, dtype)]
-            [extremum] = both("csc_extremum", (*arguments, largest, rows), out, extremum_kernels)
-            [shares] = both("csc_extremum_shares", (*arguments, rows, extremum, grad), out, extremum_kernels)
+            [extremum] = both("csc_extremum", (*arguments, largest, rows), out, reduction_kernels)
+            [shares] = both("csc_extremum_shares", (*arguments, rows, extremum, grad), out, reduction_kernels)
             back = [random(num_src, width, dtype=dtype)]
-            both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, extremum_kernels)
+            both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, reduction_kernels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", WIDTHS[::2])
+def test_softmax_sum(graph, width, dtype):
+    indptr, local_source, num_src = graph
+    num_dst = len(indptr) - 1
+    rows, grad = 20 * random(num_src, width, dtype=dtype), random(num_dst, width, dtype=dtype)
+    graph_and_t = (indptr, local_source, random(width, dtype=dtype), rows)
+    empty = np.full((num_dst, width), np.nan, dtype)
+    given = (*graph_and_t, *both("csc_softmax_sum", graph_and_t, [empty, empty, empty], reduction_kernels), grad)
+    both("csc_softmax_sum_t_gradient", given, [empty], reduction_kernels)
+    for semi_grad in (False, True):
+        back = [random(num_src, width, dtype=dtype)]
+        both("csc_softmax_sum_transpose", (*given, semi_grad), back, reduction_kernels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5)])
+def test_additive_logits(graph, heads, channels, dtype):
+    indptr, local_source, num_src = graph
+    num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
+    rows, query = random(num_src, width, dtype=dtype), random(num_dst, width, dtype=dtype)
+    given = (indptr, local_source, rows, query, random(width, dtype=dtype), dtype(0.2))
+    module, grad = attention_kernels, random(num_edges, heads, dtype=dtype)
+    both("additive_logits", given, [np.full((num_edges, heads), np.nan, dtype)], module)
+    own = [np.full((num_dst, width), np.nan, dtype)] * 2
+    both("additive_logits_gradients", (*given, grad), own, module)
+    both("additive_logits_transpose", (*given, grad), [random(num_src, width, dtype=dtype)], module)
 
 
 def test_extremum_of_nan_and_infinities():
@@ -93,7 +122,7 @@ def test_extremum_of_nan_and_infinities():
     rows, none = np.array([[1.0], [np.nan], [-np.inf], [-np.inf]]), np.empty(0)
     out = np.empty((3, 1))
     for largest in (True, False):
-        extremum_kernels.csc_extremum(indptr, local_source, none, largest, rows, out)
+        reduction_kernels.csc_extremum(indptr, local_source, none, largest, rows, out)
         np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, -np.inf])
 
 

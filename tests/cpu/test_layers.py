@@ -121,7 +121,7 @@ def test_declarations():
     for name in LAYERS:
         layer = LAYERS[name]()[0]
         assert layer.linear_aggregate == (not name.startswith(("gat", "ggcn")))
-        assert layer.can_transform_first == name.startswith(("gcn", "sage", "commnet"))
+        assert layer.can_transform_first == name.startswith(("gcn", "sage", "commnet", "gin"))
         assert layer.weighted == name.startswith("gcn")
         assert layer.uses_statistics == (name.startswith("gcn") and name != "gcn_plain")
         assert not layer.plain

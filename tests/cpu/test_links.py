@@ -97,6 +97,24 @@ def test_given_edges(budget):
         check(link, (2, 3), model=model, device_memory=budget)
 
 
+def test_links_train_embeddings():
+    """The usual model of links: one learned row per vertex, whose gradient comes from both ends of every pair."""
+    problem, outcomes = training.awkward(), []
+    for grain in ((1, 1), (4, 8)):
+        artifact = hongtu.preprocess_graph(
+            problem.edges, 64, training.new_path(), features="embedding:6", labels=problem.labels, masks=problem.masks,
+            partitions=grain[0], chunks=grain[1],
+        )  # fmt: skip
+        options = {"loss": hongtu.LinkLoss(negatives=2), "dtype": torch.float64, "optimizer": training.sgd}
+        budget = training.smallest_budget(artifact, lambda: GCN.build(problem), **options)
+        trainer = hongtu.Trainer(artifact, GCN.build(problem), device_memory=budget, **options)
+        outcomes.append(training.train(trainer, 3))
+        record = trainer.train_epoch()
+        assert (record.bytes, record.arena_bytes) == (trainer.plan.bytes, trainer.plan.arena_bytes)
+    training.assert_same(outcomes[1], outcomes[0], EXACT)
+    assert "embedding.weight" in outcomes[0].gradients[0]
+
+
 def test_scores_are_the_share_of_pairs_in_order():
     problem, held = training.awkward(), some_edges(40, 1)
     link = hongtu.LinkLoss(some_edges(), negatives=2, val_edges=held, block=30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import networkx
 import numpy as np
 import pytest
@@ -115,6 +117,11 @@ class Harmful:
     (data(edge_index=torch.tensor([[0, 1], [1, -1]])), "edge 1: vertex -1, expected 0"),
     (data(edge_index=torch.zeros(2, 3)), "vertex ids of type float32"),
     (data(train_mask=None), "train_mask and the other masks: missing"),
+    ([1, 2], "no edge_index (fields of one homogeneous graph are expected), found a list"),
+    (data(edge_weight=torch.ones(60, dtype=torch.complex64)), "edge_weight: complex64, expected real numbers"),
+    (data(edge_weight=["a"] * 60), "edge_weight: <U1, expected real numbers"),
+    (data(num_nodes="many").to_dict(), "num_nodes: 'many', expected an integer"),
+    (data(num_nodes=24.5).to_dict(), "num_nodes: 24.5, expected an integer"),
 ])  # fmt: skip
 def test_malformed_files_are_refused(content, message, tmp_path, capsys):
     torch.save(content, tmp_path / "graph.pt")
@@ -122,6 +129,20 @@ def test_malformed_files_are_refused(content, message, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "graph.pt" in err and message in err, err
     assert [path.name for path in tmp_path.iterdir()] == ["graph.pt"]
+
+
+def test_vertices_without_edges_are_counted(tmp_path):
+    """Saved fields say how many there are by their rows alone."""
+    torch.save(data(edge_index=torch.tensor([[0, 1], [1, 2]])).to_dict(), tmp_path / "graph.pt")
+    assert main(["preprocess", str(tmp_path / "graph.pt"), str(tmp_path / "out"), *SMALL]) == 0
+    assert hongtu.open_artifact(tmp_path / "out").num_vertices == 24
+
+
+def test_a_pickle_that_is_no_file_of_torch(tmp_path, capsys):
+    (tmp_path / "graph.pt").write_bytes(pickle.dumps(Harmful()))
+    assert main(["preprocess", str(tmp_path / "graph.pt"), str(tmp_path / "out"), *SMALL]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "graph.pt: cannot be opened safely" in err
 
 
 def test_truncated_file(tmp_path, capsys):

@@ -151,5 +151,16 @@ def test_the_command_line_projects_them(tmp_path, capsys):
         hnn.TypedLinear((), 4)
 
 
+@pytest.mark.parametrize("model", ["gine", "rgcn"])
+def test_models_of_the_command_line_read_what_lies_beside_edges(model, tmp_path, capsys):
+    beside = {"edge_features": np.ones((60, 2)), "edge_type": np.arange(60) % 3}
+    for name, given in (("with", {**pieces(), **beside}), ("without", pieces())):
+        assert main(["preprocess", str(write(tmp_path / "in" / name, given)), str(tmp_path / name), *SMALL]) == 0
+    assert main(["train", str(tmp_path / "with"), "--model", model, "--hidden", "4", "--epochs", "2"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "without"), "--model", model, "--hidden", "4"]) == 2
+    assert f"model {model}: needs edge" in capsys.readouterr().err
+
+
 def test_a_graph_without_types_has_none():
     assert training.prepare(dataclasses.replace(awkward()), 1, 1).vertex_type_widths == ()

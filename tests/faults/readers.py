@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,11 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.plan.hardware import PROFILES, load_hardware
 from hongtu.preprocess.read import read_directory
+from tests.faults.formats import FORMATS
+from tests.faults.reader import Reader
 from tests.neutral import pieces
 
 PIECE_OF = {"edges": "edges", "features": "features", "labels": "labels", "edge_weight": "edge_weight"}
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A reader and how to check it.
-
-    Attributes:
-        file: name of the file, in a directory that holds the rest of a graph.
-        samples: valid contents.
-        read: from the file's path to arrays and plain values.
-        meaning: from bytes to what ``read`` must give where it gives anything.
-        remove: files of the graph that must not be there beside it.
-    """
-
-    file: str
-    samples: tuple[bytes, ...]
-    read: Callable[[Path], Any]
-    meaning: Callable[[bytes], Any]
-    remove: tuple[str, ...] = ()
 
 
 def _saved(*arrays: np.ndarray) -> tuple[bytes, ...]:
@@ -158,5 +140,6 @@ READERS = {
         "edge_type.npy", _saved(np.arange(60) % 5, np.zeros(60, np.uint8)), _read_piece("edge_type"), _loaded
     ),
     "meta.json": Reader("meta.json", (b'{"nodes": 24, "classes": 3}', b'{"name": "x"}'), _read_meta, _meta),
-    "hardware profile": Reader("hardware.json", (_CPU_PROFILE,), _read_hardware, _hardware),
+    "hardware profile": Reader("hardware.json", (_CPU_PROFILE,), _read_hardware, _hardware, arguments=None),
+    **FORMATS,
 }

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments import records
+from hongtu.bench import records
 from tests.faults.outcome import Outcome
 
 RESULTS = Path("experiments/results/reliability.jsonl")
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- written by python -m tests.faults -->", "<!-- end -->"
 
 def keep(outcome: Outcome, command: list[str], path: Path = RESULTS) -> None:
     """Append an outcome and what it ran on."""
-    row = records.machine("") | {"command": shlex.join(command)} | asdict(outcome)
+    row = records.machine("reliability") | {"command": shlex.join(command)} | asdict(outcome)
     records.append(path, row)
 
 

@@ -1,4 +1,4 @@
-"""The files that a run writes and reads again, for the fuzzer; as ``tests.faults.readers``, but with torch."""
+"""The files that need torch to be read: those that a run writes, and saved graphs; as ``tests.faults.readers``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hongtu.cli.train import DECIDING, _check_deciding
+from hongtu.config import PreprocessConfig
+from hongtu.preprocess.read import read_input
+from hongtu.preprocess.read.graph import SPLITS
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import read_snapshot
 from tests.faults.fuzz import fuzz_reader
 from tests.faults.outcome import Outcome
 from tests.faults.readers import Reader
 from tests.faults.run import make_trainer, prepare
+from tests.neutral import pieces
 
 
 def _snapshot() -> tuple[bytes, ...]:
@@ -31,6 +36,38 @@ def _snapshot() -> tuple[bytes, ...]:
 def _flat(state: Any) -> str:
     torch.set_printoptions(threshold=10_000)
     return repr(state)
+
+
+def _graph() -> dict[str, torch.Tensor]:
+    given = {name: torch.from_numpy(np.array(array)) for name, array in pieces().items()}
+    return {"edge_index": given.pop("edges"), "x": given.pop("features"), "y": given.pop("labels"), **given}
+
+
+def _saved_graphs() -> tuple[bytes, ...]:
+    found = []
+    for graph in (_graph(), _graph() | {"edge_weight": torch.linspace(0, 1, 60), "num_nodes": 24}):
+        stream = io.BytesIO()
+        torch.save(graph, stream)
+        found.append(stream.getvalue())
+    return tuple(found)
+
+
+def _read_graph(file: Path) -> Any:
+    with tempfile.TemporaryDirectory(prefix="hongtu-fuzz-") as scratch:
+        raw = read_input(file, PreprocessConfig(partitions=2, chunks=3), Path(scratch))
+        weight = raw.edge_weight if raw.edges.size else None
+        found = [raw.edges, weight, raw.features, raw.labels, *(raw.masks[split] for split in SPLITS)]
+        return tuple(None if piece is None else np.array(piece) for piece in found)
+
+
+def _graph_of(content: bytes) -> Any:
+    found = torch.load(io.BytesIO(content), weights_only=True)
+    masks = [found.get(f"{split}_mask") for split in SPLITS]
+    assert masks[0] is not None
+    masks = [torch.zeros_like(masks[0]) if mask is None else mask for mask in masks]
+    weight = found.get("edge_weight") if found["edge_index"].numel() else None
+    fields = [found["edge_index"], None if weight is None else weight.flatten().float(), found["x"], found["y"], *masks]
+    return tuple(None if field is None else field.numpy() for field in fields)
 
 
 def _read_options(file: Path) -> Any:
@@ -71,9 +108,11 @@ RUN_READERS = {
         _snapshot(),
         lambda file: _flat(read_snapshot(file)),
         lambda content: _flat(torch.load(io.BytesIO(content), weights_only=True)),
+        arguments=None,
     ),
-    "options.json": Reader("options.json", (json.dumps(_OPTIONS).encode(),), _read_options, _options),
-    "epochs.jsonl": Reader("epochs.jsonl", (_LOG,), _rewound, _lines),
+    "options.json": Reader("options.json", (json.dumps(_OPTIONS).encode(),), _read_options, _options, arguments=None),
+    "epochs.jsonl": Reader("epochs.jsonl", (_LOG,), _rewound, _lines, arguments=None),
+    "graph.pt": Reader("graph.pt", _saved_graphs(), _read_graph, _graph_of, graph=Path.mkdir, arguments=None),
 }
 
 

@@ -161,7 +161,8 @@ def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
             hongtu.open_artifact(path)
 
 
-ABSENT = ("vertex_id", "name_start", "name_text", "edge_type")  # from the artifact of these tests
+SPARSE = ("feature_start", "feature_column", "feature_value")
+ABSENT = ("vertex_id", "name_start", "name_text", "edge_type", *SPARSE)  # from the artifact of these tests
 ALWAYS = [name for name in ARRAYS if name not in ABSENT]
 
 
@@ -273,4 +274,5 @@ def test_real_graph(data_graph, tmp_path):
     assert (found.num_vertices, found.num_edges, found.feature_width, found.num_classes) == (2708, 10556, 1433, 7)
     assert [statistics[split] for split in ("train", "val", "test")] == [140, 500, 1000]
     assert statistics["max_in_degree"] == 168 and statistics["duplicate_edges"] == 0
-    np.testing.assert_allclose(np.asarray(found.features).sum(axis=1), 1, rtol=1e-5)
+    assert found.features is None and len(found.sparse_features.value) == found.manifest["sparse_numbers"]
+    np.testing.assert_allclose(np.add.reduceat(found.sparse_features.value, found.sparse_features.start[:-1]), 1, 1e-5)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 from collections import defaultdict
+from pathlib import Path
 
 import networkx
 import numpy as np
@@ -52,7 +54,11 @@ EDGE_FILES = {
     "edges.csv": (as_text(",", header="source,target,weight", weighted=True), True, []),
     "edges.csv.gz": (as_text(" , "), False, []),
     "edges.tsv": (as_text("\t", header="a\tb\tc", weighted=True), True, ["--columns", "a,b,c"]),
-    "edges.edges": (as_text("   ", comment="% konect", weighted=True), True, ["--columns", "s,d,w"]),
+    "edges.edges": (
+        as_text("   ", comment="% konect", weighted=True),
+        True,
+        ["--columns", "source,destination,weight"],
+    ),
     "edges.parquet": (lambda file: pyarrow.parquet.write_table(table(weighted=True), file, row_group_size=7), True, []),
     "edges.feather": (lambda file: pyarrow.feather.write_feather(table(kind=np.uint16), file), False, []),
     "edges.arrow": (
@@ -173,6 +179,10 @@ def test_many_names_and_numbers(tmp_path):
         assert named_edges_of(artifact) == sorted(map(tuple, ids.T.tolist()))
 
 
+def market(kind, *lines):
+    return "\n".join([f"%%MatrixMarket matrix coordinate {kind}", *lines, ""]).encode()
+
+
 # name -> (file name, its content, arguments, what the message must contain)
 MALFORMED = {
     "one column": ("edges.txt", b"0 1\n\n# note\n5\n", [], ["edges.txt: line 4: 1 columns, expected 2"]),
@@ -201,9 +211,30 @@ MALFORMED = {
     "dense matrix": (
         "edges.mtx", b"%%MatrixMarket matrix array real general\n1 1\n1.0\n", [], ["a dense array, expected sparse"],
     ),
-    "not npz": ("edges.npz", b"nonsense", [], ["edges.npz: not a readable scipy matrix"]),
+    "not npz": ("edges.npz", b"nonsense", [], ["edges.npz: not a readable scipy sparse matrix"]),
     "unknown": ("edges.doc", b"", [], ["edges.doc: unknown format '.doc', expected .txt, .csv"]),
     "columns of a matrix": ("edges.npz", b"", ["--columns", "a,b"], ["--columns is for edge lists and tables"]),
+    "columns of no line": (
+        "edges.csv", b"a,b\n0,1\n", ["--columns", "x,y", "--relabel"],
+        ["no column 'x', found a, b", "pass --columns source,destination where no line names the columns"],
+    ),
+    "a column twice": ("edges.csv", b"a,b,a\n0,1,2\n", ["--columns", "a,b"], ["2 columns 'a', expected one"]),
+    "two weights": ("edges.csv", b"u,v,weight,weight\n0,1,2,3\n", [], ["2 columns 'weight', expected one"]),
+    "a fraction of Python's": ("edges.csv", b"u,v,weight\n0,1,1_0\n", [], ["edges.csv: line 2: weight '1_0'"]),
+    "a hidden zero": ("edges.csv", b"u,v,weight\n0,1,1\x00\n", [], ["edges.csv: line 2: weight '1"]),
+    "no text": ("edges.txt", b"# \xff\na b\n\xff c\n", ["--relabel"], ["edges.txt: line 3: id", "is not UTF-8"]),
+    "no edges": ("edges.txt", b"# only\n\n", [], ["edges.txt has no edges: a graph of 0 vertices"]),
+    "an endless line": ("edges.txt", b"1" * (17 << 20), [], ["edges.txt: line 1: longer than 16777216 bytes"]),
+    "matrix line": ("edges.mtx", market("pattern general", "3 3 1", "2 1 9"), [], ["edges.mtx: line 3: 3 columns"]),
+    "matrix index": ("edges.mtx", market("pattern general", "3 3 1", "0 1"), [], ["line 3: index 0, expected 1 to 3"]),
+    "matrix index beyond": ("edges.mtx", market("real general", "3 3 1", "1 4 2"), [], ["line 3: index 4, expected"]),
+    "matrix fraction": ("edges.mtx", market("integer general", "3 3 1", "1 2 2.5"), [], ["line 3: 2.5, expected an"]),
+    "matrix shorter": ("edges.mtx", market("real general", f"3 3 {10**15}", "1 2 2"), [], ["1 entries, expected"]),
+    "matrix sizes": ("edges.mtx", market("real general", "-3 -3 1", "1 2 2"), [], ["line 2: '-3 -3 1', expected"]),
+    "matrix diagonal": (
+        "edges.mtx", market("real skew-symmetric", "3 3 1", "2 2 5"), [], ["line 3: on the diagonal of a skew-symm"],
+    ),
+    "complex matrix": ("edges.mtx", market("complex general", "3 3 1", "2 1 5 1"), [], ["line 1: 'matrix coord"]),
     "columns twice": ("edges.csv", b"", ["--columns", "a,a"], ["columns: 'a,a', expected two or three names"]),
 }  # fmt: skip
 
@@ -247,7 +278,128 @@ def test_malformed_tables_are_refused(case, ending, tmp_path, capsys):
     refused(tmp_path, file, [*SYNTHETIC, *arguments], expected, capsys)
 
 
-@pytest.mark.parametrize("name", ["edges.txt", "edges.csv.gz", "edges.parquet", "edges.mtx"])
+MATRICES = {
+    "one dimension": (lambda file: scipy.sparse.save_npz(file, scipy.sparse.coo_array([1.0, 0])), ["of 1 dimensions"]),
+    "complex": (lambda file: scipy.sparse.save_npz(file, matrix(np.ones(60, complex))), ["complex128, expected real"]),
+    "too large": (lambda file: scipy.sparse.save_npz(file, matrix(np.full(60, 1e300))), ["edge 0: edge_weight is inf"]),
+    "offsets": (
+        lambda file: np.savez(file, data=np.ones((1, 3)), offsets=[2**40], shape=[3, 3], format=b"dia"),
+        ["offsets beyond the matrix"],
+    ),
+    "indices": (
+        lambda file: np.savez(file, data=[1.0], row=[0], col=[-1], shape=[3, 3], format=b"coo"), ["negative axis"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_malformed_matrices_are_refused(case, tmp_path, capsys):
+    save, expected = MATRICES[case]
+    save(tmp_path / "edges.npz")
+    refused(tmp_path, tmp_path / "edges.npz", SYNTHETIC, ["edges.npz", *expected], capsys)
+
+
+def test_columns_of_one_name_are_refused(tmp_path, capsys):
+    columns = [pyarrow.array([0]), pyarrow.array([1]), pyarrow.array([2])]
+    pyarrow.feather.write_feather(pyarrow.table(columns, ["source", "source", "destination"]), tmp_path / "e.feather")
+    refused(tmp_path, tmp_path / "e.feather", SYNTHETIC, ["2 columns 'source', expected one"], capsys)
+
+
+def test_a_graph_larger_than_the_host_is_refused(tmp_path, capsys, monkeypatch):
+    """One stray id makes a small file a graph of two billion vertices."""
+    monkeypatch.setattr("hongtu.preprocess.read.size.available_bytes", lambda: 8 << 30)
+    (tmp_path / "edges.txt").write_text("0 2147483646\n")
+    expected = ["2147483647 vertices take at least 34359738352 bytes of memory, 8589934592 are", "pass --relabel"]
+    refused(tmp_path, tmp_path / "edges.txt", SYNTHETIC, expected, capsys)
+
+
+# what the bytes of a file are -> the edges that must come of it, with their weights where there are some
+ODD = {
+    "a byte order mark before a comment": ("edges.txt", b"\xef\xbb\xbf# source target\n0 1\n", [(0, 1)]),
+    "spaces before a comment": ("edges.txt", b"  # source target\n0 1\n", [(0, 1)]),
+    "leading zeros": ("edges.txt", b"00000000000000000000001 -0\n", [(1, 0)]),
+    "two gzip members": ("edges.csv.gz", gzip.compress(b"0,1\n1,") + gzip.compress(b"2\r\n\r\n"), [(0, 1), (1, 2)]),
+    "symmetric": ("edges.mtx", market("pattern symmetric", "3 3 2", "2 1", "3 3"), [(0, 1), (1, 0), (2, 2)]),
+    "skew": ("edges.mtx", market("integer skew-symmetric", "3 3 1", "2 1 1"), [(0, 1, -1.0), (1, 0, 1.0)]),
+    "ones": ("edges.mtx", market("real general", "3 3 2", "2 1 1.0", "", "2 1 1"), [(1, 0), (1, 0)]),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_files_are_read_as_what_they_mean(case, tmp_path):
+    name, content, expected = ODD[case]
+    (tmp_path / name).write_bytes(content)
+    assert weighted_edges(tmp_path / name, tmp_path) == expected
+
+
+def weighted_edges(file, tmp_path, *arguments):
+    assert preprocess(file, tmp_path / "out", *arguments, *SYNTHETIC, "--partitions", 1, "--chunks", 1) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    if artifact.topology.edge_weight is None:
+        return edges_of(artifact) if artifact.vertex_ids is None else named_edges_of(artifact)
+    original, topology = np.asarray(artifact.original_id), artifact.topology
+    ends = original[topology.global_sources()], np.repeat(original, np.diff(topology.in_edge_start))
+    return sorted(zip(*(array.tolist() for array in (*ends, topology.edge_weight)), strict=True))
+
+
+def test_odd_tables_are_read_as_what_they_mean(tmp_path):
+    ends = [pyarrow.array([0, 1]), pyarrow.array([1, 2])]
+    large = [pyarrow.array([2**63, 1], pyarrow.uint64()), pyarrow.array([1, 5], pyarrow.uint64())]
+    forms = {
+        "dictionary": ([end.dictionary_encode() for end in ends], [], [(0, 1), (1, 2)]),
+        "views": ([end.cast(pyarrow.string()).cast(pyarrow.string_view()) for end in ends], ["--relabel"],
+                  [("0", "1"), ("1", "2")]),
+        "unsigned": (large, ["--relabel"], [("1", "5"), (str(2**63), "1")]),
+    }  # fmt: skip
+    for name, (columns, arguments, expected) in forms.items():
+        file = tmp_path / f"{name}.feather"
+        pyarrow.feather.write_feather(pyarrow.table(columns, ["source", "destination"]), file)
+        assert weighted_edges(file, tmp_path, "--force", *arguments) == expected
+
+
+def test_odd_matrices_are_read_as_what_they_mean(tmp_path):
+    dense = np.array([[0, 1, 0], [0, 0, 2], [3, 0, 0]], np.int8)
+    expected = [(0, 1, 1.0), (1, 2, 2.0), (2, 0, 3.0)]
+    for form in ("bsr", "csc", "dia"):
+        given = scipy.sparse.csr_array(dense)
+        given = given.tobsr((3, 3)) if form == "bsr" else given.asformat(form)  # one block, filled up with zeros
+        scipy.sparse.save_npz(tmp_path / "edges.npz", given)
+        assert weighted_edges(tmp_path / "edges.npz", tmp_path, "--force") == expected
+    np.savez(tmp_path / "edges.npz", data=[True, False], row=[0, 1], col=[1, 2], shape=[3, 3], format=b"coo")
+    assert weighted_edges(tmp_path / "edges.npz", tmp_path, "--force") == [(0, 1, 1.0), (1, 2, 0.0)]
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "edge_weight.npy", "meta.json", "ids.npy", "edges.csv"])
+def test_what_is_no_file_is_refused(name, tmp_path, capsys):
+    """And not taken for absent: weights behind a broken link would be lost without a word."""
+    source = write(tmp_path / "in", {**pieces(), "edges": None if name == "edges.csv" else pieces()["edges"]})
+    for make in (Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")):
+        (source / name).unlink(missing_ok=True)
+        make(source / name)
+        refused(tmp_path, source, [], [f"{name}: not a file"], capsys)
+        (source / name).rmdir() if (source / name).is_dir() else None
+
+
+def test_a_matrix_of_another_size_than_the_rows_beside_it(tmp_path, capsys):
+    source = write(tmp_path / "in", {**pieces(), "edges": None})
+    (source / "edges.mtx").write_bytes(market("pattern general", "30 30 1", "1 2"))
+    refused(tmp_path, source, [], ["edges.mtx: 30 vertices, but", "features.npy has 24 rows"], capsys)
+    np.save(source / "ids.npy", np.arange(24))
+    refused(tmp_path, source, ["--relabel"], ["numbers its 30 vertices already; leave --relabel out"], capsys)
+
+
+@pytest.mark.parametrize("ids, edges, expected", [
+    (["a\ud800", "b"], [["b"], ["b"]], "ids.npy: an id is not Unicode text"),
+    (["a", "b"], [[0.5], [1.0]], "edges.npy: vertex ids of type float64, expected integers or text"),
+    (["a", "b"], [[b"a"], [b"b"]], "edges.npy: vertex ids of type |S1, expected integers or text"),
+    ([1, 2], [["1"], ["2"]], "edges.npy: holds text where"),
+])  # fmt: skip
+def test_ids_that_are_none(ids, edges, expected, tmp_path, capsys):
+    source = write(tmp_path / "in", {"ids": np.array(ids), "edges": np.array(edges)})
+    refused(tmp_path, source, ["--relabel", *SYNTHETIC], [expected], capsys)
+
+
+@pytest.mark.parametrize("name", ["edges.txt", "edges.csv.gz", "edges.parquet"])
 def test_an_edge_beyond_the_vertices_says_where_it_stands(name, tmp_path, capsys):
     EDGE_FILES[name][0](write(tmp_path / "in", {**pieces(23), "edges": None}) / name)
     at = int(np.flatnonzero((pieces()["edges"] == 23).any(axis=0))[0])
@@ -322,11 +474,19 @@ def test_ogb_in_binary_form(tmp_path):
     ({"raw/node-feat.csv.gz": lines(pieces()["features"][:20])}, ["node-feat.csv.gz: (20, 5)", "24 lines"]),
     ({"raw/node-feat.csv.gz": "1,2\n3,x\n"}, ["node-feat.csv.gz: after line 0", "'x'"]),
     ({"raw/num-node-list.csv.gz": "12\n12\n"}, ["2 graphs, expected one"]),
+    ({"raw/node-feat.csv.gz": lines(pieces()["features"][[*range(24), 0]])}, ["node-feat.csv.gz: (25, 5)"]),
+    ({"raw/node-feat.csv.gz": "# x\n" + lines(pieces()["features"])}, ["node-feat.csv.gz: after line 0", "'# x'"]),
+    ({"raw/node-label.csv.gz": "1.5\n" * 24}, ["node-label.csv.gz: row 0: 1.5, expected the number of a class"]),
+    ({"raw/node-label.csv.gz": "inf\n" * 24}, ["node-label.csv.gz: row 0: inf"]),
+    ({"raw/num-node-list.csv.gz": "-5\n"}, ["num-node-list.csv.gz: a graph of -5 vertices"]),
+    ({"raw/num-node-list.csv.gz": "9999999999\n"}, ["num-node-list.csv.gz: 9999999999 vertices, expected fewer"]),
+    ({"raw/num-edge-list.csv.gz": "61\n"}, ["edge.csv.gz: 60 edges, expected 61"]),
+    ({"split/time/valid.csv.gz": "1,2\n"}, ["valid.csv.gz: 2 columns, expected one"]),
     ({"raw/num-node-list.csv.gz": None}, ["num-node-list.csv.gz: cannot be read"]),
     ({"split/time/valid.csv.gz": "3\n24\n"}, ["valid.csv.gz: line 2: vertex 24, expected 0 to 23"]),
     ({"split/time/test.csv.gz": None}, ["test.csv.gz: cannot be read"]),
     ({"split/other/train.csv.gz": "1\n"}, ["several splits (other, time)"]),
-    ({"raw/edge.csv.gz": "0,1\n1,24\n"}, ["edge.csv.gz: line 2: vertex 24, expected 0 to 23"]),
+    ({"raw/edge.csv.gz": "0,1\n1,24\n", "raw/num-edge-list.csv.gz": None}, ["line 2: vertex 24, expected 0 to 23"]),
 ])  # fmt: skip
 def test_malformed_ogb(changes, expected, tmp_path, capsys):
     refused(tmp_path, ogb(tmp_path / "ogbn_arxiv", **changes), [], expected, capsys)
@@ -387,10 +547,38 @@ def test_planetoid_pickles_run_nothing(tmp_path, capsys):
     )
 
 
+CSR = scipy.sparse.csr_matrix(np.ones((10, 9), np.float32))
+
+
+def broken(part, value):
+    found = CSR.copy()
+    getattr(found, part)[3] = value
+    return found
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"x": {}}, ["ind.tiny.x: not a readable Planetoid file (a dict, expected a matrix)"]),
+    ({"x": broken("indices", 10**6)}, ["ind.tiny.x: not a readable Planetoid file (indices must be < 9)"]),
+    ({"x": broken("indptr", 10**6)}, ["ind.tiny.x: not a readable Planetoid file (ind"]),
+    ({"x": bytearray(9)}, ["ind.tiny.x: not a readable Planetoid file ("]),
+    ({"x": CSR[:9]}, ["ind.tiny.* have sizes that do not fit each other"]),
+    ({"y": np.ones((10, 4))}, ["ind.tiny.y: not a readable Planetoid file (a row is not one 1 among zeros)"]),
+    ({"graph": {0: [1.5]}}, ["ind.tiny.graph: not a readable Planetoid file (a vertex is no integer)"]),
+    ({"graph": {0: "12"}}, ["ind.tiny.graph: not a readable Planetoid file (not a dictionary of neighbour lists)"]),
+    ({"graph": {0: [700]}}, ["ind.tiny.graph: edge 1: vertex 700, expected 0 to 699"]),
+])  # fmt: skip
+def test_planetoid_files_of_other_things(changes, expected, tmp_path, capsys):
+    planetoid(tmp_path / "in", **changes)
+    refused(tmp_path, tmp_path / "in", [], expected, capsys)
+
+
 @pytest.mark.parametrize("part, change, expected", [
     ("tx", None, ["ind.tiny.tx: missing"]),
     ("ally", b"\x80\x02}", ["ind.tiny.ally: not a readable Planetoid file"]),
     ("test.index", b"1\n2\n", ["ind.tiny.test.index: does not fit"]),
+    ("test.index", b"650\n650\n", ["ind.tiny.test.index: does not fit", "different vertices of at least 650"]),
+    ("test.index", b"650\n9999999999\n", ["ind.tiny.test.index: 10000000000 vertices, expected fewer"]),
+    ("test.index", b"", ["ind.tiny.test.index: does not fit"]),
     ("test.index", b"many\n", ["ind.tiny.test.index: not readable"]),
 ])  # fmt: skip
 def test_malformed_planetoid(part, change, expected, tmp_path, capsys):
@@ -424,6 +612,8 @@ def test_networkx(tmp_path):
     assert sorted(artifact.topology.edge_weight.tolist()) == [0.5, 2.5, 2.5]
     numbered = run(networkx.path_graph(3, create_using=networkx.DiGraph), tmp_path / "numbered")
     assert numbered.vertex_ids is None and edges_of(numbered) == [(0, 1), (1, 2)]
+    numpys = networkx.DiGraph([(np.int64(5), np.int64(3))])
+    assert list(run(numpys, tmp_path / "numpys").vertex_ids) == [5, 3]
     karate = networkx.karate_club_graph()
     assert run(karate, tmp_path / "karate").num_edges == 2 * karate.number_of_edges()
 
@@ -437,10 +627,28 @@ def test_networkx_refusals(tmp_path):
     graph.add_edge(0, 1, weight="x")
     with pytest.raises(hongtu.errors.InputError, match="an edge weight is no number"):
         run(graph, tmp_path / "out")
+    for node, weight, message in (("\ud800", 1, "is not Unicode text"), (1, 10**400, "an edge weight is no number")):
+        graph = networkx.DiGraph()
+        graph.add_edge(0, node, weight=weight)
+        with pytest.raises(hongtu.errors.InputError, match=message):
+            run(graph, tmp_path / "out")
+    for masks in ([1], {"x": [True]}):
+        with pytest.raises(hongtu.errors.InputError, match="masks: "):
+            run(networkx.path_graph(3), tmp_path / "out", masks=masks, random_split=None)
     for arguments in ({}, {"data": graph, "edges": np.zeros((2, 1), int)}):
         with pytest.raises(hongtu.errors.InputError, match="either edges and num_vertices or data"):
             hongtu.preprocess_graph(artifact=tmp_path / "out", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_pieces_beside_data(tmp_path):
+    """What is given replaces the data's own, in any form that arrays alone may have."""
+    masks = {"train": [True, False, True]}
+    given = {"features": [[1.0], [2.0], [3.0]], "labels": [0, 1, 0], "masks": masks, "random_split": None}
+    for data in (networkx.path_graph(3), {"edge_index": [[0], [1]]}):
+        artifact = run(data, tmp_path / "out", **given, force=True)
+        assert artifact.num_vertices == 3 and artifact.masks["train"].sum() == 2 and not artifact.masks["val"].any()
+        assert artifact.features[np.argsort(artifact.original_id)].tolist() == given["features"]
 
 
 def test_numbers_without_ids(tmp_path):

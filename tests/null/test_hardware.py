@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.errors import InputError
 from hongtu.plan.build import make_plan
-from hongtu.plan.cost import Seconds, predict_seconds
+from hongtu.plan.cost import Seconds, pass_seconds, predict_seconds
 from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
@@ -40,6 +40,12 @@ def shape(parameters=(10, 20), **layer):
     )
 
 
+def free(**costs):
+    """A machine on which everything costs nothing, except what is named."""
+    rates = {name: 1e30 for name, value in CPU.to_dict().items() if isinstance(value, float)}
+    return Hardware(name="free", **rates | {name: 1e-30 for name in rates if name.endswith("_seconds")} | costs)
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_shipped_profiles(name, tmp_path):
     profile = load_hardware(name)
@@ -61,7 +67,7 @@ def test_device_links_are_faster_than_the_host_link():
     [
         ("no json", "not JSON"),
         ("[1]", "not a hardware profile"),
-        (json.dumps({"name": "x"}), "missing ['contiguous_link'"),
+        (json.dumps({"name": "x"}), "missing ['aggregate_stage_seconds'"),
         (json.dumps(CPU.to_dict() | {"speed": 3}), "unknown ['speed']"),
         (json.dumps(CPU.to_dict() | {"flops": 0}), "flops is 0"),
         (json.dumps(CPU.to_dict() | {"flops": "fast"}), "flops is 'fast'"),
@@ -94,10 +100,7 @@ def test_equation_4_is_the_papers():
 def test_seconds_are_bytes_over_rates(strategy, m, n):
     topology = random_topology(3, m, n)
     plan = make_plan(topology, input_order(topology), shape(), STRATEGIES[strategy])
-    slow = Hardware(
-        name="slow", host_link=2.0, peer_link=4.0, reuse_link=1.0, contiguous_link=8.0, host_add=16.0,
-        memory_bandwidth=1e30, flops=1e30, stage_seconds=1e-30,
-    )  # fmt: skip
+    slow = free(host_link=2.0, peer_link=4.0, reuse_link=1.0, contiguous_link=8.0, host_add=16.0)
     seconds, moved = predict_seconds(plan, slow), plan.bytes
     assert seconds.load == moved["load"] / 2 and seconds.flush == moved["flush"] / 2
     assert seconds.peer == (moved["pull"] + moved["push"]) / 4 and seconds.accumulate == moved["flush"] / 16
@@ -107,15 +110,37 @@ def test_seconds_are_bytes_over_rates(strategy, m, n):
 
 def test_compute_counts_edges_and_parameters():
     topology = random_topology(3, 2, 3)
-    fast = {field: 1e30 for field in ("host_link", "peer_link", "reuse_link", "contiguous_link", "host_add")}
-    rates = Hardware(name="r", **fast, memory_bandwidth=1e30, flops=2.0, stage_seconds=1.0)
-    seconds = predict_seconds(make_plan(topology, input_order(topology), shape(), STRATEGIES["full"]), rates)
+    plan = make_plan(topology, input_order(topology), shape(), STRATEGIES["full"])
     e, v, busy = 300, 60, int(np.count_nonzero(topology.num_dst))
-    assert seconds.aggregate == e * 4 * (1 + 2)  # forward, and its transpose
-    assert seconds.rowwise == v * (10 + 20) * (1 + 3)
-    assert seconds.dispatch == 4 * busy
+    arithmetic = predict_seconds(plan, free(flops=2.0))
+    assert arithmetic.aggregate == pytest.approx(e * 4 * (1 + 2))  # forward, and its transpose
+    assert arithmetic.rowwise == pytest.approx(v * (10 + 20) * (1 + 3))
+    item = 4
+    assert predict_seconds(plan, free(memory_bandwidth=1.0)).aggregate == pytest.approx(e * 4 * item)
+    assert predict_seconds(plan, free(transpose_bandwidth=1.0)).aggregate == pytest.approx(2 * e * 4 * item)
+    assert predict_seconds(plan, free(edge_seconds=1.0)).aggregate == pytest.approx(2 * e)
+    assert predict_seconds(plan, free(stage_seconds=1.0)).dispatch == pytest.approx(4 * busy)
+    assert predict_seconds(plan, free(aggregate_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
+    assert predict_seconds(plan, free(gradient_stage_seconds=1.0)).dispatch == pytest.approx(busy)
+    assert predict_seconds(plan, free(loss_stage_seconds=1.0)).dispatch == pytest.approx(busy)
+    rows = sum(plan.passes.width[name] for p in plan.passes.train for name in (*p.inputs, *p.gradients, *p.written)
+               for _ in range(1 if p.direction == "forward" else 3))  # fmt: skip
+    assert predict_seconds(plan, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * v * item)
     nobody = make_plan(topology, input_order(topology), shape(parameters=()), STRATEGIES["full"])
-    assert predict_seconds(nobody, Hardware(**rates.to_dict() | {"memory_bandwidth": 1e30})).rowwise < 1e-20
+    assert predict_seconds(nobody, free(flops=2.0)).rowwise < 1e-20
+
+
+def test_functions_of_edges_run_again_in_backward():
+    topology = random_topology(3, 2, 3)
+    functions = shape(linear=False, reduce=None)
+    plan = make_plan(topology, input_order(topology), functions, STRATEGIES["full"], choice=Choice(fuse=False))
+    forward, backward = (p for p in plan.passes.train if p.layer == 0)
+    of_both = {"function_bandwidth": 1.0}
+    assert pass_seconds(plan, forward, free(**of_both)).aggregate == pytest.approx(2 * 300 * 4 * 4)
+    assert pass_seconds(plan, backward, free(**of_both)).aggregate == pytest.approx(6 * 300 * 4 * 4)
+    assert pass_seconds(plan, backward, free(function_edge_seconds=1.0)).aggregate == pytest.approx(3 * 300)
+    busy = int(np.count_nonzero(topology.num_dst))
+    assert predict_seconds(plan, free(function_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
 
 
 def test_devices_work_at_the_same_time():

@@ -7,21 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hongtu.cli.main import main
 from tests.neutral import pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
-VERTICES, EDGES, COLUMNS = 200_000, 3_000_000, 256
+VERTICES, EDGES, COLUMNS, BESIDE = 200_000, 3_000_000, 256, 16
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
-    """Features take 195 MiB: reading them whole would show."""
+    """Features take 195 MiB, those of edges 183 MiB: reading them whole would show."""
     path = tmp_path_factory.mktemp("memory") / "in"
     size = ["--vertices", str(VERTICES), "--edges", str(EDGES), "--features", str(COLUMNS), "--classes", "4"]
     assert main(["generate", "citation", str(path), *size]) == 0
+    rows = np.lib.format.open_memmap(path / "edge_features.npy", "w+", np.float32, (EDGES, BESIDE))
+    rows[:] = 1
     return path
 
 

@@ -129,19 +129,19 @@ REFUSED = {
         replaced(labels=np.zeros(24)),
         None,
         [],
-        ["labels.npy: float64 of shape (24,)", "integers [N]", "--labels random:C"],
+        ["labels.npy: float64 of shape (24,)", "integers [24]", "--labels random:C"],
     ),
     "labels length": (
         replaced(labels=np.zeros(23, int)),
         None,
         [],
-        ["labels.npy: int64 of shape (23,), expected N = 24 rows"],
+        ["labels.npy: int64 of shape (23,), expected integers [24]"],
     ),
     "labels rank": (
         replaced(labels=np.zeros((24, 3), int)),
         None,
         [],
-        ["labels.npy: int64 of shape (24, 3)", "float32 [N, C]"],
+        ["labels.npy: int64 of shape (24, 3)", "float32 [24, C]"],
     ),
     "labels missing": (replaced(labels=None), None, [], ["labels.npy: missing", "--labels random:C"]),
     "multilabel partly nan": (
@@ -281,6 +281,7 @@ REFUSED = {
     "meta list": (pieces(), [1], [], ["meta.json: holds a list"]),
     "embedding": (pieces(), None, ["--features", "embedding:x"], ["embedding:D"]),
     "bad spec": (pieces(), None, ["--labels", "random:0"], ["labels: 'random:0'"]),
+    "huge spec": (pieces(), None, ["--features", "random:2147483648"], ["features: 'random:2147483648'"]),
     "bad fractions": (pieces(), None, ["--random-split", "0.9,0.9,0"], ["random_split", "0.6,0.2,0.2"]),
 }
 

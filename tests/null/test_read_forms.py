@@ -45,7 +45,7 @@ def test_sparse_features_are_checked(tmp_path, capsys):
     matrix.indices[0] = 77
     scipy.sparse.save_npz(source / "features.npz", matrix)
     assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 2
-    assert "features.npz: not a readable scipy CSR matrix" in capsys.readouterr().err
+    assert "features.npz: not a readable scipy sparse matrix" in capsys.readouterr().err
 
 
 def duplicated(first, second):

@@ -29,8 +29,8 @@ KILLS = 20
 
 @pytest.fixture
 def source(tmp_path):
-    weight = np.linspace(0.5, 2, 60).astype(np.float32)
-    return write(tmp_path / "in", {**pieces(), "edge_weight": weight})
+    weight, rows = np.linspace(0.5, 2, 60).astype(np.float32), np.linspace(0, 1, 120).reshape(60, 2)
+    return write(tmp_path / "in", {**pieces(), "edge_weight": weight, "edge_features": rows})
 
 
 def preprocess(source, output, *arguments):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,3 +83,68 @@ def check(artifact, graph):
     for c in range(topology.partitions * topology.chunks):
         chunk = topology.chunk(c)
         assert chunk.sources.tolist() == np.unique(chunk.sources[chunk.local_source]).tolist()
+
+
+@given(graphs(), *[st.booleans()] * 4, st.sampled_from(list(PARTITIONERS)))
+def test_the_flags_change_what_they_say(graph, undirected, self_loops, normalize, sparse, partitioner):
+    if partitioner == "kaminpar" and not kaminpar_installed():
+        partitioner = "streaming"
+    source, destination = graph["edges"].tolist()
+    weight = [1.0] * len(source) if graph["edge_weight"] is None else graph["edge_weight"].tolist()
+    expected = list(zip(source, destination, weight, strict=True))
+    if undirected:  # both ways, each pair once, weights summed in the order of the input
+        sums = {}
+        for s, d, w in expected + [(d, s, w) for s, d, w in expected]:
+            sums[s, d] = sums.get((s, d), 0.0) + w
+        expected = [(s, d, float(np.float32(w))) for (s, d), w in sums.items()]
+    if self_loops:
+        have = {s for s, d, _ in expected if s == d}
+        expected += [(v, v, 1.0) for v in range(graph["num_vertices"]) if v not in have]
+    dense = graph["features"]
+    settings = {
+        "undirected": undirected, "self_loops": self_loops, "normalize_features": normalize, "partitioner": partitioner,
+        "features": scipy.sparse.csc_array(dense) if sparse else dense, "partitions": min(2, graph["num_vertices"]),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = hongtu.preprocess_graph(artifact=Path(folder, "out"), chunks=1, **graph | settings)
+        artifact.verify()
+        original, topology = np.asarray(artifact.original_id), artifact.topology
+        ends = original[topology.global_sources()], np.repeat(original, np.diff(topology.in_edge_start))
+        found = [end.tolist() for end in ends]
+        if graph["edge_weight"] is None:
+            assert topology.edge_weight is None
+            assert sorted(zip(*found)) == sorted((s, d) for s, d, _ in expected)
+        else:
+            assert sorted(zip(*found, topology.edge_weight.tolist())) == sorted(expected)
+        if normalize:
+            dense = np.stack([row / max(1, row.sum()) for row in dense])
+        assert np.allclose(artifact.features[np.argsort(original)], dense, rtol=1e-6, atol=0)
+
+
+names = st.text(max_size=3) | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9)
+
+
+@given(st.lists(st.tuples(names, names), min_size=1, max_size=30, unique_by=str), st.booleans(), st.booleans())
+def test_a_networkx_graph_is_what_comes_out(pairs, directed, multiple):
+    kinds = {
+        (0, 0): networkx.Graph,
+        (1, 0): networkx.DiGraph,
+        (0, 1): networkx.MultiGraph,
+        (1, 1): networkx.MultiDiGraph,
+    }
+    graph = kinds[directed, multiple]([(str(a), str(b)) if str in map(type, (a, b)) else (a, b) for a, b in pairs])
+    texts = [str(node) for node in graph]
+    graph = networkx.relabel_nodes(graph, dict(zip(graph, texts))) if str in map(type, graph) else graph
+    expected = list(graph.edges())
+    expected += [] if directed else [(b, a) for a, b in expected if a != b]
+    synthetic = {"features": "degree", "labels": "random:2", "random_split": (0.5, 0.2, 0.3)}
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = hongtu.preprocess_graph(
+            data=graph, artifact=Path(folder, "out"), partitions=1, chunks=1, **synthetic
+        )
+        original, topology = np.asarray(artifact.original_id), artifact.topology
+        ids = range(len(original)) if artifact.vertex_ids is None else artifact.vertex_ids
+        ends = original[topology.global_sources()], np.repeat(original, np.diff(topology.in_edge_start))
+        found = [(ids[s], ids[d]) for s, d in zip(*(end.tolist() for end in ends))]
+        assert list(ids) == list(graph)
+        assert sorted(found, key=str) == sorted(expected, key=str)

@@ -2,34 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.scipy_matrix import from_matrix
-from hongtu.preprocess.read.formats.text import DAMAGED, damaged, open_stream
-from hongtu.preprocess.read.source import Source
+from hongtu.preprocess.read.formats.text import BLOCK, DAMAGED, Columns, damaged, edge_blocks, open_stream
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, Source
 
 ENDINGS = (".mtx",)
+FIELDS = ("pattern", "integer", "unsigned-integer", "real", "double")
+SYMMETRIES = {"general": 0.0, "symmetric": 1.0, "skew-symmetric": -1.0}  # times an entry: its mirror
+
+
+class Header(NamedTuple):
+    """The banner and the line of sizes."""
+
+    field: str
+    symmetry: str
+    size: int
+    entries: int
 
 
 def open_matrix_market(path: Path) -> Source:
-    """A square matrix; "symmetric" stands for both directions. scipy reads it whole: 16 bytes an entry.
+    """A square matrix; entries beside the diagonal of one that is (skew-)symmetric stand for both directions.
+
+    Entries that have values are read twice: first to see whether these are weights.
 
     Raises:
-        InputError: when it is unreadable, not sparse or not square.
+        InputError: when it is unreadable, not sparse, not real or not square; the stream raises it at a bad line.
     """
-    import scipy.io
-    import scipy.sparse
+    header = _header(path)
+    weighted = header.field != "pattern" and (
+        header.symmetry == "skew-symmetric" or any((block.weight != 1).any() for block in _entries(path, header))
+    )
+    return Source(name=str(path), blocks=lambda as_text: _blocks(path, header, weighted), num_vertices=header.size)
 
+
+def _header(path: Path) -> Header:
     try:
         with open_stream(path) as stream:
-            matrix = scipy.io.mmread(stream if path.suffix == ".gz" else path)
+            banner = stream.readline(BLOCK).decode(errors="replace").lower().split()
+            if banner[:1] != ["%%matrixmarket"]:
+                raise InputError(f"{path}: not a readable Matrix Market file: line 1 is not its banner; write it again")
+            line, number = b"%", 1
+            while line and line.strip(b" \t\r\n")[:1] in (b"", b"%", b"#"):
+                line, number = stream.readline(BLOCK), number + 1
     except DAMAGED as error:
         raise damaged(path, error) from None
-    except (ValueError, OSError, OverflowError, TypeError) as error:
-        raise InputError(f"{path}: not a readable Matrix Market file: {error}; write it again") from None
-    if isinstance(matrix, np.ndarray):
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    kind = banner[1:]
+    if kind[:2] == ["matrix", "array"]:
         raise InputError(f"{path}: a dense array, expected sparse coordinates; write it with scipy.io.mmwrite")
-    return from_matrix(str(path), scipy.sparse.coo_array(matrix))
+    if (
+        len(kind) != 4
+        or kind[:2] != ["matrix", "coordinate"]
+        or kind[2] not in FIELDS
+        or kind[3] not in SYMMETRIES
+        or kind[2:] == ["pattern", "skew-symmetric"]
+    ):
+        raise InputError(
+            f"{path}: line 1: {' '.join(kind)[:80]!r}, expected 'matrix coordinate', then one of {', '.join(FIELDS)}, "
+            f"then one of {', '.join(SYMMETRIES)}; write it with scipy.io.mmwrite"
+        )
+    sizes = line.split()
+    if len(sizes) != 3 or not all(size.isdigit() and len(size) < 19 for size in sizes):
+        shown = line.decode(errors="replace").strip()[:80]
+        raise InputError(f"{path}: line {number}: {shown!r}, expected numbers of rows, columns and entries")
+    rows, columns, entries = map(int, sizes)
+    if rows != columns:
+        raise InputError(f"{path}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
+    return Header(kind[2], kind[3], rows, entries)
+
+
+def _entries(path: Path, header: Header) -> Iterator[EdgeBlock]:
+    """The stored entries, counted from 0."""
+    values = header.field != "pattern"
+    columns = Columns(0, 1, 2 if values else -1, 3 if values else 2, True, 0)  # the line of sizes is passed over
+    count = 0
+    for block in _whole(edge_blocks(path, columns, as_text=False)):
+        for ids in (block.source, block.destination):
+            bad = np.flatnonzero((ids < 1) | (ids > header.size))
+            if len(bad):
+                raise InputError(
+                    f"{block.where(bad[0])}: index {ids[bad[0]]}, expected 1 to {header.size}; mend the line"
+                )
+        if header.field.endswith("integer") and (bad := np.flatnonzero(block.weight % 1)).size:
+            raise InputError(f"{block.where(bad[0])}: {block.weight[bad[0]]}, expected an integer, as line 1 says")
+        count += len(block.source)
+        yield block._replace(source=block.source - 1, destination=block.destination - 1)
+    if count != header.entries:
+        raise InputError(
+            f"{path}: {count} entries, expected {header.entries}, as the line of sizes says; write it again"
+        )
+
+
+def _whole(blocks: Iterator[EdgeBlock]) -> Iterator[EdgeBlock]:
+    try:
+        yield from blocks
+    except NotIntegers as error:  # whose remedy is --relabel
+        raise InputError(f"{str(error).partition('; ')[0]}; mend the line") from None
+
+
+def _blocks(path: Path, header: Header, weighted: bool) -> Iterator[EdgeBlock]:
+    factor = SYMMETRIES[header.symmetry]
+    for block in _entries(path, header):
+        source, destination, weight, where = block._replace(weight=block.weight if weighted else None)
+        if factor:
+            beside = np.flatnonzero(source != destination)
+            if factor < 0 and len(beside) < len(source):
+                at = int(np.flatnonzero(source == destination)[0])
+                raise InputError(f"{where(at)}: on the diagonal of a skew-symmetric matrix, expected none there")
+            edge = np.concatenate([np.arange(len(source)), beside])
+            source, destination = (
+                np.concatenate([source, destination[beside]]),
+                np.concatenate([destination, source[beside]]),
+            )
+            weight = None if weight is None else np.concatenate([weight, factor * weight[beside]])
+            yield EdgeBlock(source, destination, weight, lambda k, edge=edge, where=where: where(int(edge[k])))  # type: ignore[misc]
+        else:
+            yield EdgeBlock(source, destination, weight, where)

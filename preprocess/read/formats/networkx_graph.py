@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.source import Source, array_blocks, as_names
+from hongtu.preprocess.read.source import Names, Source, array_blocks, as_names
 
 
 def is_networkx(data: Any) -> bool:
@@ -29,7 +29,7 @@ def from_networkx(graph: Any) -> Source:
     stored = [w for _, _, w in graph.edges(data="weight")]
     try:
         weight = np.array([1.0 if w is None else float(w) for w in stored])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"data: an edge weight is no number ({error}); remove or mend the attribute 'weight'"
         ) from None
@@ -38,11 +38,20 @@ def from_networkx(graph: Any) -> Source:
         back = source != destination  # a self-loop is one edge
         source, destination = np.concatenate([source, destination[back]]), np.concatenate([destination, source[back]])
         weight = np.concatenate([weight, weight[back]])
-    whole = all(isinstance(node, int) and not isinstance(node, bool) and abs(node) < 2**63 for node in order)
-    ids = np.array(order, dtype=np.int64) if whole else as_names(np.array([str(node) for node in order], dtype=object))
-    if not whole and len({str(node) for node in order}) < len(order):
-        raise InputError("data: two vertices have the same name as text; rename them")
+    whole = all(
+        isinstance(node, int | np.integer) and not isinstance(node, bool) and -(2**63) <= node < 2**63 for node in order
+    )
+    ids = np.array(order, dtype=np.int64) if whole else _names([str(node) for node in order])
     if whole and np.array_equal(ids, np.arange(len(order))):  # plain numbers already
         ids = None
     blocks = array_blocks("data", source, destination, weight if any(w is not None for w in stored) else None)
     return Source(name="data", blocks=blocks, num_vertices=len(order), ids=ids, numbered=True)
+
+
+def _names(names: list[str]) -> Names:
+    if len(set(names)) < len(names):
+        raise InputError("data: two vertices have the same name as text; rename them")
+    try:
+        return as_names(np.array(names, dtype=object))
+    except UnicodeEncodeError as error:
+        raise InputError(f"data: the name of a vertex is not Unicode text ({error}); rename it") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.text import DAMAGED, damaged, open_text
+from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import Source, array_blocks
 
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
@@ -39,24 +39,27 @@ def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> Source:
     if path.resolve().name in STORED_ONCE and not undirected:
         raise InputError(f"{path}: stores each undirected edge once; pass --undirected, as OGB itself does")
     raw = path / "raw"
-    source = _binary(raw) if (raw / "data.npz").is_file() else _text(raw, scratch)
+    if (raw / "data.npz").is_file():
+        source = _binary(raw)
+    else:
+        source = _text(raw, scratch)
+    assert source.num_vertices is not None
     source.masks = _masks(path / "split", source.num_vertices)
     source.names |= {"features": str(raw), "labels": str(raw)}
     return source
 
 
 def _text(raw: Path, scratch: Path) -> Source:
-    counts = _table(raw / "num-node-list.csv.gz", np.int64)
-    if counts.size != 1:
-        raise InputError(
-            f"{raw / 'num-node-list.csv.gz'}: {counts.size} graphs, expected one (a node-property dataset)"
-        )
     source = open_text(raw / "edge.csv.gz", None)
-    source.num_vertices = int(counts[0, 0])
+    file = raw / "num-node-list.csv.gz"
+    source.num_vertices = _only(_table(file, np.int64), str(file))
+    check_count(source.num_vertices, str(file))
+    file = raw / "num-edge-list.csv.gz"
+    source.num_edges = _only(_table(file, np.int64), str(file)) if file.is_file() else None
     if (raw / "node-feat.csv.gz").is_file():
         source.features = _features(raw / "node-feat.csv.gz", source.num_vertices, scratch / "node-feat.npy")
     if (raw / "node-label.csv.gz").is_file():
-        source.labels = _labels(_table(raw / "node-label.csv.gz", np.float64))
+        source.labels = _labels(_table(raw / "node-label.csv.gz", np.float64), raw / "node-label.csv.gz")
     return source
 
 
@@ -64,26 +67,52 @@ def _binary(raw: Path) -> Source:
     try:
         with np.load(raw / "data.npz") as data:
             edges, features = data["edge_index"], data.get("node_feat")
-            count = int(np.ravel(data["num_nodes_list"])[0]) if "num_nodes_list" in data else None
+            counts, lengths = data.get("num_nodes_list"), data.get("num_edges_list")
         with np.load(raw / "node-label.npz") as data:
-            labels = _labels(data["node_label"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{raw}: data.npz or node-label.npz is not readable ({error}); download them again") from None
-    blocks = array_blocks(str(raw / "data.npz"), edges[0], edges[1], None)
+            table = data["node_label"]
+    except Exception as error:  # of zip, zlib, headers, keys and memory: all mean that the files are not as they were
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{raw}: data.npz or node-label.npz is not readable ({reason}); download them again") from None
+    file, labels = str(raw / "data.npz"), _labels(table, raw / "node-label.npz")
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise InputError(f"{file}: edge_index of shape {edges.shape}, expected [2, E]; download it again")
+    count = len(labels) if counts is None else _only(counts, f"{file}: num_nodes_list")
+    check_count(count, file)
     return Source(
-        name=str(raw / "data.npz"), blocks=blocks, num_vertices=count or len(labels), features=features, labels=labels
+        name=file,
+        blocks=array_blocks(file, edges[0], edges[1], None),
+        num_vertices=count,
+        num_edges=None if lengths is None else _only(lengths, f"{file}: num_edges_list"),
+        features=features,
+        labels=labels,
     )
 
 
-def _labels(table: np.ndarray) -> np.ndarray:
+def _only(counts: np.ndarray, name: str) -> int:
+    """The count of the only graph."""
+    if counts.size != 1 or counts.dtype.kind not in "iu":
+        found = f"{counts.size} graphs" if counts.dtype.kind in "iu" else f"{counts.dtype}"
+        raise InputError(f"{name}: {found}, expected one (a node-property dataset), by an integer")
+    return int(counts.ravel()[0])
+
+
+def _labels(table: np.ndarray, file: Path) -> np.ndarray:
     """One column: classes, with -1 for nan. Several: one yes or no each."""
+    if table.ndim not in (1, 2) or table.dtype.kind not in "biuf":
+        raise InputError(f"{file}: {table.dtype} of shape {table.shape}, expected numbers [N, 1] or [N, C]")
     if table.ndim == 2 and table.shape[1] > 1:
-        return table.astype(np.float32)
+        with np.errstate(over="ignore"):  # refused by the check, as all that is not 0 or 1
+            return table.astype(np.float32)
     column = table.ravel()
-    return np.where(np.isnan(column), -1, column).astype(np.int64)
+    column = np.where(np.isnan(column), -1, column)
+    with np.errstate(invalid="ignore"):  # of infinities
+        bad = np.flatnonzero((column % 1 != 0) | (np.abs(column) >= 2**53))
+    if len(bad):
+        raise InputError(f"{file}: row {bad[0]}: {column[bad[0]]}, expected the number of a class, or nan for none")
+    return column.astype(np.int64)
 
 
-def _masks(folder: Path, num_vertices: int | None) -> dict[str, np.ndarray] | None:
+def _masks(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
     kinds = sorted(kind for kind in folder.iterdir() if kind.is_dir()) if folder.is_dir() else []
     if not kinds:
         return None
@@ -93,7 +122,10 @@ def _masks(folder: Path, num_vertices: int | None) -> dict[str, np.ndarray] | No
     masks = {}
     for split, stem in SPLITS.items():
         file = kinds[0] / f"{stem}.csv.gz"
-        members = _table(file, np.int64).ravel()
+        table = _table(file, np.int64)
+        if table.shape[1] != 1:
+            raise InputError(f"{file}: {table.shape[1]} columns, expected one, a vertex a line; download it again")
+        members = table[:, 0]
         bad = np.flatnonzero((members < 0) | (members >= num_vertices))
         if len(bad):
             raise InputError(f"{file}: line {bad[0] + 1}: vertex {members[bad[0]]}, expected 0 to {num_vertices - 1}")
@@ -121,12 +153,15 @@ def _features(file: Path, num_vertices: int, into: Path) -> np.ndarray:
                     "download the dataset again"
                 )
             features[lo : lo + len(block)] = block
+        more = len(_parsed(file, lines, np.float32, num_vertices))  # also reads the sum at the end of the gzip file
+        if more:
+            raise InputError(f"{file}: {more} lines more than the {num_vertices} expected; download the dataset again")
     return features
 
 
 def _opened(file: Path) -> Any:
     try:
-        return gzip.open(file, "rt")
+        return gzip.open(file, "rt", encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error}); download the dataset again") from None
 
@@ -135,7 +170,7 @@ def _parsed(file: Path, lines: Any, dtype: type, first: int) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # no data: the caller compares the shape
-            return np.loadtxt(lines, delimiter=",", dtype=dtype, ndmin=2)
+            return np.loadtxt(lines, delimiter=",", dtype=dtype, ndmin=2, comments=None)
     except DAMAGED as error:
         raise damaged(file, error) from None
     except (ValueError, OSError) as error:

@@ -6,13 +6,18 @@ As in torch_geometric, repeated edges and self-loops are dropped, and test verti
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import Source, array_blocks
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
@@ -36,52 +41,108 @@ def open_planetoid(path: Path) -> Source:
     Raises:
         InputError: when a file is missing, damaged, or holds what it should not.
     """
-    import scipy.sparse
-
     (graph_file,) = path.glob("ind.*.graph")
     stem = graph_file.name.removesuffix(".graph")
-    x, y, tx, ty, allx, ally, graph = (_load(path / f"{stem}.{part}") for part in PARTS)
-    index_file = path / f"{stem}.test.index"
-    try:
-        test = np.loadtxt(index_file, dtype=np.int64, ndmin=1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{index_file}: not readable ({error}), expected one vertex a line; copy it again") from None
-    known = allx.shape[0]
-    if not len(test) or test.min() < known or len(test) != tx.shape[0] or len(y) != x.shape[0]:
-        raise InputError(f"{index_file}: does not fit {stem}.tx and {stem}.allx; copy the files of one dataset")
-    count = int(test.max()) + 1
-    features = scipy.sparse.lil_matrix((count, allx.shape[1]), dtype=np.float32)
-    features[:known], features[test] = allx, tx
+    x, tx, allx = (_load(path / f"{stem}.{part}", _rows) for part in ("x", "tx", "allx"))
+    y, ty, ally = (_load(path / f"{stem}.{part}", _classes) for part in ("y", "ty", "ally"))
+    test = _test_index(path / f"{stem}.test.index", allx.shape[0])
+    known, count, train = len(ally[0]), int(test.max()) + 1, len(y[0])
+    rows = [matrix.shape[0] for matrix in (allx, tx, x)]
+    same_width = len({matrix.shape[1] for matrix in (x, tx, allx)}) == len({width for _, width in (y, ty, ally)}) == 1
+    if not same_width or rows != [known, len(test), train] or len(ty[0]) != len(test) or train > known:
+        raise InputError(f"{path}: {stem}.* have sizes that do not fit each other; copy the files of one dataset")
     labels = np.full(count, -1, dtype=np.int64)
-    for rows, hot in ((slice(0, known), ally), (test, ty)):
-        labels[rows] = np.where(hot.any(axis=1), hot.argmax(axis=1), -1)
+    labels[:known], labels[test] = ally[0], ty[0]
     masks = {split: np.zeros(count, dtype=bool) for split in ("train", "val", "test")}
-    masks["train"][: len(y)] = True
-    masks["val"][len(y) : len(y) + VALIDATION] = True
+    masks["train"][:train] = True
+    masks["val"][train : min(train + VALIDATION, known)] = True
     masks["test"][test] = True
-    source, destination = _edges(graph, graph_file)
+    source, destination = _load(graph_file, _edges)
     return Source(
         name=str(graph_file),
         blocks=array_blocks(str(graph_file), source, destination, None),
         num_vertices=count,
-        features=features.tocsr(),
+        features=_placed(allx, tx, test, count),
         labels=labels,
         masks=masks,
         names={"features": str(path / f"{stem}.allx"), "labels": str(path / f"{stem}.ally")},
     )
 
 
-def _edges(graph: Any, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of every pair, each once, without self-loops, by (source, destination)."""
+def _test_index(file: Path, known: int) -> np.ndarray:
+    """int64, the test vertices in the order of their rows."""
     try:
-        lengths = [len(neighbours) for neighbours in graph.values()]
-        source = np.repeat(np.fromiter(graph.keys(), dtype=np.int64, count=len(graph)), lengths)
-        destination = np.array([u for neighbours in graph.values() for u in neighbours], dtype=np.int64)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: not a dictionary of neighbour lists ({error}); copy it again") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no data: refused below
+            test = np.loadtxt(file, dtype=np.int64, ndmin=1, comments=None, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: not readable ({error}), expected one vertex a line; copy it again") from None
+    if test.ndim != 1 or not len(test) or test.min() < known or len(np.unique(test)) < len(test):
+        raise InputError(
+            f"{file}: does not fit the other files, expected different vertices of at least {known}, one a line; "
+            "copy the files of one dataset"
+        )
+    check_count(int(test.max()) + 1, str(file))
+    return test
+
+
+def _rows(value: Any) -> Any:
+    """Features as scipy COO float32."""
+    import scipy.sparse
+
+    if scipy.sparse.issparse(value):  # made of whatever the pickle held
+        value = scipy.sparse.csr_matrix((value.data, value.indices, value.indptr), shape=value.shape)
+        value.check_format(full_check=True)
+    elif not isinstance(value, np.ndarray) or value.ndim != 2:
+        raise ValueError(f"a {type(value).__name__}, expected a matrix")
+    if value.dtype.kind not in "biuf":
+        raise ValueError(f"{value.dtype}, expected numbers")
+    with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
+        return scipy.sparse.coo_matrix(value.astype(np.float32))
+
+
+def _placed(allx: Any, tx: Any, test: np.ndarray, count: int) -> Any:
+    """The features of every vertex, scipy CSR."""
+    import scipy.sparse
+
+    values, columns = (np.concatenate([getattr(m, part) for m in (allx, tx)]) for part in ("data", "col"))
+    rows = np.concatenate([allx.row, test[tx.row]])
+    return scipy.sparse.csr_matrix((values, (rows, columns)), shape=(count, allx.shape[1]))
+
+
+def _classes(value: Any) -> tuple[np.ndarray, int]:
+    """int64, the class of every row of ones and zeros, -1 for a row without; and the number of classes."""
+    if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind not in "biuf" or not value.shape[1]:
+        raise ValueError(f"a {type(value).__name__}, expected ones and zeros [N, C]")
+    hot = value == 1
+    if (hot.sum(axis=1) + (value == 0).sum(axis=1) < value.shape[1]).any() or (hot.sum(axis=1) > 1).any():
+        raise ValueError("a row is not one 1 among zeros")
+    return np.where(hot.any(axis=1), hot.argmax(axis=1), -1), value.shape[1]
+
+
+def _edges(graph: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Both directions of every pair, each once, without self-loops, by (source, destination)."""
+    if not isinstance(graph, dict) or not all(isinstance(near, list) for near in graph.values()):
+        raise ValueError("not a dictionary of neighbour lists")
+    source = np.repeat(_integers(list(graph)), [len(near) for near in graph.values()])
+    destination = _integers([u for near in graph.values() for u in near])
     pairs = np.concatenate([[source, destination], [destination, source]], axis=1)
     found = np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)
     return found[0], found[1]
+
+
+def _integers(values: list) -> np.ndarray:
+    array = np.array(values) if values else np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype != np.int64:
+        raise ValueError("a vertex is no integer")
+    return array
+
+
+def _check_size(content: bytes) -> None:
+    """Refuse a pickle that would take memory beyond what it holds: pickle believes every length and index in it."""
+    for code, argument, _ in pickletools.genops(content):  # raises ValueError where less is there than a length says
+        if code.proto > 4 or (code.name in ("PUT", "LONG_BINPUT") and argument > len(content)):
+            raise pickle.UnpicklingError(f"{code.name} {argument} is not allowed")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -99,11 +160,16 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _load(file: Path) -> Any:
+def _load(file: Path, convert: Callable[[Any], Any]) -> Any:
+    """What a file holds, through a function that raises anything where it is not what it should be."""
     try:
-        with file.open("rb") as stream:
-            return _Unpickler(stream, encoding="latin1").load()
+        content = file.read_bytes()
+        _check_size(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of numpy, about pickles by other versions
+            return convert(_Unpickler(io.BytesIO(content), encoding="latin1").load())
     except FileNotFoundError:
         raise InputError(f"{file}: missing; all of {', '.join(PARTS)} and test.index are needed") from None
     except Exception as error:  # a damaged pickle can raise anything
-        raise InputError(f"{file}: not a readable Planetoid file ({error}); copy it again") from None
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{file}: not a readable Planetoid file ({reason}); copy it again") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS
 from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.sparse import to_csr
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
@@ -29,7 +31,7 @@ def from_data(data: Any, name: str = "data") -> Source:
     """
 
     def field(key: str) -> np.ndarray | None:
-        value = data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+        value = _get(data, key)
         return None if value is None else _array(f"{name}.{key}", value)
 
     edges = field("edge_index")
@@ -37,7 +39,8 @@ def from_data(data: Any, name: str = "data") -> Source:
         raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
-    attributes, labels = field("edge_attr"), field("y")
+    attributes, labels, sparse = field("edge_attr"), field("y"), to_csr(_get(data, "x"), f"{name}.x")
+    features = _floats(field("x") if sparse is None else sparse)
     are_weights = field("edge_weight") is None and attributes is not None and attributes.size == edges.shape[1]
     weight = _weight(field, name, edges.shape[1], "edge_attr" if are_weights else "edge_weight")
     if attributes is not None and attributes.ndim == 1:
@@ -49,8 +52,8 @@ def from_data(data: Any, name: str = "data") -> Source:
     return Source(
         name=name,
         blocks=array_blocks(f"{name}.edge_index", edges[0], edges[1], weight),
-        num_vertices=_num_vertices(data),
-        features=_floats(field("x")),
+        num_vertices=_num_vertices(data, name, (features, labels, *splits[:1])),
+        features=features,
         labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
         masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
         edge_features=None if are_weights else _floats(attributes),
@@ -72,18 +75,32 @@ def _weight(field: Any, name: str, count: int, what: str) -> np.ndarray | None:
         return None
     if weight.size != count:
         raise InputError(f"{name}.{what}: {weight.size} values for {count} edges, expected one each")
+    if weight.dtype.kind not in "biuf":
+        raise InputError(f"{name}.{what}: {weight.dtype}, expected real numbers; save one float a edge")
     return weight.ravel()
 
 
-def _floats(features: np.ndarray | None) -> np.ndarray | None:
+def _floats(features: Any) -> Any:
     return features.astype(np.float32) if features is not None and features.dtype.kind in "biu" else features
 
 
-def _num_vertices(data: Any) -> int | None:
-    count = data.get("num_nodes") if isinstance(data, Mapping) else getattr(data, "num_nodes", None)
-    return None if count is None else int(count)
+def _get(data: Any, key: str) -> Any:
+    return data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
+
+
+def _num_vertices(data: Any, name: str, pieces: tuple[np.ndarray | None, ...]) -> int | None:
+    """``num_nodes``, else the rows of the first piece that there is."""
+    count = _get(data, "num_nodes")
+    if count is None:
+        return next((piece.shape[0] for piece in pieces if piece is not None and piece.ndim), None)
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise InputError(f"{name}.num_nodes: {count!r}, expected an integer") from None
 
 
 def _fields(data: Any) -> str:
+    if not hasattr(data, "keys") and not hasattr(data, "__dict__"):
+        return f"a {type(data).__name__}"
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
-    return ", ".join(map(str, keys)) or "nothing"
+    return ", ".join(map(str, keys))[:200] or "nothing"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.source import Source, array_blocks, weights_of
@@ -17,20 +20,7 @@ def open_scipy_matrix(path: Path) -> Source:
     Raises:
         InputError: when it is unreadable or not square.
     """
-    import scipy.sparse
-
-    try:
-        matrix = scipy.sparse.load_npz(path)
-        if matrix.format in ("csr", "csc", "bsr"):
-            matrix.check_format(full_check=True)
-        matrix = matrix.tocoo()
-    except Exception as error:  # zip, pickle, key and value errors: all mean the file is not what it should be
-        raise InputError(f"{path}: not a readable scipy matrix ({error}); use scipy.sparse.save_npz") from None
-    return from_matrix(str(path), matrix)
-
-
-def from_matrix(name: str, matrix: Any) -> Source:
-    """The entries of a scipy COO matrix as edges, in stored order."""
+    name, matrix = str(path), load_matrix(path).tocoo()
     rows, columns = matrix.shape
     if rows != columns:
         raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
@@ -39,3 +29,38 @@ def from_matrix(name: str, matrix: Any) -> Source:
     source, destination = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
     blocks = array_blocks(name, source, destination, weights_of(matrix.data))
     return Source(name=name, blocks=blocks, num_vertices=rows)
+
+
+def load_matrix(path: Path) -> Any:
+    """A matrix in CSR, CSC or COO form whose indices are within its shape; without the zeros that blocks are filled
+    up with.
+
+    Raises:
+        InputError: when the file holds no such thing.
+    """
+    import scipy.sparse
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of index types that scipy would rather not see
+            matrix = scipy.sparse.load_npz(path)
+            if matrix.ndim != 2:
+                raise ValueError(f"an array of {matrix.ndim} dimensions, expected two")
+            if matrix.format == "dia":
+                _check_offsets(path)
+            if matrix.format in ("csr", "csc", "bsr"):
+                matrix.check_format(full_check=True)
+            if matrix.format == "bsr":
+                matrix = matrix.tocsr()
+                matrix.eliminate_zeros()
+            return matrix if matrix.format in ("csr", "csc", "coo") else matrix.tocoo()
+    except Exception as error:  # zip, pickle, key, memory and value errors: all mean the file is not what it should be
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path}: not a readable scipy sparse matrix ({reason}); use scipy.sparse.save_npz") from None
+
+
+def _check_offsets(path: Path) -> None:
+    """Refuse diagonals whose number is beyond int32: scipy takes them for others."""
+    with np.load(path, allow_pickle=False) as parts:
+        if (np.abs(parts["offsets"].astype(np.float64)) >= 2**31).any():
+            raise ValueError("offsets beyond the matrix")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,26 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> Source:
         InputError: when pyarrow is absent, the file is unreadable, or a column is missing or of a wrong type.
     """
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401 - only to say what is missing
     except ImportError:
         raise InputError(
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
     try:
         schema, _ = _open(path, None)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a readable {path.suffix} file ({error}); write it again") from None
+        present = schema.names
+    except Exception as error:  # Arrow's, but also of file systems and of names that are no text
+        raise InputError(f"{path}: not a readable {path.suffix} file ({_reason(error)}); write it again") from None
     if names is None:
-        names = (*DEFAULT_COLUMNS, "weight") if "weight" in schema.names else DEFAULT_COLUMNS
+        names = (*DEFAULT_COLUMNS, "weight") if "weight" in present else DEFAULT_COLUMNS
     for name in names:
-        if name not in schema.names:
-            found = ", ".join(schema.names) or "none"
+        if name not in present:
+            found = ", ".join(present) or "none"
             raise InputError(
                 f"{path}: no column {name!r}, found {found}; name others with --columns SOURCE,DESTINATION"
             )
+        if present.count(name) > 1:
+            raise InputError(f"{path}: {present.count(name)} columns {name!r}, expected one; rename the others")
     if len(names) == 3 and not _is_number(schema.field(names[2]).type):
         raise InputError(f"{path}: column {names[2]!r} is {schema.field(names[2]).type}, expected numbers for weights")
     return Source(name=str(path), blocks=lambda as_text: _blocks(path, list(names), as_text))
@@ -72,14 +75,13 @@ def _open(path: Path, columns: list[str] | None) -> tuple[Any, Iterator[Any]]:
 
 
 def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
-    import pyarrow
-
     first = 0
     try:
         for batch in _open(path, names)[1]:
-            for lo in range(0, batch.num_rows, ROWS):
-                part = batch.slice(lo, ROWS)
-                arrays = [part.column(part.schema.get_field_index(name)) for name in names]
+            given = batch.select(names)
+            given.validate(full=True)  # mapped from the file as it is: offsets and indices may be anything
+            for lo in range(0, given.num_rows, ROWS):
+                arrays = [_plain(array) for array in given.slice(lo, ROWS).columns]
                 for name, array in zip(names, arrays, strict=True):
                     if array.null_count:
                         row = first + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
@@ -88,27 +90,37 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
                 def where(k: int, first: int = first) -> str:
                     return f"{path}: row {first + k}"
 
-                ids = [_ids(path, name, array, as_text) for name, array in zip(names, arrays[:2])]
+                ids = [_ids(path, name, array, as_text, where) for name, array in zip(names, arrays[:2])]
                 weight = arrays[2].to_numpy(zero_copy_only=False) if len(names) == 3 else None
                 yield EdgeBlock(ids[0], ids[1], weight, where)
-                first += part.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: damaged after row {first} ({error}); write it again") from None
+                first += len(arrays[0])
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path}: damaged after row {first} ({_reason(error)}); write it again") from None
 
 
-def _ids(path: Path, name: str, array: Any, as_text: bool) -> np.ndarray | Names:
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _plain(array: Any) -> Any:
+    import pyarrow
+
+    return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+
+
+def _ids(path: Path, name: str, array: Any, as_text: bool, where: Callable[[int], str]) -> np.ndarray | Names:
     import pyarrow
 
     if pyarrow.types.is_integer(array.type) and not as_text:
-        return as_integers(f"{path}: column {name!r}", array.to_numpy(zero_copy_only=False))
-    if pyarrow.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        return as_integers(f"{path}: column {name!r}", array.to_numpy(zero_copy_only=False), where)
     if not as_text or not (pyarrow.types.is_integer(array.type) or _is_text(array.type)):
         remedy = "pass --relabel to read names" if _is_text(array.type) else "cast it to int64"
         raise (NotIntegers if _is_text(array.type) else InputError)(
             f"{path}: column {name!r} is {array.type}, expected integers; {remedy}"
         )
-    text = array.cast(pyarrow.large_string())
+    text = array.cast(pyarrow.large_string())  # UTF-8, as Arrow has checked
     _, offsets, data = text.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64, count=len(text) + 1, offset=8 * text.offset)
     joined = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
@@ -116,6 +128,4 @@ def _ids(path: Path, name: str, array: Any, as_text: bool) -> np.ndarray | Names
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow
-
-    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    return str(kind) in ("string", "large_string", "string_view")

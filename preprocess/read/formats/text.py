@@ -23,6 +23,8 @@ BLOCK = 16 << 20  # bytes read in one step
 WEIGHT_WIDTH = 32  # characters that a weight may have
 SOURCE_NAMES = {"source", "src", "from", "u", "fromnodeid", "node_1", "id_1"}
 DESTINATION_NAMES = {"destination", "dst", "dest", "target", "to", "v", "tonodeid", "node_2", "id_2"}
+STANDARD = ("source", "destination", "weight")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -50,14 +52,15 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> Source:
 
     Args:
         path: the file; ".gz" after its ending means gzip.
-        names: of the source, destination and, with a third, weight column; None: as the first line says, else the
-            first two columns, which must be all there are.
+        names: of the source, destination and, with a third, weight column. In a file whose first line names no columns
+            "source", "destination" and "weight" are the first three. None: as the first line says, else the first two
+            columns, which must be all there are.
 
     Raises:
         InputError: when the file cannot be read or lacks a named column; the stream raises it at a bad line.
     """
     columns = _columns(path, names)
-    return Source(name=str(path), blocks=lambda as_text: _blocks(path, columns, as_text))
+    return Source(name=str(path), blocks=lambda as_text: edge_blocks(path, columns, as_text=as_text))
 
 
 def open_stream(path: Path) -> IO[bytes]:
@@ -75,29 +78,41 @@ def _columns(path: Path, names: tuple[str, ...] | None) -> Columns:
     delimiter = {".csv": ",", ".tsv": "\t"}.get(Path(plain).suffix)
     code = ord(delimiter) if delimiter else 0
     first = [word.strip() for word in _first_line(path).split(delimiter)]
-    if names is not None:
-        if not set(names[:2]) & set(first):
-            return Columns(0, 1, 2 if len(names) == 3 else -1, -1, False, code)
-        for name in names:
-            if name not in first:
-                raise InputError(f"{path}: no column {name!r}, found {', '.join(first)}; name others with --columns")
-        weight = first.index(names[2]) if len(names) == 3 else -1
-        return Columns(first.index(names[0]), first.index(names[1]), weight, len(first), True, code)
     lower = [word.lower() for word in first]
     source = [at for at, word in enumerate(lower) if word in SOURCE_NAMES]
     destination = [at for at, word in enumerate(lower) if word in DESTINATION_NAMES]
-    if len(source) != 1 or len(destination) != 1:
+    named = len(source) == 1 and len(destination) == 1
+    if names is not None and (named or set(names) & set(first)):
+        found = [_position(path, first, name) for name in names]
+        return Columns(found[0], found[1], found[2] if len(names) == 3 else -1, len(first), True, code)
+    if names is not None:
+        if names != STANDARD[: len(names)]:
+            raise InputError(
+                f"{path}: no column {names[0]!r}, found {', '.join(first)[:200]}; name others with --columns, or pass "
+                f"--columns {','.join(STANDARD[: len(names)])} where no line names the columns"
+            )
+        return Columns(0, 1, 2 if len(names) == 3 else -1, -1, False, code)
+    if not named:
         return Columns(0, 1, -1, 2, False, code)
-    weight = lower.index("weight") if "weight" in lower else -1
+    weight = _position(path, lower, "weight") if "weight" in lower else -1
     return Columns(source[0], destination[0], weight, len(first), True, code)
+
+
+def _position(path: Path, found: list[str], name: str) -> int:
+    if found.count(name) != 1:
+        what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
+        raise InputError(f"{path}: {what}, found {', '.join(found)[:200]}; name others with --columns")
+    return found.index(name)
 
 
 def _first_line(path: Path) -> str:
     try:
         with open_stream(path) as stream:
-            for line in stream:
-                if line.strip() and line[:1] not in b"#%":
-                    return line.decode(errors="replace").removeprefix("\ufeff").strip()
+            line = stream.readline(BLOCK).removeprefix(BYTE_ORDER_MARK)
+            while line:
+                if line.strip(b" \t\r\n") and line.strip(b" \t\r\n")[:1] not in b"#%":
+                    return line.decode(errors="replace").strip(" \t\r\n")
+                line = stream.readline(BLOCK)
     except DAMAGED as error:
         raise damaged(path, error) from None
     except OSError as error:
@@ -112,7 +127,7 @@ def _lines(path: Path) -> Iterator[tuple[np.ndarray, int]]:
         with open_stream(path) as stream:
             while data := stream.read(BLOCK):
                 if line == 1 and not rest:
-                    data = data.removeprefix(b"\xef\xbb\xbf")
+                    data = data.removeprefix(BYTE_ORDER_MARK)
                 data = rest + data
                 cut = data.rfind(b"\n") + 1
                 rest = data[cut:]
@@ -120,13 +135,18 @@ def _lines(path: Path) -> Iterator[tuple[np.ndarray, int]]:
                     text = np.frombuffer(data, dtype=np.uint8, count=cut)
                     yield text, line
                     line += int(np.count_nonzero(text == ord("\n")))
+                if len(rest) > BLOCK:
+                    raise InputError(
+                        f"{path}: line {line}: longer than {BLOCK} bytes, expected one edge; mend the line"
+                    )
     except DAMAGED as error:
         raise damaged(path, error) from None
     if rest:
         yield np.frombuffer(rest + b"\n", dtype=np.uint8), line
 
 
-def _blocks(path: Path, columns: Columns, as_text: bool) -> Iterator[EdgeBlock]:
+def edge_blocks(path: Path, columns: Columns, *, as_text: bool) -> Iterator[EdgeBlock]:
+    """The edges of a file, some megabytes of lines a block."""
     wanted, skip = np.array(columns[:3]), columns.header
     for text, first in _lines(path):
         spans, lines, skip, bad, kind, found = text_kernels.split(text, columns.delimiter, wanted, columns.width, skip)
@@ -137,7 +157,7 @@ def _blocks(path: Path, columns: Columns, as_text: bool) -> Iterator[EdgeBlock]:
             return f"{path}: line {first + lines[k]}"
 
         source, destination = (
-            (Names(text, s[0], s[1]) if as_text else _integers(text, s[0], s[1], where)) for s in spans[:2]
+            (_names(text, s[0], s[1], where) if as_text else _integers(text, s[0], s[1], where)) for s in spans[:2]
         )
         weight = None if columns.weight < 0 else _weights(text, spans[2, 0], spans[2, 1], where)
         yield EdgeBlock(source, destination, weight, where)
@@ -164,6 +184,19 @@ def _integers(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Calla
             raise NotIntegers(f"{where(bad)}: id {shown} does not fit 64 bits; pass --relabel")
         raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; pass --relabel to read names as they are")
     return ids
+
+
+def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> Names:
+    names = Names(text, start, end)
+    try:
+        bytes(text).decode()
+    except UnicodeDecodeError:  # somewhere, maybe in a comment
+        for k in range(len(names)):
+            try:
+                bytes(text[start[k] : end[k]]).decode()
+            except UnicodeDecodeError:
+                raise InputError(f"{where(k)}: id {names.name(k)[:40]!r} is not UTF-8; convert the file") from None
+    return names
 
 
 def _weights(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT = 10, 32, 9, 13, 34, 35, 37
+NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, ZERO, UNDERSCORE = 10, 32, 9, 13, 34, 35, 37, 48, 95
 COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 NOT_INTEGER, TOO_LARGE = 1, 2  # what may be wrong with an integer
 
@@ -103,6 +103,8 @@ def to_integers(text, start, end):
         at += negative or text[at] == 43
         if at == end[k]:
             return found, k, NOT_INTEGER
+        while text[at] == ZERO and at + 1 < end[k]:
+            at += 1
         value = np.uint64(0)
         if end[k] - at > 19:
             wrong = NOT_INTEGER if _first_other(text, at, end[k]) < end[k] else TOO_LARGE
@@ -127,11 +129,14 @@ def _first_other(text, start, end):
 
 @numba.njit(cache=True)
 def to_fields(text, start, end, width):
-    """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none)."""
+    """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none), or holds what Python
+    takes in a number and no file means by one."""
     fields = np.zeros((len(start), width), dtype=np.uint8)
     for k in range(len(start)):
         if end[k] - start[k] > width:
             return fields, k
         for at in range(start[k], end[k]):
+            if text[at] == UNDERSCORE or text[at] == 0:
+                return fields, k
             fields[k, at - start[k]] = text[at]
     return fields, -1

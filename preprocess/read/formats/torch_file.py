@@ -6,6 +6,7 @@ The file is opened with ``weights_only=True``: it can hold tensors and torch_geo
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def open_torch_file(path: Path) -> Source:
     import torch
 
     try:
-        with _torch_geometric_allowed():
+        with _torch_geometric_allowed(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other versions of pickle
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip, key and runtime errors alike
         lines = [line.strip() for line in str(error).splitlines() if "rror: " in line] or [type(error).__name__]

@@ -8,6 +8,9 @@ from pathlib import Path
 STAT, STATUS, CLEAR = Path("/proc/stat"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+LEAST = 3 / os.sysconf("SC_CLK_TCK")  # seconds: the kernel counts in ticks
+
+
 class OthersShare:
     """The share of the cores that other processes take, from here to ``stop``."""
 
@@ -20,7 +23,9 @@ class OthersShare:
         if before is None or after is None or seconds <= 0:
             return 0.0
         others = (after[0] - before[0]) - (after[1] - before[1])
-        return min(max(others / (seconds * (os.cpu_count() or 1)), 0.0), 1.0)
+        if others <= LEAST:
+            return 0.0
+        return min(others / (seconds * (os.cpu_count() or 1)), 1.0)
 
 
 def _processor_seconds() -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""Numba kernels of the largest and smallest in-neighbour; the conventions are those of ``hongtu.kernels``.
+"""Numba kernels of reductions that are not linear; the conventions are those of ``hongtu.kernels``.
 
 Legend: D destinations, S sources, E edges, F features. ``weight`` of length 0 means ones; ``largest`` asks for the
 maximum, else the minimum. What an edge brings is weight[e] * rows[source of e].
@@ -77,3 +77,74 @@ def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares
                     for f in range(width):
                         if w * rows_SF[row, f] == out_DF[d, f]:
                             grad_SF[row, f] += w * shares_DF[d, f]
+
+
+@parallel
+def csc_softmax_sum(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, threads):
+    """out[d] = sum over in-edges of softmax(t * row) * row, column by column; overwrites ``out``, 0 without in-edges.
+
+    ``highest`` (of t * row) and ``total`` (of exp(t * row - highest)) are what backward needs; overwritten, too.
+    """
+    width = out_DF.shape[1]
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * width * 8, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            begin, end = indptr[d], indptr[d + 1]
+            for f in range(width):
+                out_DF[d, f], total_DF[d, f] = 0, 0
+                highest_DF[d, f] = -np.inf if begin < end else 0
+            for e in range(begin, end):
+                row = np.uint64(local_source[e])
+                for f in range(width):
+                    highest_DF[d, f] = max(highest_DF[d, f], t_F[f] * rows_SF[row, f])
+            for e in range(begin, end):
+                row = np.uint64(local_source[e])
+                for f in range(width):
+                    share = np.exp(t_F[f] * rows_SF[row, f] - highest_DF[d, f])
+                    total_DF[d, f] += share
+                    out_DF[d, f] += share * rows_SF[row, f]
+            if begin < end:
+                for f in range(width):
+                    out_DF[d, f] /= total_DF[d, f]
+
+
+@parallel
+def csc_softmax_sum_t_gradient(
+    indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, grad_t_DF, threads
+):
+    """What each destination adds to the gradient of ``t``; overwrites ``grad_t``."""
+    width = out_DF.shape[1]
+    parts = parts_for((len(local_source) + out_DF.shape[0]) * width * 8, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            for f in range(width):
+                grad_t_DF[d, f] = 0
+            for e in range(indptr[d], indptr[d + 1]):
+                row = np.uint64(local_source[e])
+                for f in range(width):
+                    x = rows_SF[row, f]
+                    share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
+                    grad_t_DF[d, f] += grad_DF[d, f] * share * x * (x - out_DF[d, f])
+
+
+@parallel
+def csc_softmax_sum_transpose(
+    indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, semi_grad, grad_SF, threads
+):
+    """Adds the gradient of ``csc_softmax_sum`` with respect to the rows to ``grad_SF``, in place; with ``semi_grad``
+    as if the shares were constants."""
+    width, one = out_DF.shape[1], out_DF.dtype.type(1)
+    bounds = source_bounds(local_source, width * 8, threads)
+    for part in prange(len(bounds) - 1):
+        lo, hi = bounds[part], bounds[part + 1]
+        for d in range(out_DF.shape[0]):
+            for e in range(indptr[d], indptr[d + 1]):
+                if lo <= local_source[e] < hi:
+                    row = np.uint64(local_source[e])
+                    for f in range(width):
+                        x = rows_SF[row, f]
+                        share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
+                        slope = one if semi_grad else one + t_F[f] * (x - out_DF[d, f])
+                        grad_SF[row, f] += grad_DF[d, f] * share * slope

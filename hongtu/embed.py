@@ -1,0 +1,67 @@
+"""The output of a layer inside a model: the layers up to it, planned and run as a model of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hongtu.artifact import Artifact
+from hongtu.backends import Backend
+from hongtu.connections import Modules
+from hongtu.embedding import Embedding
+from hongtu.engine import Engine
+from hongtu.errors import InputError
+from hongtu.network import Network
+from hongtu.nn import Layer
+from hongtu.nn.context import RowContext
+from hongtu.plan.hardware import Hardware
+from hongtu.plan.strategy import Strategy
+from hongtu.planning import make_loss, plan_network
+
+
+def layer_number(model: nn.ModuleList, layer: int) -> int:
+    """The position of a layer in the model, counted from its end where it is negative.
+
+    Raises:
+        InputError: when there is none, or no graph layer up to it.
+    """
+    if not -len(model) <= layer < len(model):
+        last = len(model) - 1
+        raise InputError(f"embed: layer {layer}, expected 0 to {last}, or -1 to {-len(model)} from the end")
+    number = layer % len(model)
+    if not any(isinstance(module, Layer) for module in list(model)[: number + 1]):
+        raise InputError(f"embed: layer {layer} comes before the first graph layer; apply it to your features yourself")
+    return number
+
+
+@contextmanager
+def layer_output(
+    artifact: Artifact,
+    model: Modules,
+    number: int,
+    *,
+    strategy: Strategy,
+    budget: int | None,
+    dtype: torch.dtype,
+    hardware: Hardware,
+    embedding: Embedding | None,
+    backend: Backend,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What layer ``number`` gives without dropout, [V, C] in new order, and the original id of every row, int64 [V].
+
+    Runs on copies of the layers, with a plan of its own within the same budget, beside whatever the trainer holds.
+    """
+    network = Network(model.first(number + 1).cpu(), RowContext())
+    loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+    plan = plan_network(artifact, network, loss, optimizer, strategy, budget, dtype, hardware)
+    if embedding is not None:
+        embedding = copy.copy(embedding)
+        embedding.weight = nn.Parameter(embedding.weight.detach())
+    engine = Engine(artifact, network, loss, plan, embedding, budget, dtype, backend)
+    with engine.inferred() as out:
+        yield out, engine.ids

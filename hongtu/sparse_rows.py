@@ -1,0 +1,69 @@
+"""Vertex rows of which most numbers are zero, in CSR: the features of an artifact whose input was sparse.
+
+Legend: V vertices, K stored numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hongtu.topology import Topology
+
+PARTS = ("start", "column", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """CSR rows over new vertex ids.
+
+    Attributes:
+        start: int64 [V + 1].
+        column: int32 [K].
+        value: float32 [K].
+        width: columns.
+    """
+
+    start: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    width: int
+
+    def nbytes(self, itemsize: int) -> int:
+        """Bytes where a number takes ``itemsize``."""
+        return self.start.nbytes + self.column.nbytes + len(self.value) * itemsize
+
+    def dense(self) -> np.ndarray:
+        """float32 [V, F].
+
+        >>> SparseRows(np.array([0, 1, 3]), np.array([1, 0, 1]), np.float32([5, 6, 7]), 2).dense().tolist()
+        [[0.0, 5.0], [6.0, 7.0]]
+        """
+        rows = np.zeros((len(self.start) - 1, self.width), dtype=np.float32)
+        rows[np.repeat(np.arange(len(rows)), np.diff(self.start)), self.column] = self.value
+        return rows
+
+    def numbers(self, topology: Topology) -> np.ndarray:
+        """int64 [C]: the numbers stored in the rows that each chunk computes.
+
+        >>> topology = Topology(1, 2, np.array([0, 2, 3]), np.zeros(4), *[np.zeros(3, int)] * 3, None)
+        >>> SparseRows(np.array([0, 1, 4, 4]), np.zeros(4, int), np.zeros(4), 2).numbers(topology).tolist()
+        [4, 0]
+        """
+        if topology.active is None or topology.active_start is None:
+            return np.diff(self.start[topology.chunk_start])
+        before = np.zeros(len(topology.active) + 1, dtype=np.int64)
+        np.cumsum(self.start[topology.active + 1] - self.start[topology.active], out=before[1:])
+        return np.diff(before[topology.active_start])
+
+
+def positions(start: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """int64: where the numbers of some rows are stored, row by row.
+
+    >>> positions(np.array([0, 2, 2, 5]), np.array([2, 0])).tolist()
+    [2, 3, 4, 0, 1]
+    """
+    count = start[rows + 1] - start[rows]
+    first = np.cumsum(count) - count
+    return np.repeat(start[rows] - first, count) + np.arange(int(count.sum()))

@@ -1,0 +1,146 @@
+"""torch_geometric's models as layers and back: equal outputs, equal weights, clear refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+import hongtu
+from hongtu.errors import InputError
+from tests import training
+
+MODELS = {
+    "gcn": lambda f, c: pyg.GCN(f, 8, 2, c, dropout=0.5),
+    "gcn 3 jk last": lambda f, c: pyg.GCN(f, 8, 3, c, act="elu", jk="last"),
+    "gcn layer norm": lambda f, c: pyg.GCN(f, 8, 2, c, norm="layer_norm", norm_kwargs={"mode": "node"}, act_first=True),
+    "sage": lambda f, c: pyg.GraphSAGE(f, 8, 2, c, act="leaky_relu"),
+    "sage max": lambda f, c: pyg.GraphSAGE(f, 8, 2, c, aggr="max"),
+    "gin": lambda f, c: pyg.GIN(f, 8, 2, c, train_eps=True),
+    "gin layer norm": lambda f, c: pyg.GIN(f, 8, 2, c, norm="layer_norm", norm_kwargs={"mode": "node"}),
+    "gin 1": lambda f, c: pyg.GIN(f, 8, 1, eps=0.2),
+    "gat": lambda f, c: pyg.GAT(f, 8, 2, c, heads=4, dropout=0.3, act=torch.tanh),
+    "sequential": lambda f, c: pyg.Sequential("x, edge_index", [
+        (torch.nn.Dropout(0.5), "x -> x"), (pyg.GCNConv(f, 8), "x, edge_index -> x"), torch.nn.ReLU(),
+        (pyg.GATv2Conv(8, 8), "x, edge_index -> x"), torch.nn.Linear(8, c),
+    ]),
+    "convolution": lambda f, c: pyg.SAGEConv(f, c, normalize=True),
+}  # fmt: skip
+
+
+def shaken(model):
+    """The model with no parameter left at zero."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def both(name, problem):
+    torch.manual_seed(1)
+    model = shaken(MODELS[name](problem.width, problem.classes)).double()
+    return model, hongtu.from_pyg(model)
+
+
+def output(model, problem):
+    with torch.no_grad():
+        return model(torch.from_numpy(problem.features).double(), problem.edge_index)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip(name):
+    problem = training.problem_of(training.graphs.Graph("plain", training.awkward_graph().edges, None, 64))
+    model, layers = both(name, problem)
+    trainer = hongtu.Trainer(
+        training.prepare(problem, 2, 3), layers, loss=lambda out, _: out.sum(1), dtype=torch.float64
+    )
+    torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+    trainer.train_epoch()
+    before = copy.deepcopy(model.state_dict())
+    assert hongtu.to_pyg(trainer.model, model) is model
+    assert any(not torch.equal(value, before[key]) for key, value in model.state_dict().items()), "it was trained"
+    torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+
+
+REFUSED = {
+    "jk": (lambda: pyg.GCN(4, 8, 2, 3, jk="cat"), r"jk='cat'.*use jk=None"),
+    "batch norm": (lambda: pyg.GCN(4, 8, 2, 3, norm="batch_norm"), r"GCN.norms\[0\] \(BatchNorm\).*norm=None"),
+    "graph norm of MLP": (lambda: pyg.GIN(4, 8, 2, 3, norm="batch_norm"), r"GIN.convs\[0\].nn.norms\[0\]"),
+    "residual": (lambda: pyg.GAT(4, 8, 2, 3, residual=True), r"GAT.convs\[0\].*residual"),
+    "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
+    "other model": (lambda: pyg.PNA(4, 8, 2, 3, aggregators=["sum"], scalers=["identity"], deg=torch.ones(3)), "PNA"),
+    "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
+    "skip": (lambda: pyg.Sequential("x, edge_index", [
+        (pyg.SAGEConv(4, 4), "x, edge_index -> y"), (pyg.SAGEConv(4, 4), "x, edge_index -> z")]), "module_1.*takes x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    make, message = REFUSED[case]
+    with pytest.raises(InputError, match=message):
+        hongtu.from_pyg(make())
+
+
+def test_edge_features_keep_their_weights():
+    model = shaken(pyg.GAT(4, 8, 2, 3, edge_dim=2, fill_value=0.5))
+    layers = hongtu.from_pyg(model)
+    assert layers[0].uses_edge_features
+    blank = hongtu.to_pyg(layers, pyg.GAT(4, 8, 2, 3, edge_dim=2))
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in blank.state_dict().items())
+
+
+def test_weights_that_do_not_fit_are_named():
+    layers = hongtu.from_pyg(pyg.GCN(4, 8, 2, 3))
+    with pytest.raises(InputError, match=r"GCN.convs.0.bias: the layers have shape \(8,\), the model has shape \(9,\)"):
+        hongtu.to_pyg(layers, pyg.GCN(4, 9, 2, 3))
+    with pytest.raises(InputError, match="2 layers for a Sequential of 1 modules"):
+        hongtu.to_pyg(layers[:2], pyg.Sequential("x, e", [(pyg.GCNConv(4, 8), "x, e -> x")]))
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
+def test_round_trip_on_a_real_graph(name, data_graph, tmp_path_factory):
+    """float32, 1e-6 of the largest output; coauthor-physics: ``python -m tests.cpu.test_convert DATA``."""
+    path = tmp_path_factory.getbasetemp() / "real"
+    assert real_round_trip(name, data_graph("planetoid-cora"), path) <= 1e-6
+
+
+def real_round_trip(name, folder, path):
+    """The largest difference between both libraries' outputs, as a share of the largest output."""
+    import scipy.sparse
+
+    if not path.exists():
+        features = scipy.sparse.load_npz(folder / "features.npz")
+        hongtu.preprocess_graph(
+            np.load(folder / "edges.npy"), features.shape[0], path, features=features,
+            labels=np.load(folder / "labels.npy"), random_split=(0.6, 0.2, 0.2), partitions=2, chunks=16,
+            normalize_features=True,
+        )  # fmt: skip
+    artifact = hongtu.open_artifact(path)
+    assert artifact.sparse_features is not None and json.loads((path / "manifest.json").read_text())["sparse_numbers"]
+    torch.manual_seed(1)
+    model = shaken(MODELS[name](artifact.feature_width, artifact.num_classes))
+    trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), device_memory="512MiB")
+    again = hongtu.to_pyg(trainer.model, copy.deepcopy(model))
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in again.state_dict().items())
+    rows = torch.from_numpy(artifact.sparse_features.dense())
+    ordered = torch.empty_like(rows)
+    ordered[torch.from_numpy(np.array(artifact.original_id)).long()] = rows
+    with torch.no_grad():
+        expected = model(ordered, torch.from_numpy(np.load(folder / "edges.npy")).long())
+    return float((trainer.predict() - expected).abs().max() / expected.abs().max())
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        for graph in ("planetoid-cora", "coauthor-physics"):
+            for kind in ("gcn", "sage", "gin", "gat"):
+                share = real_round_trip(kind, Path(sys.argv[1]) / graph, Path(scratch) / graph)
+                print(f"{graph} {kind}: outputs differ by {share:.1e} of the largest", flush=True)

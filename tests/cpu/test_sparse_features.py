@@ -1,0 +1,141 @@
+"""Features kept in CSR, in the artifact and on the host: exact, and counted as predicted."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import hongtu
+from hongtu.errors import InputError
+from tests import training
+from tests.training import SIX, train, train_reference
+
+CASES = (
+    ("full", (1, 1), None), ("full", (1, 7), "smallest"), ("full", (2, 3), None), ("full", (4, 8), "smallest"),
+    ("paper", (2, 3), "smallest"), ("none", (4, 8), None),
+)  # fmt: skip
+
+
+@functools.cache
+def problem():
+    """The awkward graph with 40 columns of which a row has two on average, some none."""
+    base = training.awkward()
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(base.num_vertices, 40)).astype(np.float32)
+    features[rng.random(features.shape) > 0.05] = 0
+    features[[0, 13]] = 0
+    return replace(base, name="sparse", features=features)
+
+
+@functools.cache
+def artifact(grain, **config):
+    given = problem()
+    m, n = grain
+    return hongtu.preprocess_graph(
+        given.edges, given.num_vertices, training.new_path(), features=scipy.sparse.csr_matrix(given.features),
+        labels=given.labels, masks=given.masks, edge_weight=given.weights, partitions=m, chunks=n, **config,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "grain", "budget"), CASES, ids=str)
+@pytest.mark.parametrize("model", SIX, ids=str)
+def test_equals_the_whole_graph(model, strategy, grain, budget):
+    graph = artifact(grain)
+    assert graph.features is None and not (graph.path / "features.npy").exists()
+    options = {"optimizer": training.sgd, "dtype": torch.float64, "strategy": strategy}
+    if budget == "smallest":
+        budget = training.smallest_budget(graph, lambda: model.build(problem()), **options)
+    trainer = hongtu.Trainer(graph, model.build(problem()), device_memory=budget, **options)
+    training.assert_same(train(trainer, 2), train_reference(model, problem(), 2), 1e-9)
+    record = trainer.train_epoch()
+    assert record.bytes == trainer.plan.bytes and record.rows == trainer.plan.rows
+    assert record.arena_bytes == trainer.plan.arena_bytes
+    assert all(peak <= trainer.plan.peak_bytes[name] for name, peak in record.peak_bytes.items()) or budget is None
+
+
+@pytest.mark.parametrize("model", SIX[:2], ids=str)
+def test_the_cuda_engine_takes_them_too(model):
+    options = {"optimizer": training.sgd, "dtype": torch.float64, "device": "dry"}
+    trainer = hongtu.Trainer(artifact((2, 3)), model.build(problem()), **options)
+    training.assert_same(train(trainer, 2), train_reference(model, problem(), 2), 1e-9)
+    assert trainer.train_epoch().bytes == trainer.plan.bytes
+
+
+def test_pruned_passes_read_only_their_rows():
+    given = problem()
+    few = {
+        split: np.isin(np.arange(given.num_vertices), [k]) for k, split in ((50, "train"), (51, "val"), (52, "test"))
+    }
+    given = replace(given, name="few", masks=few)
+    graph = hongtu.preprocess_graph(
+        given.edges, given.num_vertices, training.new_path(), features=scipy.sparse.csr_matrix(given.features),
+        labels=given.labels, masks=given.masks, edge_weight=given.weights, partitions=2, chunks=3,
+    )  # fmt: skip
+    for device in ("cpu", "dry"):
+        options = {"optimizer": training.sgd, "dtype": torch.float64, "device": device}
+        trainer = hongtu.Trainer(graph, SIX[0].build(given), **options)
+        assert trainer.plan.choice.fields, "the plan prunes"
+        training.assert_same(train(trainer, 2), train_reference(SIX[0], given, 2), 1e-9)
+        assert trainer.train_epoch().bytes == trainer.plan.bytes
+
+
+def test_nothing_dense_is_on_the_host():
+    trainer = hongtu.Trainer(artifact((2, 3)), SIX[0].build(problem()), device_memory="1MiB")
+    trainer.train_epoch()
+    dense = problem().features.nbytes
+    assert trainer.plan.host_bytes["pinned host"] < dense
+    rows = trainer.artifact.sparse_features
+    assert trainer.plan.bytes["read"] >= 2 * rows.value.nbytes, "forward and backward read them"
+    assert "z0" in trainer.plan.passes.width and trainer.plan.passes.width["z0"] < 40
+
+
+def test_the_artifact_holds_the_rows_in_its_order():
+    for config in ({}, {"normalize_features": True}):
+        graph = artifact((2, 3), **config)
+        expected = problem().features[graph.original_id]
+        if config:
+            expected = expected / expected.sum(axis=1, keepdims=True).clip(min=1)
+        np.testing.assert_allclose(graph.sparse_features.dense(), expected, rtol=1e-6)
+
+
+def test_few_zeros_are_stored_dense():
+    given = problem()
+    features = scipy.sparse.csr_matrix(np.ones((given.num_vertices, 3), np.float32))
+    graph = hongtu.preprocess_graph(
+        given.edges, given.num_vertices, training.new_path(), features=features, labels=given.labels, masks=given.masks,
+        partitions=1, chunks=1,
+    )  # fmt: skip
+    assert graph.sparse_features is None and graph.features.shape == features.shape
+
+
+def test_a_column_out_of_range_is_refused(tmp_path):
+    given = problem()
+    graph = hongtu.preprocess_graph(
+        given.edges, given.num_vertices, tmp_path / "artifact", features=scipy.sparse.csr_matrix(given.features),
+        labels=given.labels, masks=given.masks, partitions=1, chunks=1,
+    )  # fmt: skip
+    column = np.load(graph.path / "feature_column.npy")
+    column[3] = 40
+    np.save(graph.path / "feature_column.npy", column)
+    with pytest.raises(InputError, match=r"feature_column\.npy: holds 40, expected 0 to 39"):
+        hongtu.Trainer(graph.path, SIX[0].build(given))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.parametrize("as_data", [False, True])
+def test_sparse_tensors_stay_sparse(layout, as_data):
+    given = problem()
+    x = torch.from_numpy(given.features)
+    x = x.to_sparse_csr() if layout is torch.sparse_csr else x.to_sparse_coo()
+    options = {"labels": given.labels, "masks": given.masks, "partitions": 1, "chunks": 2}
+    if as_data:
+        data = {"edge_index": given.edge_index, "x": x, "num_nodes": len(x)}
+        graph = hongtu.preprocess_graph(data=data, artifact=training.new_path(), **options)
+    else:
+        graph = hongtu.preprocess_graph(given.edges, len(x), training.new_path(), features=x, **options)
+    assert np.array_equal(graph.sparse_features.dense(), given.features[graph.original_id])

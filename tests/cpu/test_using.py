@@ -1,0 +1,199 @@
+"""Using a trained model: predictions and embeddings as files, weights for others, metrics, callbacks and loggers."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+import torchmetrics
+
+import hongtu
+from hongtu import callbacks, evaluators
+from hongtu import nn as hnn
+from hongtu.cli.main import main
+from hongtu.errors import InputError
+from tests import training
+
+
+def problem():
+    return training.awkward()
+
+
+def make(**options):
+    torch.manual_seed(2)
+    given = problem()
+    layers = [hnn.GCNConv(given.width, 5), torch.nn.ReLU(), hnn.SAGEConv(5, given.classes)]
+    return hongtu.Trainer(training.prepare(given, 2, 3), layers, **options)
+
+
+# ------------------------------------------------------------------------------------------------- predict and embed
+
+
+@pytest.mark.parametrize("budget", [None, "64KiB"])
+def test_rows_stream_to_a_memory_map(budget, tmp_path):
+    trainer = make(device_memory=budget)
+    trainer.train_epoch()
+    mapped = trainer.predict(out=tmp_path / "scores.npy")
+    assert isinstance(mapped, np.memmap) and [file.name for file in tmp_path.iterdir()] == ["scores.npy"]
+    assert np.array_equal(mapped, trainer.predict().numpy()) and np.array_equal(
+        np.load(tmp_path / "scores.npy"), mapped
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"device_memory": "64KiB"}, {"device": "dry"}], ids=str)
+def test_any_layer_as_on_the_whole_graph(options):
+    trainer = make(**options)
+    trainer.train_epoch()
+    given = problem()
+    reference = pyg.GCNConv(given.width, 5)
+    reference.load_state_dict({k: v.cpu() for k, v in trainer.model[0].state_dict().items()})
+    with torch.no_grad():
+        first = reference(torch.from_numpy(given.features), given.edge_index, given.edge_weight(torch.float32))
+    torch.testing.assert_close(trainer.embed(0), first, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(trainer.embed(-2), first.relu(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(trainer.embed(1, [3, 1]), trainer.embed(1)[[3, 1]])
+    assert torch.equal(trainer.embed(2), trainer.predict())
+    assert trainer.train_epoch().loss > 0, "the trainer goes on"
+
+
+def test_learned_embeddings_are_layers_input(tmp_path):
+    given = problem()
+    artifact = hongtu.preprocess_graph(
+        given.edges, given.num_vertices, tmp_path / "a", features="embedding:4", labels=given.labels, masks=given.masks,
+        partitions=1, chunks=2,
+    )  # fmt: skip
+    trainer = hongtu.Trainer(artifact, [hnn.SAGEConv(4, 6), hnn.SAGEConv(6, given.classes)])
+    before = trainer.embed(0)
+    trainer.train_epoch()
+    assert before.shape == (given.num_vertices, 6) and not torch.equal(before, trainer.embed(0))
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda t, p: t.embed(3), "layer 3, expected 0 to 2, or -1 to -3"),
+    (lambda t, p: t.predict(out=p / "scores.txt"), "ends in .npy"),
+    (lambda t, p: t.predict(out=p / "no" / "scores.npy"), "a directory that exists"),
+    (lambda t, p: t.predict([1], out=p / "scores.npy"), "vertices and out"),
+])  # fmt: skip
+def test_refused(call, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        call(make(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# -------------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A finished run of two GCN layers in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    artifact = training.prepare(problem(), 2, 3)
+    assert main(f"train {artifact.path} --hidden 6 --epochs 3 --run run --json".split()) == 0
+    return artifact
+
+
+def test_embed_command(run, capsys):
+    assert main(["embed", str(run.path), "run", "last.npy"]) == 0
+    assert main(["embed", str(run.path), "run", "first.npy", "--layer", "1", "--device-memory", "1MiB"]) == 0
+    assert np.load("last.npy").shape == (64, 3) and np.load("first.npy").shape == (64, 6)
+    assert "layer 1 of 2, from run/snapshot-3.pt" in capsys.readouterr().out
+    for line, message in (
+        ("run last.npy", "already exists"), ("run new.npy --layer 3", "expected 1 to 2"),
+        ("no new.npy", "holds no run"),
+    ):  # fmt: skip
+        assert main(["embed", str(run.path), *line.split()]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_exported_weights_load_in_torch_geometric(run, capsys):
+    assert main(["export", "run", "weights.pt"]) == 0
+    model = pyg.GCN(6, 6, 2, 3)
+    model.load_state_dict(torch.load("weights.pt", weights_only=True))
+    main(["embed", str(run.path), "run", "last.npy"])
+    given = problem()
+    with torch.no_grad():
+        out = model(torch.from_numpy(given.features), given.edge_index, given.edge_weight(torch.float32))
+    np.testing.assert_allclose(np.load("last.npy"), out, rtol=1e-4, atol=1e-5)
+    assert main(["export", "run/snapshot-3.pt", "weights.pt", "--names", "layers", "--force"]) == 0
+    assert list(torch.load("weights.pt", weights_only=True)) == ["0.bias", "0.lin.weight", "1.bias", "1.lin.weight"]
+    capsys.readouterr()
+    assert main(["export", "nothing.pt", "weights2.pt"]) == 2
+    assert "no such snapshot" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_metrics_of_torchmetrics_and_ogb_agree_with_the_default():
+    plain = make().evaluate()
+    accuracy = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+    official = evaluators.OGBEvaluator("ogbn-arxiv")
+    found = make(metric={"accuracy": accuracy, "ogb": official, "rows": lambda out, target: len(out)}).evaluate()
+    for split, expected in plain.items():
+        assert found[split] == pytest.approx(expected) and found[f"{split} ogb"] == pytest.approx(expected)
+        assert found[f"{split} rows"] == problem().masks[split].sum()
+
+
+def test_a_multilabel_metric():
+    given = training.multi_label()
+    layers = [hnn.GCNConv(given.width, given.classes)]
+    metric = torchmetrics.classification.MultilabelF1Score(given.classes, average="micro")
+    options = {"loss": "bce_with_logits"}
+    artifact = training.prepare(given, 1, 2)
+    ours = hongtu.Trainer(artifact, layers, **options).evaluate()
+    theirs = hongtu.Trainer(artifact, layers, metric=metric, **options).evaluate()
+    assert theirs == pytest.approx(ours, rel=1e-6)
+
+
+@pytest.mark.parametrize(("metric", "message"), [
+    ("accuracy", "expected a callable"), ({}, "empty mapping"),
+    (lambda out, target: out, "returned a tensor of shape"),
+    ({"f": lambda out, target: None}, "metric 'f' returned None"),
+])  # fmt: skip
+def test_metrics_that_cannot_work(metric, message):
+    with pytest.raises(InputError, match=message):
+        make(metric=metric).evaluate()
+
+
+# ------------------------------------------------------------------------------------------------------- callbacks
+
+
+def test_callbacks_hear_everything_and_may_stop():
+    heard = []
+
+    class Mine:
+        def on_fit_begin(self, trainer):
+            heard.append("begin")
+
+        def on_epoch_end(self, trainer, record):
+            heard.append((record.epoch, sorted(record.metrics)))
+            return record.epoch == 1
+
+        def on_fit_end(self, trainer):
+            heard.append("end")
+
+    records = make().fit(5, eval_every=2, callbacks=[Mine(), callbacks.Callback()])
+    assert len(records) == 2 and heard == ["begin", (0, []), (1, ["test", "train", "val"]), "end"]
+    with pytest.raises(InputError, match="has none of the methods on_fit_begin"):
+        make().fit(1, callbacks=[object()])
+
+
+def test_loggers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make()
+    loggers = [callbacks.CSVLogger(tmp_path / "log" / "epochs.csv"), callbacks.TensorBoardLogger(tmp_path / "events")]
+    records = trainer.fit(3, eval_every=3, callbacks=loggers)
+    records += trainer.fit(1, callbacks=loggers[:1])
+    lines = list(csv.DictReader((tmp_path / "log" / "epochs.csv").open()))
+    assert [float(line["loss"]) for line in lines] == [record.loss for record in records]
+    assert [line["val"] != "" for line in lines] == [False, False, True, False]
+    assert int(lines[0]["topology bytes"]) == records[0].bytes["topology"]
+    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [0, 1, 2] and events.Scalars("score/val")
+    assert json.dumps(records[2].summary())

@@ -1,0 +1,183 @@
+"""What newcomers do wrong, and the one line that tells them: what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.errors import BudgetError, InputError
+from tests import training
+
+V, F, C = 64, 6, 3
+
+
+def preprocess(**changed):
+    """The awkward graph in memory, with some arguments changed; None leaves one out."""
+    given = training.awkward()
+    arguments = {
+        "edges": given.edges, "num_vertices": V, "artifact": training.new_path(), "features": given.features,
+        "labels": given.labels, "masks": given.masks, "partitions": 2, "chunks": 3,
+    } | changed  # fmt: skip
+    hongtu.preprocess_graph(**{name: value for name, value in arguments.items() if value is not None})
+
+
+def make(layers=None, **options):
+    layers = [hnn.GCNConv(F, 8), hnn.GCNConv(8, C)] if layers is None else layers
+    return hongtu.Trainer(training.prepare(training.awkward(), 2, 3), layers, **options)
+
+
+def nan_features():
+    features = training.awkward().features.copy()
+    features[7, 2] = np.nan
+    return features
+
+
+class Skips(hnn.Layer):
+    """Forgets that transform returns a pair."""
+
+    reduce = "sum"
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(F, C)
+
+    def transform(self, h):
+        return self.lin(h)
+
+
+LABELS = training.awkward().labels
+MASKS = training.awkward().masks
+
+WRONG = {
+    # the graph
+    "edges as rows of pairs": (
+        lambda: preprocess(edges=training.awkward().edges.T.copy()),
+        "expected int32 or int64 [2, E]",
+        "transpose",
+    ),
+    "ids that start at 1": (
+        lambda: preprocess(edges=training.awkward().edges + 12),
+        "expected 0 to 63",
+        "remove the edge or add the vertex",
+    ),
+    "too few rows of features": (
+        lambda: preprocess(features=np.ones((60, F), np.float32)),
+        "features: float32 of shape (60, 6), expected float32 [64, F]",
+        "",
+    ),
+    "features of integers": (
+        lambda: preprocess(features=np.ones((V, F), int)),
+        "features: int64",
+        "astype(numpy.float32)",
+    ),
+    "NaN in features": (lambda: preprocess(features=nan_features()), "features: [7, 2] is nan", "nan_to_num"),
+    "labels as floats": (
+        lambda: preprocess(labels=LABELS.astype(np.float32)),
+        "labels: float32 of shape (64,)",
+        "integers",
+    ),
+    "labels as one-hot integers": (
+        lambda: preprocess(labels=np.eye(C, dtype=int)[LABELS]),
+        "labels: int64 of shape (64, 3)",
+        "float32 [64, C] for multi-label",
+    ),
+    "forgotten masks": (lambda: preprocess(masks=None), "masks: missing", "random_split=(0.6, 0.2, 0.2)"),
+    "masks of vertex numbers": (
+        lambda: preprocess(masks={"train": np.arange(20)}),
+        "masks['train']: int64 of shape (20,), expected bool [64]",
+        "numpy.bool_",
+    ),
+    "masks that overlap": (
+        lambda: preprocess(masks={"train": MASKS["train"], "val": MASKS["train"]}),
+        "overlapping masks",
+        "take them out of one",
+    ),
+    "training on unlabelled vertices": (
+        lambda: preprocess(labels=np.where(MASKS["train"], -1, 0)),
+        "whose label is -1",
+        "clear the mask",
+    ),
+    "more chunks than vertices": (lambda: preprocess(chunks=100), "more chunks than vertices (64)", "chunks='auto'"),
+    # the run
+    "the input instead of the artifact": (
+        lambda: hongtu.Trainer("graph", [hnn.GCNConv(F, C)]),
+        "graph: not an artifact",
+        "hongtu preprocess",
+    ),
+    "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
+    "a device that is none": (lambda: make(device="gpu"), "device 'gpu'", "cuda"),
+    "a budget in words": (lambda: make(device_memory="2 gigs"), "2 gigs", "GiB"),
+    "a budget that is too small": (lambda: make(device_memory=2000), "the smallest that works is", "give more memory"),
+    "an optimizer instead of a function": (
+        lambda: make(optimizer=torch.optim.Adam([nn.Parameter(torch.zeros(1))])),
+        "optimizer",
+        "lambda p: torch.optim.Adam(p",
+    ),
+    "a loss that is a mean": (
+        lambda: make(loss=nn.functional.cross_entropy).train_epoch(),
+        "expected one loss per vertex",
+        "reduction='none'",
+    ),
+    "a loss that does not fit the labels": (
+        lambda: make(loss="bce_with_logits"),
+        "does not fit the labels",
+        "cross_entropy",
+    ),
+    "no epochs": (lambda: make().fit(0), "epochs 0", "at least 1"),
+    # the layers
+    "one layer instead of a list": (lambda: make(hnn.GCNConv(F, C)), "layers", "a list"),
+    "a function among the layers": (
+        lambda: make([hnn.GCNConv(F, 8), torch.relu, hnn.GCNConv(8, C)]),
+        "layers[1] is",
+        "torch.nn.ReLU()",
+    ),
+    "a torch_geometric model": (lambda: make([pyg.GCN(F, 8, 2, C)]), "layers[0] (GCN)", "hongtu.from_pyg(model)"),
+    "a torch_geometric convolution": (
+        lambda: make([pyg.SAGEConv(F, C)]),
+        "layers[0] (SAGEConv)",
+        "hongtu.nn.PyGLayer(conv)",
+    ),
+    "a convolution that needs self-loops and degrees": (
+        lambda: make([hnn.PyGLayer(pyg.GCNConv(F, C))]),
+        "GCNConv",
+        "use hongtu.nn.GCNConv",
+    ),
+    "widths that do not chain": (
+        lambda: make([hnn.GCNConv(F, 8), hnn.GCNConv(9, C)]),
+        "layers[1] (GCNConv)",
+        "given rows of 8 columns",
+    ),
+    "another number of features": (lambda: make([hnn.GCNConv(7, C)]), "layers[0] (GCNConv)", "the features have 6"),
+    "fewer outputs than classes": (
+        lambda: make([hnn.GCNConv(F, 2)]),
+        "the last layer has 2 columns, the labels have 3 classes",
+        "",
+    ),
+    "only row-wise modules": (lambda: make([nn.Linear(F, C)]), "no graph layer", "hongtu.nn.GCNConv"),
+    "statistics over rows": (
+        lambda: make([hnn.GCNConv(F, C), nn.InstanceNorm1d(C, track_running_stats=True)]),
+        "layers[1] (InstanceNorm1d)",
+        "LayerNorm",
+    ),
+    "a layer of one's own without the pair": (lambda: make([Skips()]), "transform must return the pair (z, s)", ""),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_one_clear_message(case):
+    use, found, remedy = WRONG[case]
+    with pytest.raises((InputError, BudgetError, ValueError)) as caught:
+        use()
+    message = str(caught.value)
+    print(f"{case}: {message}")
+    assert found in message and remedy in message, message
+    assert "\n" not in message and len(message) < 400, message
+
+
+def test_there_are_at_least_twenty():
+    assert len(WRONG) >= 20
