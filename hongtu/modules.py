@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
+from hongtu.nn.layer import Layer
+from hongtu.nn.norm import Normalization
 from hongtu.nn.whole_graph import rules_of
 
 
@@ -28,9 +30,17 @@ def check_module(index: int, module: nn.Module) -> None:
         if base.__name__ != "JumpingKnowledge"
     ):
         raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
+    if isinstance(module, Layer | Normalization | nn.BatchNorm1d) and _hooks(module):
+        raise InputError(f"{title}: it has hooks, which would not be called; remove them, or hook a module inside it")
     if rules_of(module) is not None:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise InputError(f"{title}: its width is not known yet; use torch.nn.BatchNorm1d(columns)")
+        definer = next(base for base in type(module).__mro__ if "forward" in vars(base))
+        if definer.__module__.split(".")[0] not in ("hongtu", "torch", "torch_geometric"):
+            raise InputError(
+                f"{title}: its own forward would not run, for the statistics are those of the whole graph; define "
+                "normalize of a hongtu.nn.Normalization, or give what forward adds as a module beside it"
+            )
         return
     for part in module.modules():
         name = type(part).__name__
@@ -40,13 +50,18 @@ def check_module(index: int, module: nn.Module) -> None:
                 "only; give the modules around it one by one"
             )
         mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
-        if type(part).__module__.startswith("torch_geometric.nn.norm"):
+        if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
             mixes_rows = name not in ("LayerNorm", "MessageNorm")
         if mixes_rows:
             raise InputError(
                 f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
                 "graph; use hongtu.nn.BatchNorm, GraphNorm, PairNorm or LayerNorm"
             )
+
+
+def _hooks(module: nn.Module) -> bool:
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in names)
 
 
 @contextmanager

@@ -309,3 +309,50 @@ def test_a_normalisation_of_ones_own():
     check(model, training.awkward(), (2, 3), device_memory="smallest", epochs=2)
     x = torch.randn(7, 3, dtype=torch.float64)
     torch.testing.assert_close(Standardised()(x), StandardisedWhole()(x))
+
+
+class ResidualBatchNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class ResidualGraphNorm(hnn.GraphNorm):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class TheirGraphNorm(pyg.GraphNorm):
+    """As it is, by another name."""
+
+
+def hooked(module):
+    module.register_forward_hook(lambda module, given, out: 2 * out)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (ResidualBatchNorm(H), "its own forward would not run"),
+        (ResidualGraphNorm(H), "its own forward would not run"),
+        (TheirGraphNorm(H), "use hongtu.nn.BatchNorm, GraphNorm"),
+        (hooked(nn.BatchNorm1d(H)), "it has hooks"),
+        (hooked(hnn.SAGEConv(H, H)), "it has hooks"),
+    ],
+    ids=["batch", "graph", "theirs", "hook", "layer-hook"],
+)
+def test_what_would_not_run_is_refused(module, message):
+    problem = training.awkward()
+    layers = [hnn.SAGEConv(problem.width, H), module, hnn.SAGEConv(H, problem.classes)]
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(training.prepare(problem), layers)
+
+
+class Renamed(nn.BatchNorm1d):
+    """A subclass that computes the same."""
+
+
+def test_a_subclass_that_changes_nothing_is_taken():
+    problem = training.awkward()
+    layers = [hnn.SAGEConv(problem.width, H), Renamed(H), hnn.LayerNorm(H), hnn.SAGEConv(H, problem.classes)]
+    hongtu.Trainer(training.prepare(problem), layers).train_epoch()
