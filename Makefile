@@ -11,7 +11,7 @@ REQUIREMENTS := constraints.txt setup.py pyproject.toml
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 BOUNDS := tests/cpu/test_kernels.py tests/cpu/test_dropout.py tests/cpu/test_run_directory.py tests/null/test_artifact.py \
-	tests/null/test_bounds.py tests/null/test_clean.py tests/null/test_csc.py tests/null/test_fuzz.py tests/null/test_order.py \
+	tests/null/test_bounds.py tests/null/test_chunks.py tests/null/test_clean.py tests/null/test_csc.py tests/null/test_fuzz.py tests/null/test_order.py \
 	tests/null/test_partition.py tests/null/test_reorganize.py tests/null/test_topology.py \
 	tests/null/test_transfer_plan.py tests/null/test_volume.py
 

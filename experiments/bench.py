@@ -73,15 +73,16 @@ def run_parts(options: argparse.Namespace) -> list[str]:
 
 def prepare(options: argparse.Namespace) -> None:
     """The graphs that several parts share, and what preprocessing them took."""
-    for kind, vertices, settings in (
-        ("citation", 100_000, {"partitions": 1, "chunks": 256, "order": "clusters"}),
-        ("rmat", 100_000, {"partitions": 2, "chunks": 128, "order": "input"}),
+    for name, kind, vertices, settings in (
+        ("citation", "citation", 100_000, {"partitions": 1, "chunks": 256, "order": "clusters"}),
+        ("rmat", "rmat", 100_000, {"partitions": 2, "chunks": 128, "order": "input"}),
+        ("citation-large", "citation", 500_000, {"partitions": 1, "chunks": 512, "order": "clusters"}),
     ):
-        path = options.work / f"{kind}.artifact"
+        path = options.work / f"{name}.artifact"
         if not path.exists():
             artifact = prepared(generated(options.work, kind, int(vertices * options.scale)), path, **settings)
             stages = [json.loads(line) for line in (path / "stages.jsonl").read_text().splitlines()]
-            row = {"graph": kind, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges}
+            row = {"graph": name, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges}
             row["stages"] = {stage["stage"]: stage["seconds"] for stage in stages}
             append(options.out / "preprocess.jsonl", machine("preprocess", "make bench") | row)
     arxiv = real_graph("ogbn-arxiv")
@@ -93,6 +94,7 @@ def prepare(options: argparse.Namespace) -> None:
 def parts(options: argparse.Namespace) -> list[Part]:
     """What is measured, in this order."""
     out, work, epochs = options.out, options.work, str(options.epochs)
+    large = str(work / "citation-large.artifact")
     profile, citation, rmat = str(out / "cpu.json"), str(work / "citation.artifact"), str(work / "rmat.artifact")
     sizes = [str(int(size * options.scale)) for size in (250_000, 500_000, 1_000_000, 2_000_000)]
 
@@ -116,8 +118,8 @@ def parts(options: argparse.Namespace) -> list[Part]:
                                *to("bench")), 120),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
                                 "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 200),
-        Part("budgets", module("budgets", citation, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
-                               "--hardware", profile, *to("budgets")), 120),
+        Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
+                               "--hardware", profile, *to("budgets")), 200),
         Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
                                  str(int(200_000 * options.scale)), *to("estimator")), 200),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),

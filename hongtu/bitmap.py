@@ -5,9 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # times a power of two: its upper six bits differ for each
-_POSITION = np.empty(64, dtype=np.int32)
-_POSITION[[((int(_DE_BRUIJN) << bit) & (2**64 - 1)) >> 58 for bit in range(64)]] = np.arange(64)
+from hongtu.bits import lowest
 
 
 @numba.njit(cache=True, nogil=True)
@@ -32,9 +30,8 @@ def take_all(words, first, end, offset, out, at):
     for w in range(first >> 6, ((end - 1) >> 6) + 1):
         bits = words[w]
         while bits != np.uint64(0):
-            lowest = bits & (~bits + np.uint64(1))
-            out[at] = offset + 64 * w + _POSITION[(lowest * _DE_BRUIJN) >> np.uint64(58)]
+            out[at] = offset + 64 * w + lowest(bits)
             at += 1
-            bits ^= lowest
+            bits &= bits - np.uint64(1)
         words[w] = np.uint64(0)
     return at

@@ -107,7 +107,8 @@ class ChunkInputs:
         return self._own_rows[name][self.first - self._offset : self.end - self._offset]
 
     def _bring_edges(self, plan: ExecutionPlan, i: int, batch: int, chunk: int) -> None:
-        needs, structure = self._needs, plan.view(self._p).chunk(chunk)
+        needs, view = self._needs, plan.view(self._p)
+        structure = view.chunk(chunk)
         transfers = plan.exchange_plan(self._p)
         assert transfers is not None
         self._bring_array("slot_of_source", transfers.devices[i].slots(batch))
@@ -117,11 +118,11 @@ class ChunkInputs:
             assert structure.edge_weight is not None
             self._bring_array("edge_weight", structure.edge_weight)
         if needs.edge_features:
-            assert structure.edge_features is not None
-            self._bring_array("edge_features", structure.edge_features)
+            assert view.edge_features is not None
+            self._bring_array("edge_features", view.edge_rows(view.edge_features, chunk))
         if needs.edge_type:
-            assert structure.edge_type is not None
-            self._bring_array("edge_type", structure.edge_type)
+            assert view.edge_type is not None
+            self._bring_array("edge_type", view.edge_rows(view.edge_type, chunk))
         if needs.identity:
             self._bring_array("sources", structure.sources)
             self._bring("edge_id_start", "topology")

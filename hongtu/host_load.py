@@ -8,6 +8,7 @@ from pathlib import Path
 STAT, STATUS, CLEAR = Path("/proc/stat"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+BUSY = 0.08  # share of the machine that others may take while something is timed
 LEAST = 3 / os.sysconf("SC_CLK_TCK")  # seconds: the kernel counts in ticks
 
 

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from hongtu import row_copies
 from hongtu.artifact import Artifact
 from hongtu.config import PreprocessConfig
-from hongtu.host_load import OthersShare
+from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
 from hongtu.plan.cost import partition_work
 from hongtu.plan.execution import ExecutionPlan
@@ -35,7 +35,6 @@ MOVED = 2**16
 REPEATS = 5
 FEATURES = 48
 GRAPHS = {"large": (80_000, 960_000, 32), "tiny": (2_000, 8_000, 40)}  # vertices, edges, chunks
-BUSY = 0.08  # an epoch is run again when other processes took more of the machine than this
 EPOCHS, MOST_EPOCHS = 3, 6
 # graph, model, hidden columns, layers, strategy; what people train is different
 RUNS = (

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from hongtu.bitmap import insert, take_all
+from hongtu.neighbour_sets import fill_set, set_size
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,6 @@ class ChunkTopology:
         local_source: int32 [E_c], position of each edge's source in ``sources``.
         sources: int32 [S], the neighbour set N_ij: unique source vertices (new ids), ascending.
         edge_weight: float32 [E_c] or None.
-        edge_features: float32 [E_c, F] or None.
-        edge_type: int32 [E_c] or None.
         active: int32 [D], ascending destinations (new ids), or None for contiguous ones.
     """
 
@@ -36,8 +35,6 @@ class ChunkTopology:
     local_source: np.ndarray
     sources: np.ndarray
     edge_weight: np.ndarray | None
-    edge_features: np.ndarray | None = None
-    edge_type: np.ndarray | None = None
     active: np.ndarray | None = None
 
     @property
@@ -62,10 +59,10 @@ class Topology:
         sources: int32 [sum |N_ij|].
         local_source: int32 [E].
         edge_weight: float32 [E] or None.
-        edge_features: float32 [E', F] or None, a memory map where the artifact is on disk.
-        edge_type: int32 [E'] or None.
-        edge_position: int64 [E], the row of each edge in ``edge_features`` and ``edge_type``, or None where it is the
-            edge's own number: pruned chunks read the rows of the whole graph.
+        edge_features: float32 [E, F] or None, a memory map where the artifact is on disk.
+        edge_type: int32 [E] or None.
+        edge_position: int64 [E], or None: pruned chunks keep ``edge_features`` and ``edge_type`` of the whole graph,
+            and this is the row of each of their edges there.
         active: int32 [A], ascending: the vertices that are destinations at all, or None for every vertex; the others
             have no in-edges here.
         active_start: int64 [m * n + 1], where each chunk's destinations start in ``active``, or None.
@@ -132,7 +129,6 @@ class Topology:
         first, end = int(self.chunk_start[chunk]), int(self.chunk_start[chunk + 1])
         lo, hi = int(self.in_edge_start[first]), int(self.in_edge_start[end])
         active = self.active_rows(chunk)
-        rows = slice(lo, hi) if self.edge_position is None else self.edge_position[lo:hi]
         starts = self.in_edge_start[first : end + 1] if active is None else np.append(self.in_edge_start[active], hi)
         return ChunkTopology(
             first=first,
@@ -140,10 +136,14 @@ class Topology:
             local_source=self.local_source[lo:hi],
             sources=self.neighbour_set(chunk),
             edge_weight=None if self.edge_weight is None else self.edge_weight[lo:hi],
-            edge_features=None if self.edge_features is None else self.edge_features[rows],
-            edge_type=None if self.edge_type is None else self.edge_type[rows],
             active=active,
         )
+
+    def edge_rows(self, rows: np.ndarray, chunk: int) -> np.ndarray:
+        """Those of ``edge_features`` or ``edge_type`` that belong to one chunk's in-edges."""
+        ends = np.asarray(self.in_edge_start)[self.chunk_start[chunk : chunk + 2]]
+        own = slice(int(ends[0]), int(ends[1]))
+        return rows[own if self.edge_position is None else self.edge_position[own]]
 
     def pruned(self, wanted: np.ndarray) -> Topology:
         """The same chunks with only the wanted destinations.
@@ -247,33 +247,15 @@ def build_topology(
 
 @numba.njit(cache=True, nogil=True)
 def _neighbour_sets(edge_start, source, num_vertices):
-    num_chunks = len(edge_start) - 1
-    seen_by = np.full(num_vertices, -1, dtype=np.int32)
-    source_start = np.zeros(num_chunks + 1, dtype=np.int64)
-    for c in range(num_chunks):
-        count = 0
-        for e in range(edge_start[c], edge_start[c + 1]):
-            if seen_by[source[e]] != c:
-                seen_by[source[e]] = c
-                count += 1
-        source_start[c + 1] = source_start[c] + count
-    sources = np.empty(source_start[num_chunks], dtype=np.int32)
+    words, chunks = (num_vertices + 63) // 64, len(edge_start) - 1
+    source_start = np.zeros(chunks + 1, dtype=np.int64)
+    for c in range(chunks):
+        source_start[c + 1] = source_start[c] + set_size(source, edge_start[c], edge_start[c + 1], words)
+    sources = np.empty(source_start[chunks], dtype=np.int32)
     local_source = np.empty(len(source), dtype=np.int32)
-    rank = np.empty(num_vertices, dtype=np.int32)
-    seen_by[:] = -1
-    for c in range(num_chunks):
-        at = source_start[c]
-        for e in range(edge_start[c], edge_start[c + 1]):
-            if seen_by[source[e]] != c:
-                seen_by[source[e]] = c
-                sources[at] = source[e]
-                at += 1
-        own = np.sort(sources[source_start[c] : at])
-        sources[source_start[c] : at] = own
-        for k in range(len(own)):
-            rank[own[k]] = k
-        for e in range(edge_start[c], edge_start[c + 1]):
-            local_source[e] = rank[source[e]]
+    for c in range(chunks):
+        own = sources[source_start[c] : source_start[c + 1]]
+        fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
     return source_start, sources, local_source
 
 

@@ -1,9 +1,6 @@
 """Neighbour sets and local source indices of every chunk: ``build_topology`` in parallel, straight to where they stay.
 
-A chunk marks its sources in a bitmap of all vertices. Read from left to right the bitmap is the ascending neighbour
-set, and the bits before a source are its local index: nothing is sorted, and the bitmap stays in the cache.
-
-Legend: V vertices, E edges, C chunks, W words of 64 vertices.
+Legend: V vertices, E edges, C chunks.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.preprocess.bits import count_ones, lowest
+from hongtu.neighbour_sets import fill_set, set_size
 from hongtu.preprocess.bucket_sort import Create, in_memory
 
 
@@ -41,41 +38,16 @@ def neighbour_sets(
     return source_start, sources, local_source
 
 
-@numba.njit(inline="always")
-def _mark(source, first, end, words):
-    marks = np.zeros(words, dtype=np.uint64)
-    for e in range(first, end):
-        marks[source[e] >> 6] |= np.uint64(1) << np.uint64(source[e] & 63)
-    return marks
-
-
 @numba.njit(cache=True, parallel=True)
 def _set_sizes(edge_start, source, words):
     sizes = np.zeros(len(edge_start) - 1, dtype=np.int64)
     for c in numba.prange(len(edge_start) - 1):
-        marks = _mark(source, edge_start[c], edge_start[c + 1], words)
-        count = 0
-        for w in range(words):
-            count += count_ones(marks[w])
-        sizes[c] = count
+        sizes[c] = set_size(source, edge_start[c], edge_start[c + 1], words)
     return sizes
 
 
 @numba.njit(cache=True, parallel=True)
 def _fill(edge_start, source, words, source_start, sources, local_source):
     for c in numba.prange(len(edge_start) - 1):
-        marks = _mark(source, edge_start[c], edge_start[c + 1], words)
-        before = np.empty(words, dtype=np.int32)
-        first = source_start[c]
-        at = first
-        for w in range(words):
-            before[w] = at - first
-            left = marks[w]
-            while left != 0:
-                sources[at] = (w << 6) + lowest(left)
-                at += 1
-                left &= left - np.uint64(1)
-        for e in range(edge_start[c], edge_start[c + 1]):
-            w = source[e] >> 6
-            below = (np.uint64(1) << np.uint64(source[e] & 63)) - np.uint64(1)
-            local_source[e] = before[w] + count_ones(marks[w] & below)
+        own = sources[source_start[c] : source_start[c + 1]]
+        fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)

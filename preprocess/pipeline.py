@@ -230,7 +230,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
     return {**found, "statistics": {"input_edges": len(source), **csc.statistics(graph)}}
 
 
-def _origins(raw: dict[str, Any], merged_source: np.ndarray, config: PreprocessConfig, work: Workspace) -> dict:
+def _origins(raw: dict[str, Any], unmerged_source: np.ndarray, config: PreprocessConfig, work: Workspace) -> dict:
     """What edge features and types are ordered by, where there are any."""
     if "edge_features" not in raw and "edge_type" not in raw:
         return {}
@@ -241,7 +241,7 @@ def _origins(raw: dict[str, Any], merged_source: np.ndarray, config: PreprocessC
     )
     found = {"origin_start": start, "origin": origin}
     if config.undirected:
-        found["origin_first"] = edge_rows.group_equal(start, merged_source, origin)
+        found["origin_first"] = edge_rows.group_equal(start, unmerged_source, origin)
     return found
 
 

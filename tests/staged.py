@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from hongtu.cuda_ext.sources import KernelError
+from hongtu.dry import DryBackend
 from tests import training
 
 EXACT = 1e-9  # of the largest gradient entry, in float64
 SINGLE = 1e-4  # in float32
+
+
+def dry(gpus: int | None = None, seed: int = 0) -> DryBackend:
+    """CUDA's engine on the CPU; skips the test where there is no compiler for its kernels."""
+    try:
+        return DryBackend(gpus, seed=seed)
+    except KernelError as error:
+        pytest.skip(str(error))
 
 
 def budget(model: Any, problem: Any, grain: tuple[int, int], times: float, **options: Any) -> int:

@@ -16,12 +16,12 @@ from hongtu.artifact import Artifact
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order
 from hongtu.errors import BudgetError, InputError
+from hongtu.host_load import BUSY
 
 CHECKED = 3  # epochs, beginning with the first, whose losses must be the reference's; they also warm up
 TOLERANCE = 1e-4  # relative, between float32 losses
 STARTING = 2  # processes that start at the same time
 SCORED = 20  # points of a curve of accuracy against time, about
-BUSY = 0.08  # share of the machine that others may take while an epoch is timed
 EXACT = ("pyg-csr", "pyg", "pyg-sparse", "pyg-offload")  # fit to be the reference, the fastest first
 
 

@@ -41,7 +41,7 @@ def phases(rows: Rows) -> str:
         left = [a + b for a, b in zip(left, part, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, ncols=9, frameon=False, columnspacing=1)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, ncols=5, frameon=False)
     return _svg(figure)
 
 
@@ -109,7 +109,7 @@ def growth(rows: Rows) -> str:
     _style()
     figure, both = plt.subplots(1, 2, figsize=(7.6, 3.4), layout="constrained")
     vertices = [row["vertices"] for row in rows]
-    for axes, key, unit, scale in zip(both, ("seconds", "process_bytes"), ("seconds", "GiB"), (1, 2**30), strict=True):
+    for axes, key, unit, scale in zip(both, ("seconds", "counted_bytes"), ("seconds", "GiB"), (1, 2**30), strict=True):
         values = [row[key] / scale for row in rows]
         slope = exponent(vertices, values)
         axes.loglog(vertices, values, "o", color=COLOURS[0])

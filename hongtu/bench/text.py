@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hongtu.bench.spec import Model
+from hongtu.host_load import BUSY
 
 
 def table(model: Model, rows: list[dict[str, Any]]) -> str:
@@ -22,7 +23,7 @@ def table(model: Model, rows: list[dict[str, Any]]) -> str:
         text += f"  {row['process_bytes'] / 2**20:7.0f} MiB"
         if "bytes" in row:
             text += f"  {host_bytes(row['bytes']) / 2**20:8.0f} MiB over the host link"
-        lines.append(text + ("" if row["others"] <= 0.08 else f"  (others took {row['others']:.0%} of the machine)"))
+        lines.append(text + ("" if row["others"] <= BUSY else f"  (others took {row['others']:.0%} of the machine)"))
     return "\n".join(lines)
 
 

@@ -107,7 +107,7 @@ VARIANTS = (
 def test_training_is_exact(model):
     """Isolated vertices, a hub, duplicate edges, repeated loops; the smallest budget, and none."""
     for grain in GRAINS:
-        for strategy in STRATEGIES if grain in ((1, 7), (2, 3)) else ("full",):
+        for strategy in STRATEGIES if grain == (2, 3) else ("full",):
             check(model, awkward(), grain, epochs=2, strategy=strategy, device_memory="smallest")
     check(model, awkward(), (1, 7), epochs=5)
 
@@ -144,10 +144,10 @@ def test_single_precision(model):
 @pytest.mark.parametrize("model", MODELS, ids=repr)
 def test_devices_with_memory_of_their_own(model):
     """Through staging memory, in random order; every counter is the plan's."""
-    DryBackend = pytest.importorskip("hongtu.dry").DryBackend
     for strategy, grain in (("full", (4, 8)), ("paper", (1, 7))):
-        staged.check(model, awkward(), grain, device=DryBackend(seed=3), strategy=strategy, device_memory="smallest")
-    staged.check(model, few(), (2, 3), device=DryBackend(seed=4))
+        staged.check(model, awkward(), grain, device=staged.dry(seed=3), strategy=strategy, device_memory="smallest")
+    if model in MODELS[:4]:
+        staged.check(model, few(), (2, 3), device=staged.dry(seed=4))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -191,13 +191,13 @@ def test_dropout_on_edges_is_the_same_for_every_cut():
     for grain, strategy in (((1, 7), "paper"), ((2, 3), "none"), ((4, 8), "full")):
         found = losses(grain, strategy=strategy, device_memory="smallest")
         np.testing.assert_allclose(found, expected, rtol=1e-10, err_msg=f"{grain} {strategy}")
-    assert losses((2, 3), device="dry") == pytest.approx(expected, rel=1e-10)
+    assert losses((2, 3), device=staged.dry()) == pytest.approx(expected, rel=1e-10)
 
 
 def test_evaluation_and_prediction_read_them():
     model, problem = MODELS[0], awkward()
     expected = model.run_reference(model.build_reference(problem), problem).detach()
-    for options in ({"device_memory": "smallest"}, {}, {"device": "dry"}):
+    for options in ({"device_memory": "smallest"}, {}, {"device": staged.dry()}):
         trainer = training.make_trainer(model, problem, (2, 3), **options)
         torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
         right = (expected.argmax(1) == torch.from_numpy(problem.labels)).numpy()

@@ -38,7 +38,7 @@ def rows():
         "ladder": [ours | {"rung": name, "host_bytes": 2**20} for name in ("none", "paper")],
         "traffic": [ours | {"curve": [[0.5, 2.0], [1.0, 1.0]], "paper": [0.5, 3.0], "lookahead": 2.0, "floor": 0.9}],
         "budgets": [ours | {"share": share, "budget": 2**20, "seconds": 1 / share} for share in (1.0, 0.5)],
-        "growth": [ours | {"vertices": v, "seconds": v / 1e5, "process_bytes": v * 1000} for v in (10**5, 10**6)],
+        "growth": [ours | {"vertices": v, "seconds": v / 1e5, "counted_bytes": v * 1000} for v in (10**5, 10**6)],
         "estimator": [ours | {"error": -0.1}, ours | {"error": 0.05, "seconds": 1.0, "predicted_seconds": 1.05}],
         "paper": [{"table": "Table 3", "what": "alpha", "graph": "g", "ours": "2", "published": "", "remark": "none"}],
     }

@@ -15,7 +15,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from tests import training
+from tests import staged, training
 from tests.cpu.test_counters import check_counters
 from tests.cpu.test_edge_data import T, awkward
 from tests.neutral import contents, pieces, write
@@ -140,7 +140,7 @@ def test_relations_between_typed_vertices_are_exact(grain):
             trainer = hongtu.Trainer(artifact, layers(problem), device_memory=memory, **options)
             training.assert_same(training.train(trainer, 3), expected, 1e-9)
             check_counters(trainer)
-    trainer = hongtu.Trainer(artifact, layers(problem), device="dry", **options)
+    trainer = hongtu.Trainer(artifact, layers(problem), device=staged.dry(), **options)
     training.assert_same(training.train(trainer, 3), expected, 1e-9)
 
 

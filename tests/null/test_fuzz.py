@@ -29,6 +29,15 @@ def test_damaged_inputs_are_read_as_what_they_are_or_refused(name):
     assert outcome.tries == 150 and not outcome.losses
 
 
+@pytest.mark.parametrize("name, number", [
+    ("edges.parquet", 650), ("edges.parquet", 1264), ("edges.parquet", 6632),  # columns of different lengths
+    ("edges.arrow", 121),  # a column's name is no text
+    ("edges.feather", 4892),  # no batches
+])  # fmt: skip
+def test_what_was_lost_once(name, number):
+    assert not fuzz_reader(name, 1, number).losses
+
+
 def test_damaged_artifacts_are_refused_or_equal_to_their_source():
     outcome = fuzz_artifacts(150)
     assert outcome.tries == 150 and not outcome.losses

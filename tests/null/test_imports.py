@@ -31,8 +31,10 @@ SITS_ON = {
     "config": "errors",
     "losses": "errors",
     "scores": "",
-    "bitmap": "",
-    "topology": "errors bitmap",
+    "bits": "",
+    "bitmap": "bits",
+    "neighbour_sets": "bits",
+    "topology": "errors bitmap neighbour_sets",
     "statistics": "topology",
     "output": "errors",
     "npy": "errors",
@@ -98,10 +100,21 @@ SITS_ON = {
     "cli": "bench",
     "__main__": "cli",  # any __main__.py, a way in: nothing imports it
 }
-NO_TORCH = ("errors", "kernels", "metrics", "config", "bitmap", "topology", "artifact", "preprocess", "plan")
+NO_TORCH = (
+    "errors",
+    "kernels",
+    "metrics",
+    "config",
+    "bits",
+    "bitmap",
+    "neighbour_sets",
+    "topology",
+    "artifact",
+    "preprocess",
+    "plan",
+)
 MAY_IMPORT_TORCH = {"hongtu.preprocess.read.formats.torch_file"}  # to read a .pt file, inside the function that does
 SHARED = {
-    "bits",
     "blocks",
     "bucket_sort",
     "kaminpar",

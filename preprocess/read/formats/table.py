@@ -30,7 +30,7 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> Source:
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
     try:
-        schema, _ = _open(path, None)
+        schema, _, _ = _open(path, None)
         present = schema.names
     except Exception as error:  # Arrow's, but also of file systems and of names that are no text
         raise InputError(f"{path}: not a readable {path.suffix} file ({_reason(error)}); write it again") from None
@@ -55,29 +55,43 @@ def _is_number(kind: Any) -> bool:
     return pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
 
 
-def _open(path: Path, columns: list[str] | None) -> tuple[Any, Iterator[Any]]:
-    """The schema, and the batches as a stream."""
+def _open(path: Path, columns: list[str] | None) -> tuple[Any, Iterator[Any], int | None]:
+    """The schema, the batches as a stream, and how many rows must come, where the file says so."""
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
         file = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        return file.schema_arrow, file.iter_batches(batch_size=ROWS, columns=columns)
+        rows = _count_rows(file.metadata, columns or [])
+        return file.schema_arrow, file.iter_batches(batch_size=ROWS, columns=columns), rows
     import pyarrow
 
     mapped = pyarrow.memory_map(str(path))
     try:
         table = pyarrow.ipc.open_file(mapped)
-        return table.schema, (table.get_batch(k) for k in range(table.num_record_batches))
+        return table.schema, (table.get_batch(k) for k in range(table.num_record_batches)), None
     except pyarrow.ArrowInvalid:
         mapped.seek(0)
         stream = pyarrow.ipc.open_stream(mapped)
-        return stream.schema, iter(stream)
+        return stream.schema, iter(stream), None
+
+
+def _count_rows(metadata: Any, columns: list[str]) -> int:
+    """Rows of a Parquet file. Where its counts disagree the reader takes the columns of different rows together."""
+    groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+    for group in groups:
+        for column in (group.column(k) for k in range(group.num_columns)):
+            if column.path_in_schema in columns and column.num_values != group.num_rows:
+                raise ValueError(f"{column.num_values} values of {column.path_in_schema!r} in {group.num_rows} rows")
+    if sum(group.num_rows for group in groups) != metadata.num_rows:
+        raise ValueError(f"{sum(group.num_rows for group in groups)} rows where its end says {metadata.num_rows}")
+    return metadata.num_rows
 
 
 def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
     first = 0
     try:
-        for batch in _open(path, names)[1]:
+        _, batches, rows = _open(path, names)
+        for batch in batches:
             given = batch.select(names)
             given.validate(full=True)  # mapped from the file as it is: offsets and indices may be anything
             for lo in range(0, given.num_rows, ROWS):
@@ -94,6 +108,8 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
                 weight = arrays[2].to_numpy(zero_copy_only=False) if len(names) == 3 else None
                 yield EdgeBlock(ids[0], ids[1], weight, where)
                 first += len(arrays[0])
+        if rows not in (None, first):
+            raise ValueError(f"{rows} rows expected")
     except InputError:
         raise
     except Exception as error:
