@@ -105,6 +105,7 @@ def test_the_flags_change_what_they_say(graph, undirected, self_loops, normalize
     settings = {
         "undirected": undirected, "self_loops": self_loops, "normalize_features": normalize, "partitioner": partitioner,
         "features": scipy.sparse.csc_array(dense) if sparse else dense, "partitions": min(2, graph["num_vertices"]),
+        "edge_features": None, "edge_type": None,  # edges that flags add would have none
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         artifact = hongtu.preprocess_graph(artifact=Path(folder, "out"), chunks=1, **graph | settings)
