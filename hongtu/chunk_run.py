@@ -18,10 +18,11 @@ from hongtu.host_store import HostStore
 from hongtu.kept import Entry, Kept, Place, edges_of, move_saved, saving
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
+from hongtu.moments import Moments
 from hongtu.network import Network
 from hongtu.plan.arena import Needs, aggregates_in_place
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes import Pass, gradient
 from hongtu.streams import Turn
 from hongtu.transfer import cache_of
 
@@ -36,6 +37,7 @@ class Run(Protocol):
     loss: MeanLoss | EdgeLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
+    moments: list[Moments]
 
     def own_rows(self, name: str, device: int) -> Tensor: ...
 
@@ -80,11 +82,13 @@ class ChunkRun:
         with torch.set_grad_enabled(p.keep), saving(places) if p.keep else nullcontext():
             run, outs = self._compute(gradients=p.keep)
             outs = [out.detach() for out in outs]
+            if self.executor.moments:
+                self.executor.moments[self.i].add(outs[0])
             if p.loss:
                 outs = [self._loss_gradient(outs[0])]
         if p.keep:
             self.executor.kept[self.key] = run
-        for out, name in zip(outs, p.outputs, strict=True):
+        for out, name in zip(outs[len(outs) - len(p.outputs) :], p.outputs, strict=True):
             there = self._emit(out, name)
             if name in p.holds:
                 move_saved(places, out, there)
@@ -92,52 +96,65 @@ class ChunkRun:
 
     def _backward(self) -> None:
         p, shape = self.p, self.shape
-        incoming = [self.inputs.vertex[name] for name in p.gradients]
         with torch.enable_grad():
             if p.keep:
-                run = self.executor.kept.pop(self.key)
+                run, x = self.executor.kept.pop(self.key), self.inputs.vertex.get(p.moments)
             else:
                 run, outs = self._compute(gradients=True)
-                if p.loss:
-                    incoming = [self._loss_gradient(outs[0].detach())]
+                x = outs[0].detach() if p.loss or p.moments is not None else None
                 del outs
+            incoming = self._incoming(x)
+            del x
             run.backward(incoming)
             base_gradient = run.base.grad
             direct = [part.grad for part in run.s]
-            if shape is None:
+            if shape is None or shape.norm:
                 direct = [base_gradient]
             elif shape.linear:
-                if base_gradient is not None and shape.combined and (p.flush is not None or any(p.direct)):
+                if base_gradient is not None and shape.combined and (p.flush is not None or any(self._direct_of_s)):
                     base_gradient, direct = self._combine_gradient(base_gradient)
                 if p.flush is not None and base_gradient is not None:
                     self._transpose_aggregate(base_gradient)
             elif p.flush is not None and base_gradient is not None:
                 self._add_to_cache(base_gradient)
-        direct += [None] * (len(p.direct) - len(direct))
-        for gradient, name in zip(direct, p.direct, strict=True):
-            if name is not None:
-                self._emit_gradient(gradient, name)
+        direct += [None] * (len(self._direct_of_s) - len(direct))
+        self._emit_gradients([*direct, *(value.grad for value in run.values)])
+
+    def _incoming(self, x: Tensor | None) -> list[Tensor | None]:
+        """The gradients of what the stage returns, None for what gets none; x is the first, where it is needed."""
+        p, vertex = self.p, self.inputs.vertex
+        assert p.stage is not None
+        if p.loss:
+            return [self._loss_gradient(x)]
+        names = [gradient(name) for name in self.plan.passes.returned[p.stage]]
+        incoming = [vertex[name] if name in p.gradients else None for name in names]
+        if p.moments is not None:
+            more = self.network.norm(p.stage).gradient_through_statistics(x)
+            incoming[0] = incoming[0] if more is None else more.add_(incoming[0])
+        return incoming
 
     def _compute(self, *, gradients: bool) -> tuple[Kept, list[Tensor]]:
         """The aggregate, or what is read in its place, and the outputs of the stage behind it."""
         p, wanted = self.p, self.plan.passes.wanted
         base = Entry()
-        entries = tuple(Entry() for _ in p.s)
+        entries, of_values = tuple(Entry() for _ in p.s), tuple(Entry() for _ in p.values)
 
         def enter(entry: Entry, x: Tensor, needed: bool) -> Tensor:
             return entry.of(x) if gradients and needed else x
 
         def outcome(outs: list[Tensor]) -> tuple[Kept, list[Tensor]]:
-            return Kept(base, entries, edges_of(outs)), outs
+            return Kept(base, entries, of_values, edges_of(outs)), outs
 
         if self.shape is None:
             return outcome(self._stage_0(enter(base, self.inputs.vertex[p.inputs[0]], p.inputs[0] in wanted)))
+        taken = [self.inputs.vertex[name] for name in p.values]
+        values = tuple(enter(e, x, name in wanted) for e, x, name in zip(of_values, taken, p.values, strict=True))
         s = tuple(self.inputs.vertex[name] for name in p.s)
         if not self.shape.linear:
             s = tuple(enter(e, part, name in wanted) for e, part, name in zip(entries, s, p.s, strict=True))
             z = self._cache("value").index_select(0, self.inputs.slots)
             a = self.network.aggregate(p.layer, self.inputs.block, enter(base, z, p.exchange in wanted), s)
-            return outcome(self._stage(a, s))
+            return outcome(self._stage(a, s, values))
         if p.source is not None:
             a = self.inputs.vertex[p.source]
         else:
@@ -148,7 +165,7 @@ class ChunkRun:
             s = entries = ()
         a = enter(base, a, self._aggregate_wanted())
         s = tuple(enter(e, part, name in wanted) for e, part, name in zip(entries, s, p.s, strict=False))
-        return outcome(self._stage(a, s))
+        return outcome(self._stage(a, s, values))
 
     def _aggregate_wanted(self) -> bool:
         """Whether the aggregate's output needs a gradient: that of z, or of an s that it was combined with."""
@@ -156,25 +173,23 @@ class ChunkRun:
         names, wanted = self.plan.passes.layer_inputs[self.p.layer], self.plan.passes.wanted
         return names[0] in wanted or bool(self.shape and self.shape.combined and set(names[1:]) & wanted)
 
-    def _stage(self, a: Tensor, s: tuple[Tensor, ...]) -> list[Tensor]:
-        return [] if self.p.stage is None else self.network.stage(self.p.stage, None, a, s, self.inputs.rows)
+    def _stage(self, a: Tensor, s: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> list[Tensor]:
+        return [] if self.p.stage is None else self.network.stage(self.p.stage, None, a, s, self.inputs.rows, values)
 
     def _stage_0(self, features: Tensor) -> list[Tensor]:
-        """The outputs of stage 0 that are not the features themselves."""
+        """The outputs of stage 0; the first may be the features themselves."""
         outs = self.network.stage(0, features, None, (), self.inputs.rows)
-        if not self.plan.shape.layers[0].z_is_input:
-            return outs
-        if outs[0] is not features:
+        if self.plan.shape.layers[0].z_is_input and outs[0] is not features:
             raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
-        return outs[1:]
+        return outs
 
     def _loss_gradient(self, out: Tensor) -> Tensor:
         labels, bits = self.inputs.vertex["labels"], self.inputs.vertex["loss_bits"]
         loss = self.executor.loss
         assert loss is not None and not isinstance(loss, EdgeLoss)
-        gradient, part = loss.gradient(out, labels, bits, self.inputs.known_bits)
+        grad, part = loss.gradient(out, labels, bits, self.inputs.known_bits)
         self.executor.loss_values[self.i].add_(part)
-        return gradient
+        return grad
 
     def _aggregate(self, s: tuple[Tensor, ...]) -> Tensor:
         """The linear aggregate, together with s where the layer combines them; no gradients."""
@@ -208,11 +223,16 @@ class ChunkRun:
         a = nothing.expand(grad_DA.shape).requires_grad_()
         s = tuple(
             nothing.expand(len(grad_DA), self.shape.z if columns is None else columns).requires_grad_(name is not None)
-            for columns, name in zip(self.shape.s, self.p.direct, strict=True)
+            for columns, name in zip(self.shape.s, self._direct_of_s, strict=True)
         )
         _backpropagate([self.network.combine(self.p.layer, a, s, self.inputs.rows)], [grad_DA])
         assert a.grad is not None
         return a.grad, [part.grad for part in s]
+
+    @property
+    def _direct_of_s(self) -> tuple[str | None, ...]:
+        """Where the gradients of s go, without those of values."""
+        return self.p.direct[: len(self.p.direct) - len(self.p.values)]
 
     def _transpose_aggregate(self, grad_DA: Tensor) -> None:
         """Add A^T grad to the gradient cache."""
@@ -249,14 +269,18 @@ class ChunkRun:
         """Of a tensor's writers the first stores, later ones add."""
         return name in self.p.direct and (name == self.p.flush or name not in self.p.creates)
 
-    def _emit_gradient(self, gradient: Tensor | None, name: str) -> None:
-        """Rows without a gradient get zeros."""
-        if gradient is None:
-            width = self.plan.passes.width[name]
-            gradient = torch.zeros(
-                (self.inputs.num_dst, width), dtype=self.host.dtype, device=self.inputs.rows.ids.device
-            )
-        self._emit(gradient, name)
+    def _emit_gradients(self, direct: list[Tensor | None]) -> None:
+        """One per tensor, however often it was read; rows without a gradient get zeros."""
+        total: dict[str, Tensor | None] = {}
+        for grad, name in zip(direct, self.p.direct, strict=True):
+            if name is not None:
+                before = total.get(name)
+                total[name] = grad if before is None else before if grad is None else before + grad
+        for name, grad in total.items():
+            if grad is None:
+                shape = self.inputs.num_dst, self.plan.passes.width[name]
+                grad = torch.zeros(shape, dtype=self.host.dtype, device=self.inputs.rows.ids.device)
+            self._emit(grad, name)
 
     def _emit(self, out: Tensor, name: str) -> Tensor:
         """Store or add the destinations' rows, or get them on their way; returns where they are on the device."""

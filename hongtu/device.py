@@ -184,9 +184,9 @@ class Device(ABC):
         nbytes = len(index) * rows.shape[1] * rows.itemsize
         self.traffic.add(link, nbytes, len(index), perf_counter() - start)
 
-    def number(self) -> Tensor:
-        """A float64 zero on the device."""
-        return self._empty((), torch.float64).zero_()
+    def numbers(self, *shape: int) -> Tensor:
+        """Float64 zeros on the device, one or so many."""
+        return self._empty(shape, torch.float64).zero_()
 
     # ---------------------------------------------------------------- what differs
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.backends import Backend
+from hongtu.connections import Modules
 from hongtu.embedding import Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
@@ -32,7 +33,7 @@ def layer_number(model: nn.ModuleList, layer: int) -> int:
         last = len(model) - 1
         raise InputError(f"embed: layer {layer}, expected 0 to {last}, or -1 to {-len(model)} from the end")
     number = layer % len(model)
-    if not any(isinstance(module, Layer) for module in model[: number + 1]):
+    if not any(isinstance(module, Layer) for module in list(model)[: number + 1]):
         raise InputError(f"embed: layer {layer} comes before the first graph layer; apply it to your features yourself")
     return number
 
@@ -40,7 +41,7 @@ def layer_number(model: nn.ModuleList, layer: int) -> int:
 @contextmanager
 def layer_output(
     artifact: Artifact,
-    model: nn.ModuleList,
+    model: Modules,
     number: int,
     *,
     strategy: Strategy,
@@ -54,8 +55,7 @@ def layer_output(
 
     Runs on copies of the layers, with a plan of its own within the same budget, beside whatever the trainer holds.
     """
-    modules = nn.ModuleList(copy.deepcopy(list(model[: number + 1]))).cpu()
-    network = Network(modules, RowContext())
+    network = Network(model.first(number + 1).cpu(), RowContext())
     loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
     plan = plan_network(artifact, network, loss, optimizer, strategy, budget, dtype, hardware)

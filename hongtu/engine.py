@@ -19,6 +19,7 @@ from hongtu.host_rows import make_host
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
+from hongtu.modules import modes_kept
 from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
@@ -86,11 +87,18 @@ class Engine:
         self.artifact.check_files()
         self.drop_input_gradient()
         _zero_gradients(self.network.modules)
+        if not self.network.modules.training:  # the user has evaluated it; else single modules may, and stay so
+            self.network.modules.train()
         self._replicas.spread(training=True, epoch=epoch)
         self.reset_counters()
         loss = self._executor.run(self.plan.passes.train)
         self._replicas.reduce()
         return loss
+
+    def observe(self) -> None:
+        """Let running statistics learn of the last ``train``; once per epoch, however often that ran."""
+        for norm in self.network.norms:
+            norm.observe()
 
     @property
     def input_gradient(self) -> Tensor:
@@ -222,11 +230,13 @@ class Engine:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """The model inside drops nothing."""
-        self._replicas.spread(training=False)
-        try:
-            yield
-        finally:
-            self._replicas.spread(training=True)
+        with modes_kept(self.network.modules):
+            self.network.modules.eval()
+            self._replicas.spread(training=False)
+            try:
+                yield
+            finally:
+                self.network.context.training = True
 
 
 def _zero_gradients(modules: nn.Module) -> None:

@@ -17,6 +17,7 @@ from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
+from hongtu.moments import Moments
 from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
@@ -37,6 +38,7 @@ class Executor:
 
     Attributes:
         current: the pass that runs, or ran last.
+        moments: what the pass has gathered on each device; [] where it gathers nothing.
         seconds: of every pass of the last ``run``, by name.
     """
 
@@ -52,8 +54,9 @@ class Executor:
         self.loss = loss
         self.current: Pass | None = None
         self.seconds: dict[str, float] = {}
-        self.loss_values = [device.number() for device in devices]
+        self.loss_values = [device.numbers() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
+        self.moments: list[Moments] = []
         self._starts = plan.topology.partition_start
 
     def set_up(self) -> None:
@@ -123,11 +126,14 @@ class Executor:
         for name in p.creates:  # rows without a writer are zero
             edges = p.edge_loss and name == gradient(OUTPUT)
             self._create(name, zero=name == p.flush or edges or (some_rows and name in p.direct))
+        self._begin_moments(p)
         try:
             self._allocate(p)
             self._run_batches(p)
             for device in self.devices:
                 device.drain()
+            self._end_moments(p)
+            self._sum_statistics_gradient(p)
             if p.edge_loss:
                 self._evaluate_edges()
         except BaseException:
@@ -140,6 +146,41 @@ class Executor:
             self.host.staging(0)
         for name in p.frees:
             self._free(name)
+
+    def _begin_moments(self, p: Pass) -> None:
+        """Where the next layer is a normalisation: begin to gather, if it needs statistics of the graph now."""
+        self.moments = []
+        if p.moments is None or p.stage is None or p.direction != "forward":
+            return
+        for network in self._each_network():
+            network.norm(p.stage).forget()
+        if self.networks[0].norm(p.stage).gathers(self.plan.topology.num_vertices):
+            columns = self.plan.passes.width[p.moments]
+            self.moments = [Moments(device.numbers(2, columns)) for device in self.devices]
+
+    def _end_moments(self, p: Pass) -> None:
+        """Give every network the statistics of all rows."""
+        if not self.moments or p.stage is None:
+            return
+        mean, var = Moments.combine(self.moments)
+        vertices = self.plan.topology.num_vertices
+        for network, moments in zip(self.networks, self.moments, strict=True):
+            where = moments.mean.device
+            network.norm(p.stage).set_statistics(mean.clone().to(where), var.clone().to(where), vertices)
+
+    def _sum_statistics_gradient(self, p: Pass) -> None:
+        """After backward of a normalisation: every network gets what came back to its statistics in all of them."""
+        if p.layer is None or not self.plan.shape.layers[p.layer].norm or p.direction == "forward":
+            return
+        norms = [network.norm(p.layer) for network in self._each_network()]
+        for parts in zip(*(norm.gradients for norm in norms), strict=True):
+            total = torch.stack([part.cpu() for part in parts]).sum(0)
+            for part in parts:
+                part.copy_(total)
+
+    def _each_network(self) -> list[Network]:
+        """Partitions on one device may share a network."""
+        return list({id(network): network for network in self.networks}.values())
 
     def _evaluate_edges(self) -> None:
         """The loss over edges, on the host; a probe has none."""

@@ -46,7 +46,7 @@ def make_host(
     if any(layer.uses_statistics for layer in plan.shape.layers):
         statistics = degree_statistics(artifact.topology)
         host.keep_pageable("statistics", torch.from_numpy(statistics).to(dtype))
-    if any(layer.reduce is None for layer in plan.shape.layers):
+    if plan.shape.uses_edge_ids:
         starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
         host.keep_pageable("edge_id_start", torch.from_numpy(starts))
     return host

@@ -67,16 +67,19 @@ class Kept:
         base: what gradients are wanted of besides s: the aggregate's output [D, A] of linear layers, the sources' rows
             [S, Z] of others, the features for stage 0.
         s: s elements of the destinations, as far as they were read.
+        values: what the stage took from earlier ones.
         outs: outputs of the stage, None for those that depend on nothing trained.
     """
 
     base: Entry
     s: tuple[Entry, ...]
+    values: tuple[Entry, ...]
     outs: list[GradientEdge | None]
 
-    def backward(self, gradients: list[Tensor]) -> None:
+    def backward(self, gradients: list[Tensor | None]) -> None:
         """Backpropagate the gradients of the outputs, and forget the graph."""
-        pairs = [(out, grad) for out, grad in zip(self.outs, gradients, strict=True) if out is not None]
+        every = zip(self.outs, gradients, strict=True)
+        pairs = [(out, grad) for out, grad in every if out is not None and grad is not None]
         self.outs = []
         if pairs:
             torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])

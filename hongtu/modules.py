@@ -1,11 +1,18 @@
-"""Which modules can be exact when they run chunk by chunk, which may draw random numbers or change their input."""
+"""Which modules can be exact when they run chunk by chunk, draw random numbers, change their input, and which train."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from hongtu.errors import InputError
+from hongtu.nn.layer import Layer
+from hongtu.nn.norm import Normalization
+from hongtu.nn.whole_graph import rules_of
 
 
 def check_module(index: int, module: nn.Module) -> None:
@@ -20,18 +27,59 @@ def check_module(index: int, module: nn.Module) -> None:
     if any(
         base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
         for base in type(module).__mro__
+        if base.__name__ != "JumpingKnowledge"
     ):
         raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
+    if isinstance(module, Layer | Normalization | nn.BatchNorm1d) and _hooks(module):
+        raise InputError(f"{title}: it has hooks, which would not be called; remove them, or hook a module inside it")
+    if rules_of(module) is not None:
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+            raise InputError(f"{title}: its width is not known yet; use torch.nn.BatchNorm1d(columns)")
+        definer = next(base for base in type(module).__mro__ if "forward" in vars(base))
+        if definer.__module__.split(".")[0] not in ("hongtu", "torch", "torch_geometric"):
+            raise InputError(
+                f"{title}: its own forward would not run, for the statistics are those of the whole graph; define "
+                "normalize of a hongtu.nn.Normalization, or give what forward adds as a module beside it"
+            )
+        return
     for part in module.modules():
+        name = type(part).__name__
+        if rules_of(part) is not None:
+            raise InputError(
+                f"{title}: the {name} inside takes statistics over the whole graph and can stand in the list of layers "
+                "only; give the modules around it one by one"
+            )
         mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
-        if type(part).__module__.startswith("torch_geometric.nn.norm"):
-            name = type(part).__name__
-            mixes_rows = name not in ("LayerNorm", "MessageNorm") or getattr(part, "mode", "node") != "node"
+        if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
+            mixes_rows = name not in ("LayerNorm", "MessageNorm")
         if mixes_rows:
             raise InputError(
-                f"{title}: {type(part).__name__} takes statistics over rows, which would be those of a chunk "
-                "instead of the whole graph; use torch.nn.LayerNorm"
+                f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
+                "graph; use hongtu.nn.BatchNorm, GraphNorm, PairNorm or LayerNorm"
             )
+
+
+def _hooks(module: nn.Module) -> bool:
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in names)
+
+
+@contextmanager
+def modes_kept(modules: nn.Module) -> Iterator[None]:
+    """Afterwards every module trains or evaluates as before."""
+    before = [(module, module.training) for module in modules.modules()]
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def call_on(module: nn.Module) -> Callable[..., Any]:
+    """What to call with the rows that a module takes; JumpingKnowledge wants them as a list."""
+    if type(module).__name__ == "JumpingKnowledge":
+        return lambda *rows: module(list(rows))
+    return module
 
 
 # Functions that are used as activations, draw no random numbers and leave their input.
@@ -53,6 +101,7 @@ def may_write(module: nn.Module) -> bool:
 
 def _may_write(module: nn.Module) -> bool:
     known = type(module).__module__.split(".")[0] in ("hongtu", "torch", "torch_geometric")
+    known = known and type(module).__name__ != "RowFunction"
     return not known or getattr(module, "inplace", False) or not _plain_activation(module)
 
 
@@ -64,7 +113,7 @@ def is_random(module: nn.Module) -> bool:
 def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return not known or name == "PyGLayer" or not _plain_activation(module)
+    return not known or name in ("PyGLayer", "RowFunction") or not _plain_activation(module)
 
 
 def _plain_activation(module: nn.Module) -> bool:

@@ -16,20 +16,23 @@ from torch import Tensor, nn
 
 from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
+from hongtu.connections import Entry, as_modules
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.losses import Losses, MeanLoss
-from hongtu.network import Network, as_modules
+from hongtu.network import Network
 from hongtu.nn.context import RowContext
+from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.build import sketch_plan
 from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import EdgeData, NetworkShape
+from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
+from hongtu.tracing import constant_layers, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Correction = Callable[[str, int], int]
@@ -42,7 +45,7 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def plan_model(
     artifact: Artifact,
-    layers: Sequence[nn.Module],
+    layers: Sequence[Entry],
     *,
     loss: Losses | LinkLoss = "cross_entropy",
     optimizer: OptimizerFactory = adam,
@@ -147,15 +150,19 @@ def _network_shape(
     dtype: torch.dtype,
 ) -> NetworkShape:
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    layers, output = network.trace(artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
+    traced = trace(network, artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
+    network.check_vertices(artifact.num_vertices)
+    layers = traced.layers
     if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
         layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
         features=artifact.feature_width,
         layers=layers,
-        output=output,
+        output=traced.output,
+        values=traced.values,
+        takes=tuple(network.wiring.takes),
         itemsize=dtype.itemsize,
-        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer),
+        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
         label_bytes=loss.label_bytes,
         autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
         edges=edges,
@@ -163,7 +170,7 @@ def _network_shape(
         loss_bytes=loss.predicted_bytes,
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
-        constant_layers=network.constant_layers(artifact.feature_width, dtype, edges),
+        constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
         stage_parameters=_stage_parameters(network),
     )
 
@@ -274,6 +281,11 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     except TypeError as error:
         raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
     return _state_bytes(trial)
+
+
+def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
+    """Bytes of the normalisations' statistics on a device."""
+    return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -30,6 +30,7 @@ from hongtu.plan.passes import FEATURES
 from hongtu.plan.shapes import NetworkShape
 from hongtu.sparse_rows import SparseRows
 from hongtu.topology import Topology, build_topology
+from hongtu.tracing import trace
 
 
 def probe_workspace(
@@ -65,7 +66,7 @@ def _probe_view(
         network.modules.train()
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        network.trace(plan.shape.features, dtype, plan.shape.edges)
+        trace(network, plan.shape.features, dtype, plan.shape.edges)
         executor = Executor(small, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
             network.modules.train(mode)
@@ -77,9 +78,10 @@ def _probe_view(
 def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
     """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations."""
     d, s, e = (int(x.max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
+    s = max(s, 1)
     source = np.empty(e + 1, dtype=np.int32)
     source[0] = 0  # a self-loop of destination 0
-    source[1:] = d + np.arange(e) % max(s, 1)
+    source[1:] = d + np.arange(e) % s
     hub = min(e, int(np.diff(topology.in_edge_start).max(initial=0))) + 1  # destination 0 has the most in-edges
     in_edge_start = np.full(d + s + 1, e + 1, dtype=np.int64)
     in_edge_start[0] = 0

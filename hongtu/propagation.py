@@ -29,6 +29,7 @@ from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
+from hongtu.tracing import trace
 
 # exponents of the weighted in-degree D: of the source, of the destination
 NORMALIZE = {"symmetric": (0.5, 0.5), "source": (1.0, 0.0), "destination": (0.0, 1.0), "none": (0.0, 0.0)}
@@ -157,10 +158,10 @@ class Propagation:
         return self._rows.ordered(rows)
 
     def _plan(self, strategy: Strategy, budget: int | None, hardware: Hardware) -> ExecutionPlan:
-        layers, output = self._network.trace(self.columns, self.dtype)
+        traced = trace(self._network, self.columns, self.dtype)
         shape = NetworkShape(
-            features=self.columns, layers=layers, output=output, itemsize=self.dtype.itemsize, model_bytes=0,
-            label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
+            features=self.columns, layers=traced.layers, output=traced.output, itemsize=self.dtype.itemsize,
+            model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
         )  # fmt: skip
 
         def probe(trial: ExecutionPlan) -> dict[str, int]:

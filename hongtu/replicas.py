@@ -33,12 +33,13 @@ class Replicas:
         self.every = list(on.values())
 
     def spread(self, *, training: bool, epoch: int | None = None) -> None:
-        """Before passes: make all networks those of this run, with the same parameters and no gradients of their
-        own."""
+        """Before passes: make all networks those of this run, with the same parameters, as the home's modules train or
+        evaluate, and no gradients of their own."""
         home = self.every[0]
         for network in self.every:
             network.activate()
-            network.modules.train(training)
+            for copied, module in zip(network.modules.modules(), home.modules.modules(), strict=True):
+                copied.training = module.training
             network.context.training, network.context.seed = training, home.context.seed
             if epoch is not None:
                 network.context.epoch = epoch

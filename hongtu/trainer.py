@@ -16,6 +16,7 @@ from hongtu.anomaly import check_epoch
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
+from hongtu.connections import Entry, as_modules
 from hongtu.embed import layer_number, layer_output
 from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
@@ -25,7 +26,7 @@ from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.losses import Losses
 from hongtu.metrics import EpochRecord
-from hongtu.network import Network, as_modules
+from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
@@ -46,7 +47,8 @@ class Trainer:
 
     Args:
         artifact: an opened artifact or its path.
-        layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules anywhere between them.
+        layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules and normalisations anywhere
+            between them; a pair of one and a header such as "x, x0 -> x" takes and gives values by name.
         loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
             with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
             :class:`~hongtu.losses.LossTerm`, or a list of all these, whose weighted sum is meant; or a
@@ -89,7 +91,7 @@ class Trainer:
     def __init__(
         self,
         artifact: Artifact | str | os.PathLike[str],
-        layers: Sequence[nn.Module],
+        layers: Sequence[Entry],
         *,
         loss: Losses | LinkLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
@@ -121,7 +123,8 @@ class Trainer:
         self._dtype = dtype
         self._budget = None if device_memory is None else parse_bytes(device_memory)
         self._context = RowContext(seed=seed)
-        self.model = as_modules(layers).to(dtype=dtype)
+        self.model = as_modules(layers)
+        self.model.to(dtype=dtype)
         self._network = Network(self.model, self._context, autocast)
         self._loss = make_loss(self.artifact, loss)
         if metric is not None and isinstance(self._loss, EdgeLoss):
@@ -176,6 +179,7 @@ class Trainer:
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
         start, loss, parameters = self._relief.run(self._differentiate)
+        self._engine.observe()
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
         self.optimizer.step()
@@ -394,7 +398,10 @@ class Trainer:
         """What a snapshot has in common with every run that may go on from it."""
         return {
             "artifact": self.artifact.manifest["hash"],
-            "layers": [describe_layer(layer) for layer in self.model],
+            "layers": [
+                describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
+                for layer, header in zip(self.model, self.model.headers, strict=True)
+            ],
             "optimizer": type(self.optimizer).__name__,
             "scheduler": type(self.scheduler).__name__,
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,

@@ -243,28 +243,40 @@ class Model:
             torch.manual_seed(seed)
             layers = list(self.layers(problem.width, problem.classes))
             with torch.no_grad():
-                for parameter in nn.ModuleList(layers).parameters():
+                for parameter in modules_of(layers).parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
         return layers
 
     def build_reference(self, problem: Problem, dtype: torch.dtype = torch.float64) -> nn.ModuleList:
-        modules = nn.ModuleList(self.reference(problem.width, problem.classes)).to(dtype)
-        modules.load_state_dict(nn.ModuleList(self.build(problem)).state_dict())
+        entries = self.reference(problem.width, problem.classes)
+        modules = modules_of(entries).to(dtype)
+        modules.load_state_dict(modules_of(self.build(problem)).state_dict())
+        modules.headers = [entry[1] if isinstance(entry, tuple) else None for entry in entries]
         return modules
 
     def run_reference(self, modules: nn.ModuleList, problem: Problem, dtype: torch.dtype = torch.float64) -> Tensor:
         """[V, C]: the model on the whole graph."""
-        h = torch.from_numpy(problem.features).to(dtype)
+        given = {"x": torch.from_numpy(problem.features).to(dtype)}
+        name = "x"
         convolutions = [module for module in modules if _takes_edges(module)]
-        for module in modules:
+        for module, header in zip(modules, modules.headers, strict=True):
+            takes, gives = (header or f"{name} -> {name}").split(" -> ")
+            rows = [given[taken] for taken in takes.split(", ")]
+            name = gives
             if not _takes_edges(module):
-                h = module(h)
+                given[name] = module(rows) if isinstance(module, pyg.JumpingKnowledge) else module(*rows)
                 continue
             taken = inspect.signature(module.forward).parameters
-            h = module(h, problem.edge_index, **{k: v for k, v in problem.edge_data(dtype).items() if k in taken})
+            beside = {k: v for k, v in problem.edge_data(dtype).items() if k in taken}
+            given[name] = module(*rows, problem.edge_index, **beside)
             if self.inner is not None and module is not convolutions[-1]:
-                h = self.inner(h)
-        return h
+                given[name] = self.inner(given[name])
+        return given[name]
+
+
+def modules_of(entries: Sequence[Any]) -> nn.ModuleList:
+    """The modules of a layer list, with headers or without."""
+    return nn.ModuleList(entry[0] if isinstance(entry, tuple) else entry for entry in entries)
 
 
 def _takes_edges(module: nn.Module) -> bool:
@@ -333,10 +345,14 @@ DEEP = Model(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Losses and gradients (before each step) of some epochs."""
+    """Losses and gradients (before each step) of some epochs, and the buffers (running statistics) after each."""
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    buffers: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def first(self, epochs: int) -> Outcome:
+        return Outcome(self.losses[:epochs], self.gradients[:epochs], self.buffers[:epochs])
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -366,6 +382,7 @@ def train_reference(model: Model, problem: Problem, epochs: int = 5) -> Outcome:
         loss.backward()
         outcome.losses.append(float(loss.detach()))
         outcome.gradients.append({name: p.grad.clone() for name, p in modules.named_parameters() if p.grad is not None})
+        outcome.buffers.append({name: b.clone() for name, b in modules.named_buffers()})
         optimizer.step()
     return outcome
 
@@ -384,6 +401,7 @@ def train(trainer: hongtu.Trainer, epochs: int = 5) -> Outcome:
     for _ in range(epochs):
         outcome.losses.append(trainer.train_epoch().loss)
         outcome.gradients.append({name: g.detach().clone() for name, g in trainer.gradients().items()})
+        outcome.buffers.append({name: b.clone() for name, b in trainer.model.named_buffers()})
     return outcome
 
 
@@ -398,6 +416,12 @@ def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
         for name, gradient in reference.items():
             difference = float((mine[name].double() - gradient).abs().max())
             assert difference <= tolerance * largest, f"epoch {epoch}: gradient of {name} is off by {difference}"
+    for epoch, reference in enumerate(expected.buffers):  # where the other side kept any
+        mine = found.buffers[epoch]
+        assert mine.keys() == reference.keys()
+        for name, buffer in reference.items():
+            difference = float((mine[name].double() - buffer).abs().max())
+            assert difference <= tolerance * max(1.0, float(buffer.abs().max())), f"epoch {epoch}: {name}, {difference}"
 
 
 def smallest_budget(artifact: Artifact, layers: Callable[[], list[nn.Module]], **options: Any) -> int:

@@ -47,12 +47,14 @@ def _explain(p: dict[str, Any], vertices: int) -> list[str]:
     details = {
         "exchanges": f"  loads {rows['load']:,} rows, pulls {rows['pull']:,}",
         "flushes": f"  flushes {rows['flush']:,} rows, pushes {rows['push']:,}",
+        "gathers": "  mean and variance of all rows",
     }
     for verb, names in (
         ("exchanges", p["exchanges"]),
         ("reads", p["reads"]),
         ("checkpoints", p["checkpoint"]),
         ("writes", p["writes"]),
+        ("gathers", p["gathers"]),
         ("adds to", p["adds"]),
         ("flushes", p["flushes"]),
         ("creates", p["creates"]),
@@ -83,6 +85,8 @@ def _does(p: dict[str, Any]) -> str:
         of = "" if p["direction"] == "forward" else "gradient of "
         return f"{of}stage 0, the transform of layer 0, on each chunk's own rows"
     layer = p["aggregate"]
+    if p["normalises"]:
+        return _normalises(p, stage)
     if p["direction"] == "fused":
         return f"aggregate of layer {layer}, the last stage, the loss, and their gradients, chunk by chunk"
     if p["direction"] == "forward":
@@ -94,6 +98,15 @@ def _does(p: dict[str, Any]) -> str:
         return f"gradients of {stage} and of the aggregate of layer {layer}, from what forward left"
     how = "its checkpoint" if not p["exchanges"] else "its neighbours, aggregated again"
     return f"{stage} again from {how}, then gradients of both and of the aggregate"
+
+
+def _normalises(p: dict[str, Any], stage: str) -> str:
+    what = f"normalisation {p['aggregate']} by the statistics of all rows"
+    if p["direction"] == "fused":
+        return f"{what}, the last stage, the loss, and their gradients, chunk by chunk"
+    if p["direction"] == "forward":
+        return f"{what}, then {stage}{', which stays until backward' if p['keep'] else ''}"
+    return f"gradients of {what} and of {stage}, {'from what forward left' if p['keep'] else 'which run again'}"
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -1,4 +1,4 @@
-"""Layers: those built in, the base class of others, and a wrapper for torch_geometric convolutions."""
+"""Layers and normalisations, the base classes of others, and a wrapper for torch_geometric convolutions."""
 
 from hongtu.nn.aggr import (
     Aggregation,
@@ -15,14 +15,17 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.gat import GATConv
 from hongtu.nn.gatv2 import GATv2Conv
 from hongtu.nn.gcn import GCNConv
+from hongtu.nn.gcn2 import GCN2Conv
 from hongtu.nn.gen import GENConv
 from hongtu.nn.ggcn import GGCNConv
 from hongtu.nn.gin import GINConv
 from hongtu.nn.gine import GINEConv
 from hongtu.nn.gmm import GMMConv
 from hongtu.nn.graph_conv import GraphConv
+from hongtu.nn.jumping import JumpingKnowledge
 from hongtu.nn.layer import Layer
 from hongtu.nn.nnconv import NNConv
+from hongtu.nn.norm import BatchNorm, GraphNorm, LayerNorm, Normalization, PairNorm
 from hongtu.nn.pna import PNAConv, degree_histogram
 from hongtu.nn.pyg import PyGLayer
 from hongtu.nn.rgcn import RGCNConv
@@ -36,11 +39,13 @@ __all__ = [
     "APPNP",
     "SIGN",
     "Aggregation",
+    "BatchNorm",
     "CGConv",
     "CommNetConv",
     "Dropout",
     "GATConv",
     "GATv2Conv",
+    "GCN2Conv",
     "GCNConv",
     "GENConv",
     "GGCNConv",
@@ -48,10 +53,15 @@ __all__ = [
     "GINEConv",
     "GMMConv",
     "GraphConv",
+    "GraphNorm",
+    "JumpingKnowledge",
     "Layer",
+    "LayerNorm",
     "MultiAggregation",
     "NNConv",
+    "Normalization",
     "PNAConv",
+    "PairNorm",
     "PowerMeanAggregation",
     "PyGLayer",
     "RGCNConv",

@@ -142,8 +142,7 @@ class ExecutionPlan:
         traffic.add("read", v * (read * item + needs.labels * (self.shape.label_bytes + 1)))
         if sparse and FEATURES in p.inputs:
             traffic.add("read", self._sparse_bytes(view, device))
-        sent = (*p.outputs, p.checkpoint, *p.direct)
-        written = sum(width[name] for name in sent if name is not None and name not in self.resident)
+        written = sum(width[name] for name in p.written if name not in self.resident)
         traffic.add("write", v * written * item)
         transfers = self.transfers[p.name].devices[device] if p.name in self.transfers else None
         if transfers is not None:
@@ -350,7 +349,7 @@ class ExecutionPlan:
     def _pageable(self) -> int:
         v, item = self.topology.num_vertices, self.shape.itemsize
         statistics = any(layer.uses_statistics for layer in self.shape.layers)
-        identity = any(layer.reduce is None for layer in self.shape.layers)
+        identity = self.shape.uses_edge_ids
         labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
         beside = self.shape.learned_bytes + self.shape.loss_bytes
         if self.shape.sparse_input is not None:

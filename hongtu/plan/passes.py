@@ -4,8 +4,9 @@ A pass runs, per chunk, the aggregate of one layer and the row-wise stage behind
 transform of the next), forward or backward. Stage 0 (transform of layer 0) is a pass of its own without aggregate.
 Each saving is a rewrite of this list; the runtime replays passes and never asks which saving is on.
 
-Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``a{l}`` (output of the aggregate: a
-checkpoint), ``output``; their gradients carry the prefix ``grad ``. A tensor that aliases another has its name.
+Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``v{l}.{n}`` (a value that module n gives in
+stage l and later stages take), ``a{l}`` (output of the aggregate: a checkpoint), ``output``; their gradients carry the
+prefix ``grad ``. A tensor that aliases another has its name.
 """
 
 from __future__ import annotations
@@ -37,12 +38,17 @@ class Pass:
         when: in every training epoch, in evaluation, or once before the first epoch.
         exchange: vertex tensor whose rows go through the caches, or None where no neighbour rows are needed.
         flush: gradient tensor that receives the caches' gradient rows, or None.
-        source: vertex tensor read by contiguous rows in place of the aggregate: a checkpoint, or the features.
+        source: vertex tensor read by contiguous rows in place of the aggregate: a checkpoint, the features, or what a
+            normalisation normalises.
         s: the s elements of ``layer`` that are read by contiguous rows.
+        values: what the stage takes from earlier stages, read by contiguous rows.
         gradients: gradient tensors of the stage's outputs, read by contiguous rows.
         outputs: vertex tensors that the stage writes by contiguous rows (forward).
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
-        direct: for each s element of ``layer`` (or for the features), the tensor its gradient goes to, or None.
+        moments: the stage's output that the next layer normalises, or None: forward gathers mean and variance of its
+            columns, backward adds what comes back by way of these to its gradient.
+        direct: for each s element of ``layer`` (or for the features), then for each of the values, the tensor its
+            gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
@@ -60,9 +66,11 @@ class Pass:
     flush: str | None = None
     source: str | None = None
     s: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpoint: str | None = None
+    moments: str | None = None
     direct: tuple[str | None, ...] = ()
     loss: bool = False
     edge_loss: bool = False
@@ -81,7 +89,9 @@ class Pass:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Vertex tensors read by contiguous rows, each once."""
-        names = (() if self.source is None else (self.source,)) + self.s
+        names = (() if self.source is None else (self.source,)) + self.s + self.values
+        if self.moments is not None and self.keep and self.direction == "backward":
+            names += (self.moments,)  # which is not computed again
         return tuple(dict.fromkeys(names))
 
     @property
@@ -103,6 +113,7 @@ class PassList:
         wanted: vertex tensors that get a gradient: those that depend on something that is trained.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
+        returned: per stage, the tensors that running it gives, in order; the features are no output.
     """
 
     train: tuple[Pass, ...]
@@ -113,6 +124,7 @@ class PassList:
     wanted: frozenset[str]
     on_host: frozenset[str]
     layer_inputs: tuple[tuple[str, ...], ...]
+    returned: tuple[tuple[str, ...], ...]
 
     @property
     def every(self) -> tuple[Pass, ...]:
@@ -127,15 +139,21 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         keep: keep what stages compute until backward.
         prune: compute only what the loss depends on.
     """
-    names = _Names(shape)
     from_csr = shape.sparse_input is not None
+    constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
+    names = _Names(shape, input_gradient=not constants)
     cached = cached_layers(shape, strategy)
     constant = {FEATURES}
     if cached:
         constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
-    constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
-    trained = [k for k, layer in enumerate(shape.layers) if layer.trained or not constants]
-    wanted = {name for k in trained for name in (names.z[k], *names.s[k])}
+        constant |= {names.value[value.number] for value in shape.values if value.stage < cached}
+    wanted = {
+        name
+        for layer, z, s in zip(shape.layers, names.z, names.s, strict=True)
+        if layer.trained or not constants
+        for name in (z, *s)
+    }
+    wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
@@ -157,6 +175,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
             | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
         ),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
+        returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
     )
 
 
@@ -175,28 +194,48 @@ def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
 
 
 class _Names:
-    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors."""
+    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors.
 
-    def __init__(self, shape: NetworkShape) -> None:
+    Attributes:
+        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features.
+    """
+
+    def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
         self.width: dict[str, int] = {FEATURES: shape.features, OUTPUT: shape.output}
         self.z: list[str] = []
         self.s: list[tuple[str, ...]] = []
         for index, layer in enumerate(shape.layers):
-            z = FEATURES if index == 0 and layer.z_is_input else f"z{index}"
+            copied = layer.norm and input_gradient  # what comes back by way of statistics is added in a pass of its own
+            z = FEATURES if index == 0 and layer.z_is_input and not copied else f"z{index}"
             s = tuple(z if columns is None else f"s{index}.{k}" for k, columns in enumerate(layer.s))
             self.z.append(z)
             self.s.append(s)
             self.width[z] = layer.z
             self.width[f"a{index}"] = layer.a
             self.width.update({n: c for n, c in zip(s, layer.s, strict=True) if c is not None})
+        self.value: dict[int, str] = {-1: FEATURES}
+        self._shape = shape
+        for value in shape.values:
+            own = (self.z[value.stage], *self.s[value.stage])
+            name = f"v{value.stage}.{value.number}" if value.same_as is None else own[value.same_as]
+            self.value[value.number] = name
+            self.width[name] = value.columns
         self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
 
-    def stage_outputs(self, stage: int) -> tuple[str, ...]:
-        """Distinct vertex tensors that a stage writes."""
+    def returned(self, stage: int) -> tuple[str, ...]:
+        """Distinct vertex tensors that a stage gives: z, s and values."""
         if stage == len(self.z):
             return (OUTPUT,)
-        outputs = (self.z[stage], *(name for name in self.s[stage] if name != self.z[stage]))
-        return tuple(name for name in outputs if name != FEATURES)
+        values = (self.value[value.number] for value in self._shape.values if value.stage == stage)
+        return tuple(dict.fromkeys((self.z[stage], *self.s[stage], *values)))
+
+    def stage_outputs(self, stage: int) -> tuple[str, ...]:
+        """Those that it writes."""
+        return tuple(name for name in self.returned(stage) if name != FEATURES)
+
+    def taken(self, stage: int) -> tuple[str, ...]:
+        """What a stage takes from earlier ones."""
+        return tuple(self.value[number] for number in self._shape.takes[stage]) if self._shape.takes else ()
 
 
 class _Builder:
@@ -252,12 +291,14 @@ class _Builder:
 
     def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
         outputs = self.names.stage_outputs(0)
-        if not outputs:
+        if not outputs and not self.shape.layers[0].norm:
             return []
         train = when == "train"
         keep = train and self.keeps_stage_0 and self._goes_back(-1)
         hops = self._hops(-1) if train else None
-        stage = Pass(direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs)
+        stage = Pass(
+            direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
+        )
         return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
@@ -272,11 +313,13 @@ class _Builder:
             layer=k,
             stage=k + 1,
             when=when,
-            exchange=None if from_cache else self.names.z[k],
-            source=f"a{k}" if from_cache else None,
+            exchange=None if from_cache or layer.norm else self.names.z[k],
+            source=f"a{k}" if from_cache else self.names.z[k] if layer.norm else None,
             s=() if from_cache and layer.combined else self.names.s[k],
+            values=self.names.taken(k + 1),
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if returns and layer.linear and not from_cache and not keep else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or keep) else None,
+            moments=self._moments(k + 1),
             loss=loss,
             edge_loss=last and self.shape.edge_loss,
             keep=keep,
@@ -286,18 +329,23 @@ class _Builder:
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
         layer, names = self.shape.layers[k], self.names
-        direct = tuple(gradient(n) if n in self.wanted else None for n in names.s[k])
+        values = names.taken(k + 1)
+        own = (names.z[k],) if layer.norm else names.s[k]
+        direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
         from_cache, keep = k == self.cached - 1, self.keep and k < self.last
         linear = from_cache or (layer.linear and not fused)
+        checkpoint = f"a{k}" if linear and not keep else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if linear else names.z[k],
-            flush=gradient(names.z[k]) if names.z[k] in self.wanted else None,
-            source=f"a{k}" if linear and not keep else None,
+            exchange=None if linear or layer.norm else names.z[k],
+            flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
+            source=names.z[k] if layer.norm else checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
-            gradients=() if fused else tuple(gradient(n) for n in names.stage_outputs(k + 1)),
+            values=values,
+            gradients=() if fused else self._gradients(k + 1),
+            moments=self._returned_moments(k + 1),
             direct=direct,
             loss=fused,
             keep=keep,
@@ -306,7 +354,6 @@ class _Builder:
         )
 
     def _stage_0_backward(self) -> list[Pass]:
-        outputs = self.names.stage_outputs(0)
         if not self._goes_back(-1):
             return []
         direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
@@ -316,13 +363,27 @@ class _Builder:
                 layer=None,
                 stage=0,
                 source=FEATURES,
-                gradients=tuple(gradient(n) for n in outputs),
+                gradients=self._gradients(0),
+                moments=self._returned_moments(0),
                 direct=direct,
                 keep=self.keeps_stage_0,
                 holds=self._held(0) if self.keeps_stage_0 else (),
                 hops=self._hops(-1),
             )
         ]
+
+    def _moments(self, stage: int) -> str | None:
+        return self.names.z[stage] if stage <= self.last and self.shape.layers[stage].norm else None
+
+    def _gradients(self, stage: int) -> tuple[str, ...]:
+        """Of a stage's outputs."""
+        outputs = self.names.stage_outputs(stage)
+        return tuple(gradient(name) for name in outputs if name in self.wanted or name == OUTPUT)
+
+    def _returned_moments(self, stage: int) -> str | None:
+        """Those of a stage's output that gets a gradient."""
+        name = self._moments(stage)
+        return name if name in self.wanted else None
 
     def _held(self, stage: int) -> tuple[str, ...]:
         """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
@@ -334,7 +395,7 @@ class _Builder:
         return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
 
     def _hops(self, k: int) -> int | None:
-        return self.last - k if self.prune else None
+        return self.shape.layers_above(k) if self.prune and k >= self.shape.last_norm else None
 
 
 def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...] = ()) -> tuple[Pass, ...]:

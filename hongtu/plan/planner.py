@@ -146,7 +146,7 @@ def _fields(
 ) -> tuple[np.ndarray, ...]:
     if not strategy.prune or loss_vertices is None:
         return ()
-    masks = receptive_field(topology, loss_vertices, len(shape.layers))
+    masks = receptive_field(topology, loss_vertices, shape.layers_above(shape.last_norm))
     return tuple(masks) if pays(topology, masks) else ()
 
 

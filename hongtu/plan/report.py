@@ -154,6 +154,8 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
         "workspace_bytes": plan.workspace.get(p.name),
         "seconds": pass_seconds(plan, p, hardware).total,
         "aggregate": p.layer,
+        "normalises": p.layer is not None and plan.shape.layers[p.layer].norm,
+        "gathers": tensors(p.moments if p.direction == "forward" else None),
         "stage": p.stage,
         "exchanges": tensors(p.exchange),
         "flushes": tensors(p.flush),

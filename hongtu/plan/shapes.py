@@ -37,6 +37,8 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
+            exchanged.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
     """
@@ -53,6 +55,26 @@ class LayerShape:
     trained: bool = True
     edge_features: bool = False
     edge_type: bool = False
+    norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueShape:
+    """A value of a stage that later ones take: rows that stay with their vertices.
+
+    Attributes:
+        number: of the module that gives it.
+        stage: in which.
+        columns: of its rows.
+        same_as: the part of that stage's (z, s elements...) that it *is* and is stored as, or None.
+        trained: as for layers.
+    """
+
+    number: int
+    stage: int
+    columns: int
+    same_as: int | None
+    trained: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +83,10 @@ class NetworkShape:
 
     Attributes:
         features: columns of the input features.
-        layers: one LayerShape per graph layer.
+        layers: one LayerShape per graph layer and per whole-graph normalisation.
         output: columns of the model's output.
+        values: those that stages give to later ones.
+        takes: per stage, the numbers of the values of earlier ones that it takes, -1 for the features; () for none.
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
         edges: what lies beside the graph's edges.
@@ -83,6 +107,8 @@ class NetworkShape:
     features: int
     layers: tuple[LayerShape, ...]
     output: int
+    values: tuple[ValueShape, ...] = ()
+    takes: tuple[tuple[int, ...], ...] = ()
     itemsize: int
     model_bytes: int
     label_bytes: int
@@ -96,3 +122,17 @@ class NetworkShape:
     autocast: str = ""
     edge_loss: bool = False
     loss_bytes: int = 0
+
+    @property
+    def last_norm(self) -> int:
+        """Index of the last normalisation, or -1: what it normalises is needed of every vertex."""
+        return max((k for k, layer in enumerate(self.layers) if layer.norm), default=-1)
+
+    def layers_above(self, k: int) -> int:
+        """How many graph layers come after ``layers[k]``."""
+        return sum(not layer.norm for layer in self.layers[k + 1 :])
+
+    @property
+    def uses_edge_ids(self) -> bool:
+        """Whether a layer works edge by edge."""
+        return any(layer.reduce is None and not layer.norm for layer in self.layers)

@@ -1,0 +1,190 @@
+"""The layer list with named values, in the form of torch_geometric's Sequential: ``(module, "x, x0 -> x1")``.
+
+A module takes the values named before the arrow, in this order, and gives the one after it. One without such a header
+takes what the module before it gave, and gives it anew under the same name. The features are ``x``. A name means what
+was given to it last; what others take never changes, even where a module works in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hongtu.errors import InputError
+
+INPUT = -1  # the features, among the numbers of the modules that give values
+FIRST_NAME = "x"
+
+Entry = nn.Module | tuple[nn.Module | Callable[..., Any], str]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The names of what a module takes and of what it gives."""
+
+    takes: tuple[str, ...]
+    gives: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.takes)} -> {self.gives}"
+
+
+class Modules(nn.ModuleList):
+    """The modules of a layer list and their headers.
+
+    Attributes:
+        headers: per module, or None.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], headers: Sequence[Header | None]) -> None:
+        super().__init__(modules)
+        self.headers = list(headers)
+
+    def first(self, count: int) -> Modules:
+        """Copies of the first ones."""
+        return copy.deepcopy(Modules(list(self)[:count], self.headers[:count]))
+
+
+class RowFunction(nn.Module):
+    """A function of rows in the layer list, such as ``lambda x, x0: x + x0``."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *rows: Any) -> Any:
+        return self.function(*rows)
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def as_modules(layers: Sequence[Entry]) -> Modules:
+    """The modules of a layer list. Single ones that evaluate stay so; where all do, they train.
+
+    Raises:
+        InputError: naming the first entry that is none.
+    """
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+        name = type(layers).__name__
+        raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
+    modules, headers = [], []
+    for index, entry in enumerate(layers):
+        module, header = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
+        if isinstance(header, str) and not isinstance(module, nn.Module) and callable(module):
+            module = RowFunction(module)
+        if not isinstance(module, nn.Module) or not isinstance(header, str | None):
+            shown = getattr(entry, "__name__", None) or repr(entry)
+            raise InputError(
+                f"layers[{index}] is {shown}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module, or a pair of "
+                'one and a header such as "x, x0 -> x"; of functions pass the module (torch.nn.ReLU() for '
+                'torch.relu), the activation of a layer, or (function, "x -> x")'
+            )
+        modules.append(module)
+        headers.append(None if header is None else _parse(index, header))
+    made = Modules(modules, headers)
+    _check_all_taken(made)
+    if not any(module.training for module in modules):
+        made.train()
+    return made
+
+
+def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
+    """Per module, the numbers of the modules whose values it takes; INPUT for the features.
+
+    Raises:
+        InputError: for a name that nothing before has given.
+    """
+    current, given = FIRST_NAME, {FIRST_NAME: INPUT}
+    sources = []
+    for index in range(len(modules)):
+        header = modules.headers[index] if isinstance(modules, Modules) else None
+        header = header or Header((current,), current)
+        for name in header.takes:
+            if name not in given:
+                raise InputError(
+                    f"layers[{index}]: takes {name!r}, which nothing before it gives; there are "
+                    f"{', '.join(map(repr, given))} (edges reach every layer without being named)"
+                )
+        sources.append(tuple(given[name] for name in header.takes))
+        current = header.gives
+        given[current] = index
+    return sources
+
+
+def _check_all_taken(modules: Modules) -> None:
+    """Refuse a module whose rows nothing takes: nothing would train it."""
+    taken = {number for sources in resolve(modules) for number in sources}
+    for index in range(len(modules) - 1):
+        if index not in taken:
+            raise InputError(f"layers[{index}]: nothing takes what it gives; name it in a header, or remove it")
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Which stage gives each value and which take it; modules are named by their numbers.
+
+    Attributes:
+        sources: per module, the modules whose values it takes.
+        stage_of: per module, the stage in which its value appears: a layer's behind its aggregate.
+        takes: per stage, the values of earlier stages that it needs, INPUT for the features.
+        gives: per stage, its values that later ones need.
+    """
+
+    sources: list[tuple[int, ...]]
+    stage_of: list[int]
+    takes: list[tuple[int, ...]]
+    gives: list[tuple[int, ...]]
+
+    def is_own(self, number: int, stage: int) -> bool:
+        """Whether a value appears in a stage and is taken once, so that who takes it may overwrite it."""
+        taken = sum(sources.count(number) for sources in self.sources)
+        return number != INPUT and self.stage_of[number] == stage and taken == 1
+
+
+def wire(sources: list[tuple[int, ...]], layers: Sequence[int]) -> Wiring:
+    """Cut the modules into stages.
+
+    Args:
+        layers: the numbers of those with an aggregate, as often as they have one; what they take besides their first
+            value is for the last ``update``.
+
+    >>> wire([(-1,), (0,), (1, 0)], [1])  # a row-wise module, a layer, and one that adds what both gave
+    Wiring(sources=[(-1,), (0,), (1, 0)], stage_of=[0, 1, 1], takes=[(), (0,)], gives=[(0,), ()])
+    """
+    stage_of, needed = [], []
+    stage = 0
+    for number, taken in enumerate(sources):
+        if number in layers:
+            needed.append((taken[0], stage))
+            stage += layers.count(number)
+            needed += [(value, stage) for value in taken[1:]]
+        else:
+            needed += [(value, stage) for value in taken]
+        stage_of.append(stage)
+    far = dict.fromkeys((value, k) for value, k in needed if k > (0 if value == INPUT else stage_of[value]))
+    return Wiring(
+        sources=sources,
+        stage_of=stage_of,
+        takes=[tuple(value for value, k in far if k == index) for index in range(stage + 1)],
+        gives=[
+            tuple(dict.fromkeys(value for value, _ in far if value != INPUT and stage_of[value] == index))
+            for index in range(stage + 1)
+        ],
+    )
+
+
+def _parse(index: int, header: str) -> Header:
+    """
+    >>> _parse(0, "x, x0 -> x1")
+    Header(takes=('x', 'x0'), gives='x1')
+    """
+    found = re.fullmatch(r"\s*(\w+(?:\s*,\s*\w+)*)\s*->\s*(\w+)\s*", header)
+    if found is None:
+        raise InputError(f'layers[{index}]: header {header!r}; expected names like "x" or "x, x0 -> x1"')
+    return Header(tuple(name.strip() for name in found[1].split(",")), found[2])

@@ -1,0 +1,51 @@
+"""Mean and variance of the columns of a vertex tensor, gathered chunk by chunk on every device.
+
+A chunk is centred on its own mean before it is squared, and chunks are merged in float64 (Chan, Golub and LeVeque
+1979), so that large means cost no digits. Legend: R rows of a chunk, F columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Moments:
+    """What one device has gathered in a pass.
+
+    Args:
+        sums: float64 zeros [2, F] on the device.
+
+    Attributes:
+        rows: seen so far; ``mean`` and ``squares`` (of the distances from the mean, summed) are theirs, [F] each.
+    """
+
+    def __init__(self, sums: Tensor) -> None:
+        self.rows = 0
+        self.mean, self.squares = sums
+
+    def add(self, x: Tensor) -> None:
+        """The rows of a chunk, [R, F]."""
+        near = x.mean(0)
+        centred = x - near
+        rest = centred.sum(0).double() / len(x)
+        squares = centred.square_().sum(0).double() - len(x) * rest.square()
+        self._merge(len(x), near.double() + rest, squares)
+
+    def _merge(self, rows: int, mean: Tensor, squares: Tensor) -> None:
+        total = self.rows + rows
+        distance = mean - self.mean
+        self.mean.add_(distance, alpha=rows / total)
+        self.squares.add_(squares).add_(distance.square(), alpha=self.rows * rows / total)
+        self.rows = total
+
+    @staticmethod
+    def combine(parts: Sequence[Moments]) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of all devices' rows, float64 [F] on the host."""
+        whole = Moments(torch.zeros(2, len(parts[0].mean), dtype=torch.float64))
+        for part in parts:
+            if part.rows:
+                whole._merge(part.rows, part.mean.cpu(), part.squares.cpu())
+        return whole.mean, (whole.squares / whole.rows).clamp_(min=0)

@@ -1,0 +1,108 @@
+"""A normalisation in the layer list, as the engine runs it: a layer that needs no neighbours but statistics of V rows.
+
+Its ``z`` is the input x, its aggregate the identity, and ``update`` normalises. Backward, a row's gradient has a part
+by way of the statistics: with d_mean and d_var the gradients of these, summed over all rows of the result, it is
+d_mean / V + 2 * d_var * (x - mean) / V.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hongtu.block import Block
+from hongtu.nn.layer import Layer, Skip
+from hongtu.nn.norm import (
+    BatchNorm,
+    GraphNorm,
+    LayerNorm,
+    Normalization,
+    PairNorm,
+    TorchBatchNorm,
+    affine,
+    statistics_of,
+)
+
+_SAME = {kind.__name__: kind for kind in (BatchNorm, GraphNorm, PairNorm, LayerNorm)}  # torch_geometric's names
+
+
+def rules_of(module: torch.nn.Module) -> Any:
+    """The class whose ``normalize``, ``fixed`` and ``observe`` say what a module of the layer list does, given the
+    module in place of self; None for a module that is no normalisation over the graph."""
+    if isinstance(module, torch.nn.BatchNorm1d):
+        return TorchBatchNorm
+    foreign = type(module).__module__.startswith("torch_geometric.nn.norm")
+    rules = _SAME.get(type(module).__name__) if foreign else type(module) if isinstance(module, Normalization) else None
+    return None if getattr(module, "mode", "graph") == "node" else rules
+
+
+class WholeGraphNorm(Layer):
+    """The normalisation ``module``, between two stages.
+
+    Args:
+        module: of the layer list; its parameters and buffers stay its own.
+        rules: what ``rules_of`` gives for it.
+    """
+
+    BYTES_PER_COLUMN = 8 * 8  # of statistics, their gradients, and sums on the way to them, on a device
+
+    def __init__(self, module: torch.nn.Module, rules: Any) -> None:
+        super().__init__()
+        self.module, self.rules = module, rules
+        self.vertices = 0
+        self.mean: Tensor | None = None
+        self.var: Tensor | None = None
+
+    @property
+    def linear_aggregate(self) -> bool:
+        return True
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        return h, None
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        return z
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        """[R, F] -> [R, F'], by the fixed statistics, those that are set, or, in a trial on toy rows, those of a."""
+        mean, var = self.rules.fixed(self.module, self.vertices or len(a)) or (self.mean, self.var)
+        if mean is None or var is None:
+            mean, var = statistics_of(a)
+        return self.rules.normalize(self.module, a, mean, var)
+
+    def gathers(self, vertices: int) -> bool:
+        """Whether the statistics of the graph are needed now."""
+        return self.rules.fixed(self.module, vertices) is None
+
+    def set_statistics(self, mean: Tensor, var: Tensor, vertices: int) -> None:
+        """Those of this pass, on the device; what comes back to them is added up in their gradients."""
+        self.mean, self.var, self.vertices = mean, var, vertices
+        for statistic in (mean, var):
+            statistic.requires_grad_()
+            statistic.grad = torch.zeros_like(statistic)
+
+    @property
+    def gradients(self) -> tuple[Tensor, ...]:
+        """What came back to the statistics, float64 [F] each; none where there are none."""
+        return tuple(x.grad for x in (self.mean, self.var) if x is not None and x.grad is not None)
+
+    def forget(self) -> None:
+        """Use no statistics from before."""
+        self.mean = self.var = None
+        self.vertices = 0
+
+    def observe(self) -> None:
+        """Running statistics learn of this epoch's."""
+        if self.module.training and self.mean is not None and self.var is not None:
+            with torch.no_grad():
+                self.rules.observe(self.module, self.mean.detach(), self.var.detach(), self.vertices)
+
+    def gradient_through_statistics(self, x: Tensor) -> Tensor | None:
+        """[R, F], to be added to the gradient of rows x; None where no statistics were gathered."""
+        if self.mean is None or self.var is None:
+            return None
+        with torch.no_grad():
+            by_mean, by_var = self.mean.grad / self.vertices, self.var.grad * (2 / self.vertices)
+            return affine(x.detach(), self.mean, by_var, by_mean)

@@ -1,0 +1,264 @@
+"""Runs a model on a graph of two vertices to learn its widths, what it stores once, and what it must not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hongtu.block import Block, Rows
+from hongtu.errors import InputError
+from hongtu.modules import call_on, drops, is_random, modes_kept
+from hongtu.network import ROWS, Network
+from hongtu.nn.layer import Layer
+from hongtu.nn.whole_graph import WholeGraphNorm
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a model showed.
+
+    Attributes:
+        layers: a LayerShape per layer.
+        values: those that stages give to later ones.
+        output: columns of the model's output.
+    """
+
+    layers: tuple[LayerShape, ...]
+    values: tuple[ValueShape, ...]
+    output: int
+
+
+def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> Traced:
+    """Learn the widths of a model, and tell it which tensors are stored once.
+
+    Args:
+        features: columns of the graph's.
+        edges: what lies beside its edges.
+
+    Raises:
+        InputError: when a module does not accept what the one before it gives, or cannot be exact chunk by chunk.
+    """
+    for norm in network.norms:
+        norm.forget()
+    try:
+        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(network):
+            versions = _buffer_versions(network)
+            found = _run(network, features, dtype, edges, training=False)
+            with torch.enable_grad():  # to see what depends on a parameter that is trained
+                trained = _run(network, features, dtype, edges, training=True)
+            _check_buffers(network, versions)
+    except (RuntimeError, TypeError, IndexError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
+            f"{features}): {text}; its input width must be what comes before gives"
+        ) from error
+    merged = _common(found, trained)
+    network.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
+    network.same_as = {value.number: value.same_as for value in merged.values}
+    return merged
+
+
+def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
+    """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
+    aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
+    if any(is_random(module) or drops(module) for module in _around_input(network)):
+        return 0
+    block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
+    known = {-1: h}
+    a: Tensor | None = None
+    s: tuple[Tensor, ...] = ()
+    with _differentiated(network):
+        for index, layer in enumerate(network.layers):
+            if index > 0 and any(_changes(module) for module in _around_stage(network, index)):
+                return index
+            taken = tuple(known[number] for number in network.wiring.takes[index])
+            z, s, given = network.run_stage(index, None if index else h, a, s, block.rows, taken)
+            known.update(given)
+            linear = layer.linear_aggregate and not isinstance(layer, WholeGraphNorm)
+            if not linear or any(part.requires_grad for part in (z, *s, *given.values())):
+                return index
+            a = network.aggregate(index, _with_edge_data(block, layer, edges), z, s)
+            if layer.combines:
+                a, s = network.combine(index, a, s, block.rows), ()
+    return len(network.layers)
+
+
+def _around_input(network: Network) -> list[nn.Module]:
+    """The modules whose methods stage 0 may call."""
+    first = network.layers[0]
+    own = [first] if type(first).transform not in (Layer.transform, WholeGraphNorm.transform) else []
+    return own + [module for _, module in network.row_modules[0]]
+
+
+def _around_stage(network: Network, index: int) -> list[nn.Module]:
+    """The modules whose methods an inner stage may call."""
+    return [*network.layers[index - 1 : index + 1], *(module for _, module in network.row_modules[index])]
+
+
+def _changes(module: nn.Module) -> bool:
+    """Whether a module without trained parameters may give something else in the next epoch."""
+    return is_random(module) or drops(module) or next(module.buffers(), None) is not None
+
+
+@contextmanager
+def _differentiated(network: Network) -> Iterator[None]:
+    """Inside, gradients reach every parameter, frozen ones too, and no generator moves."""
+    frozen = [p for p in network.modules.parameters() if not p.requires_grad and p.is_floating_point()]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool) -> Traced:
+    network.modules.train(training)
+    block = _toy_block(dtype)
+    h = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
+    known = {-1: h}
+    a: Tensor | None = None
+    s: tuple[Tensor, ...] = ()
+    layers: list[LayerShape] = []
+    values: list[ValueShape] = []
+
+    def run_stage(index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        taken = tuple(known[number] for number in network.wiring.takes[index])
+        z, parts, given = network.run_stage(index, None if index else h, a, s, block.rows, taken)
+        known.update(given)
+        for number, value in given.items():
+            same = next((k for k, part in enumerate((z, *parts)) if part is value), None)
+            shape = ValueShape(
+                number=number, stage=index, columns=value.shape[1], same_as=same, trained=value.requires_grad
+            )
+            values.append(shape)
+        return z, parts
+
+    for index, layer in enumerate(network.layers):
+        block = _with_edge_data(block, layer, edges)
+        z, s = run_stage(index)
+        a = network.aggregate(index, block, z, s)
+        combined = layer.linear_aggregate and layer.combines
+        if combined:
+            a = network.combine(index, a, s, block.rows)
+        if not isinstance(a, Tensor) or a.ndim != 2 or len(a) != 2:
+            title = network.title(network.layer_index[index])
+            raise InputError(f"{title}: aggregate must return a tensor [D, columns]")
+        layers.append(
+            LayerShape(
+                z=z.shape[1],
+                s=tuple(None if part is z else part.shape[1] for part in s),
+                a=a.shape[1],
+                linear=layer.linear_aggregate,
+                reduce=layer.reduce,
+                weighted=layer.weighted,
+                z_is_input=index == 0 and z is h,
+                uses_statistics=layer.uses_statistics,
+                combined=combined,
+                trained=any(part.requires_grad for part in (z, *s)),
+                edge_features=block.edge_features is not None,
+                edge_type=block.edge_type is not None,
+                norm=isinstance(layer, WholeGraphNorm),
+            )
+        )
+        if combined:
+            s = ()
+    out, _ = run_stage(len(network.layers))
+    return Traced(tuple(layers), tuple(values), out.shape[1])
+
+
+@contextmanager
+def _looking(network: Network) -> Iterator[None]:
+    """Inside, row-wise modules must not mix rows in evaluation."""
+
+    def calling(number: int, kind: int, args: tuple[Any, ...]) -> Callable[[Any], None] | None:
+        if kind != ROWS or network.modules.training:
+            return None
+        first_rows = [rows[:1].clone() for rows in args]  # now: the call may overwrite them
+        return lambda out: _check_rows(network, number, first_rows, out)
+
+    network.calling = calling
+    try:
+        yield
+    finally:
+        network.calling = None
+
+
+def _check_rows(network: Network, number: int, first_rows: list[Tensor], out: Any) -> None:
+    """Refuse a row-wise module whose output for a row depends on the other rows."""
+    alone = call_on(network.modules[number])(*first_rows)
+    if alone.shape != out[:1].shape or not torch.allclose(alone, out[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise InputError(
+            f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
+            "whole graph; a module between layers must treat each row alone"
+        )
+
+
+def _buffer_versions(network: Network) -> dict[str, int]:
+    return {name: buffer._version for name, buffer in network.modules.named_buffers()}
+
+
+def _check_buffers(network: Network, before: dict[str, int]) -> None:
+    """Refuse modules that update a buffer when they run: once per chunk and again in recomputation."""
+    for name, version in _buffer_versions(network).items():
+        if before.get(name) != version:
+            raise InputError(
+                f"{network.title(int(name.split('.')[0]))}: its buffer {name!r} changes in training, once per chunk "
+                "and recomputation instead of once per epoch; use a module without running state"
+            )
+
+
+def _common(a: Traced, b: Traced) -> Traced:
+    """What holds both in evaluation (a) and in training (b): tensors are shared only where they are in both."""
+    layers = tuple(
+        replace(
+            x,
+            s=tuple(v if u is None else u for u, v in zip(x.s, y.s, strict=True)),
+            z_is_input=x.z_is_input and y.z_is_input,
+            trained=y.trained,
+        )
+        for x, y in zip(a.layers, b.layers, strict=True)
+    )
+    values = tuple(
+        replace(x, same_as=x.same_as if x.same_as == y.same_as else None, trained=y.trained)
+        for x, y in zip(a.values, b.values, strict=True)
+    )
+    return Traced(layers, values, a.output)
+
+
+def _toy_block(dtype: torch.dtype) -> Block:
+    """Two vertices with an edge each way."""
+    statistics = torch.tensor([[1.0, 0.0, float("nan")]] * 2, dtype=dtype)
+    return Block(
+        indptr=torch.tensor([0, 1, 2]),
+        local_source=torch.tensor([1, 0], dtype=torch.int32),
+        sources=torch.tensor([0, 1], dtype=torch.int32),
+        first=0,
+        edge_weight=None,
+        rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
+        edge_id_start=torch.tensor([0, 1]),
+        num_graph_edges=2,
+    )
+
+
+def _with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
+    """A toy block with what the layer reads beside its edges, where the graph has it."""
+    assert block.rows.statistics is not None
+    numbers = torch.arange(2 * edges.features, dtype=block.rows.statistics.dtype)
+    features = torch.sin(numbers).reshape(2, edges.features)
+    return replace(
+        block,
+        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_type=torch.tensor([0, edges.types - 1], dtype=torch.int32)
+        if layer.uses_edge_type and edges.types
+        else None,
+    )
