@@ -20,7 +20,7 @@ def to_csr(value: Any, name: str = "features") -> Any:
     if hasattr(value, "tocsr"):
         try:
             if hasattr(value, "check_format"):
-                value.check_format(full_check=True)
+                check_compressed(value)
             return value.tocsr()
         except ValueError as error:
             raise InputError(f"{name}: not a whole scipy matrix ({error}); make it again") from None
@@ -35,5 +35,16 @@ def to_csr(value: Any, name: str = "features") -> Any:
         ).tocsr()
     if layout == "torch.sparse_csr":
         parts = (np.asarray(part) for part in (value.values(), value.col_indices(), value.crow_indices()))
-        return scipy.sparse.csr_matrix(tuple(parts), shape=tuple(value.shape))
+        return to_csr(scipy.sparse.csr_matrix(tuple(parts), shape=tuple(value.shape)), name)
     return None
+
+
+def check_compressed(matrix: Any) -> None:
+    """Refuse a CSR, CSC or BSR matrix whose indices are not all within it: scipy's own code walks memory by them.
+
+    Raises:
+        ValueError: at the first thing that is wrong.
+    """
+    matrix.check_format(full_check=True)
+    if (matrix.indptr[1:] < matrix.indptr[:-1]).any():  # scipy does not look where the last one says: no entries
+        raise ValueError("indptr must be a non-decreasing sequence")

@@ -256,7 +256,7 @@ def _ogb(piece: str) -> Callable[[Path], Any]:
 
 def _cells_of_csv(content: bytes, kind: Callable[[str], Any]) -> list[list]:
     text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
-    return [[kind(cell) for cell in line.split(",")] for line in text.split("\n") if line.strip()]
+    return [[kind(cell.strip()) for cell in line.split(",")] for line in text.split("\n") if line.strip()]
 
 
 def _ogb_features(content: bytes) -> np.ndarray:

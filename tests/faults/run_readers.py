@@ -66,7 +66,13 @@ def _graph_of(content: bytes) -> Any:
     assert masks[0] is not None
     masks = [torch.zeros_like(masks[0]) if mask is None else mask for mask in masks]
     weight = found.get("edge_weight") if found["edge_index"].numel() else None
-    fields = [found["edge_index"], None if weight is None else weight.flatten().float(), found["x"], found["y"], *masks]
+    fields = [
+        found["edge_index"],
+        None if weight is None else weight.flatten().float(),
+        found["x"].float(),
+        found["y"],
+        *masks,
+    ]
     return tuple(None if field is None else field.numpy() for field in fields)
 
 

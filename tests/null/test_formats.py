@@ -550,16 +550,16 @@ def test_planetoid_pickles_run_nothing(tmp_path, capsys):
 CSR = scipy.sparse.csr_matrix(np.ones((10, 9), np.float32))
 
 
-def broken(part, value):
+def broken(part, at, value):
     found = CSR.copy()
-    getattr(found, part)[3] = value
+    getattr(found, part)[at] = value
     return found
 
 
 @pytest.mark.parametrize("changes, expected", [
     ({"x": {}}, ["ind.tiny.x: not a readable Planetoid file (a dict, expected a matrix)"]),
-    ({"x": broken("indices", 10**6)}, ["ind.tiny.x: not a readable Planetoid file (indices must be < 9)"]),
-    ({"x": broken("indptr", 10**6)}, ["ind.tiny.x: not a readable Planetoid file (ind"]),
+    ({"x": broken("indices", 3, 10**6)}, ["ind.tiny.x: not a readable Planetoid file (indices must be < 9)"]),
+    ({"x": broken("indptr", 3, 10**6)}, ["ind.tiny.x: not a readable Planetoid file (ind"]),
     ({"x": bytearray(9)}, ["ind.tiny.x: not a readable Planetoid file ("]),
     ({"x": CSR[:9]}, ["ind.tiny.* have sizes that do not fit each other"]),
     ({"y": np.ones((10, 4))}, ["ind.tiny.y: not a readable Planetoid file (a row is not one 1 among zeros)"]),

@@ -33,6 +33,8 @@ def test_damaged_inputs_are_read_as_what_they_are_or_refused(name):
     ("edges.parquet", 650), ("edges.parquet", 1264), ("edges.parquet", 6632),  # columns of different lengths
     ("edges.arrow", 121),  # a column's name is no text
     ("edges.feather", 4892),  # no batches
+    ("Planetoid's allx", 2978),  # rows of a matrix that ends before it began
+    ("OGB's train.csv", 5169),  # another kind of white space
 ])  # fmt: skip
 def test_what_was_lost_once(name, number):
     assert not fuzz_reader(name, 1, number).losses

@@ -19,6 +19,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.sparse import check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 VALIDATION = 500  # vertices after the training ones
@@ -92,7 +93,7 @@ def _rows(value: Any) -> Any:
 
     if scipy.sparse.issparse(value):  # made of whatever the pickle held
         value = scipy.sparse.csr_matrix((value.data, value.indices, value.indptr), shape=value.shape)
-        value.check_format(full_check=True)
+        check_compressed(value)
     elif not isinstance(value, np.ndarray) or value.ndim != 2:
         raise ValueError(f"a {type(value).__name__}, expected a matrix")
     if value.dtype.kind not in "biuf":

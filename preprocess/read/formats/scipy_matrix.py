@@ -10,6 +10,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.source import Source, array_blocks, weights_of
+from hongtu.preprocess.read.sparse import check_compressed
 
 ENDINGS = (".npz",)
 
@@ -49,7 +50,7 @@ def load_matrix(path: Path) -> Any:
             if matrix.format == "dia":
                 _check_offsets(path)
             if matrix.format in ("csr", "csc", "bsr"):
-                matrix.check_format(full_check=True)
+                check_compressed(matrix)
             if matrix.format == "bsr":
                 matrix = matrix.tocsr()
                 matrix.eliminate_zeros()
