@@ -133,7 +133,7 @@ def test_weights_that_do_not_fit_are_named():
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
 def test_round_trip_on_a_real_graph(name, data_graph, tmp_path_factory):
-    """float32, 1e-6 of the largest output; coauthor-physics: ``python -m tests.cpu.test_convert DATA``."""
+    """float64, 1e-6 of the largest output; coauthor-physics: ``python -m tests.cpu.test_convert DATA``."""
     path = tmp_path_factory.getbasetemp() / "real"
     assert real_round_trip(name, data_graph("planetoid-cora"), path) <= 1e-6
 
@@ -152,11 +152,11 @@ def real_round_trip(name, folder, path):
     artifact = hongtu.open_artifact(path)
     assert artifact.sparse_features is not None and json.loads((path / "manifest.json").read_text())["sparse_numbers"]
     torch.manual_seed(1)
-    model = shaken(MODELS[name](artifact.feature_width, artifact.num_classes))
-    trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), device_memory="512MiB")
+    model = shaken(MODELS[name](artifact.feature_width, artifact.num_classes)).double()
+    trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), device_memory="1GiB", dtype=torch.float64)
     again = hongtu.to_pyg(trainer.model, copy.deepcopy(model))
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in again.state_dict().items())
-    rows = torch.from_numpy(artifact.sparse_features.dense())
+    rows = torch.from_numpy(artifact.sparse_features.dense()).double()
     ordered = torch.empty_like(rows)
     ordered[torch.from_numpy(np.array(artifact.original_id)).long()] = rows
     with torch.no_grad():
