@@ -50,10 +50,12 @@ def from_pyg(model: Any) -> list[nn.Module]:
             "convolution of torch_geometric.nn; convert its convolutions one by one"
         )
     if hasattr(model, "_children") and name == "Sequential":
-        return _from_sequential(model)
-    if hasattr(model, "convs"):
-        return _from_basic(model)
-    return [_convolution(model, name)]
+        layers = _from_sequential(model)
+    elif hasattr(model, "convs"):
+        layers = _from_basic(model)
+    else:
+        layers = [_convolution(model, name)]
+    return [layer.train() for layer in layers]  # a Trainer leaves a single norm in the mode that it finds
 
 
 def to_pyg(layers: Sequence[nn.Module], model: Any) -> Any:
@@ -107,7 +109,7 @@ def _from_basic(model: Any) -> list[nn.Module]:
         layers.append(_convolution(conv, f"{kind}.convs[{k}]"))
         if k == model.num_layers - 1 and jumps is None:
             break
-        between = [*_norm(norm, f"{kind}.norms[{k}]"), *_activation(model.act)]
+        between = [*_norm(norm), *_activation(model.act)]
         layers += reversed(between) if model.act_first else between
         if model.dropout.p > 0:
             layers.append(Dropout(model.dropout.p))
@@ -118,6 +120,7 @@ def _from_basic(model: Any) -> list[nn.Module]:
 
 def _from_sequential(model: Any) -> list[nn.Module]:
     layers: list[nn.Module] = []
+    made: dict[int, list[nn.Module]] = {}  # a module that stands in several places keeps one set of weights
     given = None
     for child in model._children:
         module = getattr(model, child.name)
@@ -129,15 +132,18 @@ def _from_sequential(model: Any) -> list[nn.Module]:
                 "must take what the one before it gives; write skips as a hongtu.nn.Layer"
             )
         given = child.return_names
-        if not isinstance(module, nn.Module):
-            layers.append(Function(module))
-        elif type(module) is nn.Dropout:
-            layers.append(Dropout(module.p))
-        elif len(child.param_names) > 1:
-            layers.append(_convolution(module, title))
-        else:
-            layers += _norm(module, title)
+        if id(module) not in made:
+            made[id(module)] = _entry(module, title, takes_edges=len(child.param_names) > 1)
+        layers += made[id(module)]
     return layers
+
+
+def _entry(module: Any, title: str, *, takes_edges: bool) -> list[nn.Module]:
+    if not isinstance(module, nn.Module):
+        return [Function(module)]
+    if type(module) is nn.Dropout:
+        return [Dropout(module.p)]
+    return [_convolution(module, title)] if takes_edges else _norm(module)
 
 
 def _activation(act: Any) -> list[nn.Module]:
@@ -146,23 +152,29 @@ def _activation(act: Any) -> list[nn.Module]:
     return [copy.deepcopy(act) if isinstance(act, nn.Module) else Function(act)]
 
 
-def _norm(norm: nn.Module, title: str) -> list[nn.Module]:
-    """A row-wise module; which ones are is the Trainer's to check, but for the ones with a known remedy."""
+def _norm(norm: nn.Module) -> list[nn.Module]:
+    """A normalisation or row-wise module; which can be exact is the Trainer's to check."""
+    return [] if isinstance(norm, nn.Identity) else [copy.deepcopy(norm)]
+
+
+def _norm_inside(norm: nn.Module, title: str) -> list[nn.Module]:
     name = type(norm).__name__
-    if isinstance(norm, nn.Identity):
-        return []
     if "Batch" in name or (name == "LayerNorm" and getattr(norm, "mode", "node") != "node"):
         raise InputError(
-            f"from_pyg: {title} ({name}) takes statistics over vertices; use norm=None, or norm='layer_norm' with "
-            "norm_kwargs={'mode': 'node'}"
+            f"from_pyg: {title} ({name}) takes statistics over vertices inside of a layer; use norm=None, or "
+            "norm='layer_norm' with norm_kwargs={'mode': 'node'}"
         )
-    return [copy.deepcopy(norm)]
+    return _norm(norm)
 
 
 def _convolution(conv: nn.Module, title: str) -> nn.Module:
     make = _COUNTERPARTS.get(type(conv).__name__)
     if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
         raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
+    if make is not None and conv.flow != "source_to_target":
+        raise InputError(
+            f"from_pyg: {title} has flow={conv.flow!r}, expected 'source_to_target'; turn the edges instead"
+        )
     layer = None if make is None else make(conv, title)
     if layer is None:
         return PyGLayer(copy.deepcopy(conv))
@@ -171,9 +183,22 @@ def _convolution(conv: nn.Module, title: str) -> nn.Module:
     return layer.to(next((p.dtype for p in conv.parameters()), torch.float32))
 
 
+def _check_sum(conv: Any, title: str) -> None:
+    if conv.aggr not in ("add", "sum"):
+        raise InputError(
+            f"from_pyg: {title} has aggr={conv.aggr!r}, which only its sum has a counterpart for; leave it out"
+        )
+
+
 def _gcn(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    if conv.improved:
+        raise InputError(
+            f"from_pyg: {title} is improved, which torch_geometric leaves out for graphs without edge weights; for "
+            "loops of weight 2 on any graph use hongtu.nn.GCNConv(improved=True)"
+        )
     return GCNConv(
-        conv.in_channels, conv.out_channels, improved=conv.improved, add_self_loops=conv.add_self_loops,
+        conv.in_channels, conv.out_channels, add_self_loops=conv.add_self_loops,
         normalize=conv.normalize, bias=conv.bias is not None,
     )  # fmt: skip
 
@@ -188,6 +213,8 @@ def _sage(conv: Any, title: str) -> nn.Module | None:
 
 
 def _gin(conv: Any, title: str) -> nn.Module | None:
+    if conv.aggr not in ("add", "sum"):
+        return None
     layer = GINConv(_mlp(conv.nn, title), conv.initial_eps, isinstance(conv.eps, nn.Parameter))
     with torch.no_grad():
         layer.eps.copy_(conv.eps)
@@ -205,7 +232,7 @@ def _mlp(module: Any, title: str) -> nn.Module:
         made.load_state_dict(lin.state_dict())
         parts.append(made)
         if k < last or not module.plain_last:
-            between = [*_norm(module.norms[k], f"{title}.nn.norms[{k}]"), *_activation(module.act)]
+            between = [*_norm_inside(module.norms[k], f"{title}.nn.norms[{k}]"), *_activation(module.act)]
             parts += reversed(between) if module.act_first else between
             if module.dropout[k] > 0:
                 parts.append(Dropout(module.dropout[k]))
@@ -213,6 +240,7 @@ def _mlp(module: Any, title: str) -> nn.Module:
 
 
 def _gat(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
     if conv.lin is None or getattr(conv, "residual", False):
         raise InputError(f"from_pyg: {title}: in_channels as a pair and residual have no counterpart; leave them out")
     return GATConv(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +49,10 @@ class FitOptions:
     callbacks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
+        for name in ("epochs", "eval_every", "patience", "save_every", "keep"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) and not (name == "patience" and value is None):
+                raise InputError(f"fit: {name} is {value!r}, expected a whole number")
         if self.epochs < 1 or self.eval_every < 0 or (self.patience is not None and self.patience < 1):
             raise InputError(
                 f"fit: epochs {self.epochs}, eval_every {self.eval_every}, patience {self.patience}; expected at "

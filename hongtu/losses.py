@@ -213,15 +213,20 @@ class MeanLoss:
             picked = out.detach().index_select(0, rows).requires_grad_()
             own = label_bytes.index_select(0, rows)
             losses = self._losses[k](picked, self._targets(own, out.dtype))
-            if losses.shape != (len(rows),):
+            if not isinstance(losses, Tensor) or losses.shape != (len(rows),):
+                what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
                 raise InputError(
-                    f"the loss returned shape {tuple(losses.shape)}, expected one loss per vertex: ({len(rows)},); "
+                    f"the loss returned {what}, expected one loss per vertex: ({len(rows)},); "
                     "pass reduction='none', and a mean over columns where there are several"
+                )
+            if not losses.requires_grad:
+                raise InputError(
+                    "the loss does not depend on the output, so that nothing would be trained; leave out detach(), "
+                    ".data and no_grad()"
                 )
             if self._weights[k] is not None:
                 losses = losses * self._weights_of(k, own).to(losses.dtype)
-            if losses.requires_grad:
-                (losses.sum() * self._scale[k]).backward()
+            (losses.sum() * self._scale[k]).backward()
         found = torch.zeros_like(picked) if picked.grad is None else picked.grad
         return found, losses.detach().double().sum() * self._scale[k]
 

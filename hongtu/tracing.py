@@ -183,8 +183,8 @@ def _looking(network: Network) -> Iterator[None]:
     def calling(number: int, kind: int, args: tuple[Any, ...]) -> Callable[[Any], None] | None:
         if kind != ROWS or network.modules.training:
             return None
-        first_rows = [rows[:1].clone() for rows in args]  # now: the call may overwrite them
-        return lambda out: _check_rows(network, number, first_rows, out)
+        given = [_different(rows) for rows in args]  # now: the call may overwrite them
+        return lambda out: _check_rows(network, number, given)
 
     network.calling = calling
     try:
@@ -193,9 +193,15 @@ def _looking(network: Network) -> Iterator[None]:
         network.calling = None
 
 
-def _check_rows(network: Network, number: int, first_rows: list[Tensor], out: Any) -> None:
+def _different(rows: Tensor) -> Tensor:
+    """A copy of two rows; a layer may have made them equal, and their mean that of each."""
+    return rows.clone() if not torch.equal(rows[0], rows[1]) else torch.cat([rows[:1], 0.5 * rows[:1] + 0.25])
+
+
+def _check_rows(network: Network, number: int, given: list[Tensor]) -> None:
     """Refuse a row-wise module whose output for a row depends on the other rows."""
-    alone = call_on(network.modules[number])(*first_rows)
+    call = call_on(network.modules[number])
+    alone, out = call(*(rows[:1].clone() for rows in given)), call(*given)
     if alone.shape != out[:1].shape or not torch.allclose(alone, out[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
         raise InputError(
             f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "

@@ -134,6 +134,10 @@ class Trainer:
             raise InputError(
                 f"optimizer is a {name}: expected a function that makes one; pass lambda p: torch.optim.{name}(p, ...)"
             )
+        if not callable(optimizer):
+            raise InputError(
+                f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)"
+            )
         self.optimizer = optimizer(self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic

@@ -195,7 +195,7 @@ def test_single_precision():
         ([(hnn.GCNConv(6, H), "x, edge_index -> x")], "edges reach every layer without being named"),
         ([(hnn.GCNConv(6, H), "x")], r'header \'x\'; expected names like "x" or "x, x0 -> x1"'),
         ([(hnn.GCNConv(6, H), 3)], "or a pair of one and a header"),
-        ([lambda x: x, hnn.GCNConv(6, H)], r"layers\[0\] is <function"),
+        ([lambda x: x, hnn.GCNConv(6, H)], r"layers\[0\] is <lambda>"),
         ([(hnn.GCNConv(6, H), "x -> a"), (hnn.GCNConv(H, 3), "a, x -> y")], r"layers\[1\] .*failed on a small graph"),
         ([(hnn.GCNConv(6, 3), "x -> a"), (nn.Linear(6, 3), "x -> b"), (Mixed(), "a, b -> y")], "mixes the rows"),
     ],

@@ -129,6 +129,14 @@ WRONG = {
         "cross_entropy",
     ),
     "no epochs": (lambda: make().fit(0), "epochs 0", "at least 1"),
+    "epochs as text": (lambda: make().fit("10"), "epochs is '10'", "a whole number"),
+    "an optimizer's name": (lambda: make(optimizer="adam"), "optimizer is 'adam'", "expected a function"),
+    "a loss of nothing": (lambda: make(loss=lambda out, target: None).train_epoch(), "returned None", "per vertex"),
+    "a detached loss": (
+        lambda: make(loss=lambda out, target: out.sum(1).detach()).train_epoch(),
+        "does not depend on the output",
+        "leave out detach()",
+    ),
     # the layers
     "one layer instead of a list": (lambda: make(hnn.GCNConv(F, C)), "layers", "a list"),
     "a function among the layers": (
