@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> Source:
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
     try:
-        schema, _, _ = _open(path, None)
+        schema, _ = _open(path, [])
         present = schema.names
     except Exception as error:  # Arrow's, but also of file systems and of names that are no text
         raise InputError(f"{path}: not a readable {path.suffix} file ({_reason(error)}); write it again") from None
@@ -55,43 +56,49 @@ def _is_number(kind: Any) -> bool:
     return pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
 
 
-def _open(path: Path, columns: list[str] | None) -> tuple[Any, Iterator[Any], int | None]:
-    """The schema, the batches as a stream, and how many rows must come, where the file says so."""
+def _open(path: Path, columns: list[str]) -> tuple[Any, Iterator[Any]]:
+    """The schema, and the batches as a stream."""
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
         file = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        rows = _count_rows(file.metadata, columns or [])
-        return file.schema_arrow, file.iter_batches(batch_size=ROWS, columns=columns), rows
+        return file.schema_arrow, _parquet(path, columns, file.metadata.num_rows)
     import pyarrow
 
     mapped = pyarrow.memory_map(str(path))
     try:
         table = pyarrow.ipc.open_file(mapped)
-        return table.schema, (table.get_batch(k) for k in range(table.num_record_batches)), None
+        return table.schema, (table.get_batch(k) for k in range(table.num_record_batches))
     except pyarrow.ArrowInvalid:
         mapped.seek(0)
         stream = pyarrow.ipc.open_stream(mapped)
-        return stream.schema, iter(stream), None
+        return stream.schema, iter(stream)
 
 
-def _count_rows(metadata: Any, columns: list[str]) -> int:
-    """Rows of a Parquet file. Where its counts disagree the reader takes the columns of different rows together."""
-    groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
-    for group in groups:
-        for column in (group.column(k) for k in range(group.num_columns)):
-            if column.path_in_schema in columns and column.num_values != group.num_rows:
-                raise ValueError(f"{column.num_values} values of {column.path_in_schema!r} in {group.num_rows} rows")
-    if sum(group.num_rows for group in groups) != metadata.num_rows:
-        raise ValueError(f"{sum(group.num_rows for group in groups)} rows where its end says {metadata.num_rows}")
-    return metadata.num_rows
+def _parquet(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
+    """Batches of a Parquet file, each column read on its own: where the counts of a damaged one disagree, Arrow takes
+    values of different rows together, and ends the process where it is asked for the counts.
+
+    Raises:
+        ValueError: when the columns are not of so many rows each.
+    """
+    import pyarrow.parquet
+
+    files = [pyarrow.parquet.ParquetFile(path, memory_map=True) for _ in columns]
+    count = 0
+    for parts in itertools.zip_longest(*(f.iter_batches(ROWS, columns=[name]) for f, name in zip(files, columns))):
+        if len({0 if part is None else part.num_rows for part in parts}) > 1:
+            raise ValueError("columns of different lengths")
+        count += parts[0].num_rows
+        yield pyarrow.RecordBatch.from_arrays([part.column(0) for part in parts], names=columns)
+    if count != rows:
+        raise ValueError(f"{count} rows where its end says {rows}")
 
 
 def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
     first = 0
     try:
-        _, batches, rows = _open(path, names)
-        for batch in batches:
+        for batch in _open(path, names)[1]:
             given = batch.select(names)
             given.validate(full=True)  # mapped from the file as it is: offsets and indices may be anything
             for lo in range(0, given.num_rows, ROWS):
@@ -108,8 +115,6 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
                 weight = arrays[2].to_numpy(zero_copy_only=False) if len(names) == 3 else None
                 yield EdgeBlock(ids[0], ids[1], weight, where)
                 first += len(arrays[0])
-        if rows not in (None, first):
-            raise ValueError(f"{rows} rows expected")
     except InputError:
         raise
     except Exception as error:
