@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from hongtu.block import Block
+from hongtu.nn.attention import Attention
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear
+from hongtu.nn.layer import Activation, Skip, glorot, linear
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:
@@ -29,7 +30,7 @@ def loop_rows(block: Block, rows_EF: Tensor, fill_value: float | str, one_F: Ten
     return fill_value * one_F
 
 
-class GATConv(Convolution):
+class GATConv(Attention):
     """h'_d = sum over in-edges (and the self-loop) of softmax(leaky_relu(a_src W h_s + a_dst W h_d)) W h_s, plus b.
 
     ``z`` is [W h | source logits], [R, H K + H]: what depends on one vertex is computed once, never per replica.
@@ -99,27 +100,17 @@ class GATConv(Convolution):
             logits_EH = logits_EH + edge_logits_EH
         logits_EH = leaky_relu(logits_EH, self.negative_slope)
         if own_z is None:
-            alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
-            return self._merge_heads(block.attend(z, alpha_EH, width))
+            return self.attend(block, z, logits_EH)
         own_logits_DH = own_z[:, width:] + logits_DH
         if self.edge_dim is not None:
             own_logits_DH = own_logits_DH + loop_rows(block, edge_logits_EH, self.fill_value, weight_PH.sum(0))
         own_logits_DH = leaky_relu(own_logits_DH, self.negative_slope)
-        exclude = block.loop_mask if block.has_loops else None
-        alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, own_logits_DH)
-        alpha_EH = self.attention_dropout(alpha_EH, block.edge_ids)
-        own_alpha_DH = self.attention_dropout(own_alpha_DH, block.num_graph_edges + block.rows.ids)
-        own_x_DHK = own_z[:, :width].view(-1, self.heads, self.out_channels)
-        own_DF = (own_x_DHK * own_alpha_DH.unsqueeze(2)).flatten(1)
-        return self._merge_heads(block.attend(z, alpha_EH, width) + own_DF)
+        return self.attend_with_loops(block, z, logits_EH, own_z[:, :width], own_logits_DH)
 
     def _edge_weight(self) -> Tensor:
         """[P, H]: logits are linear in the P edge features, so that no [E, H K] tensor is needed."""
         weight_HKP = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         return (weight_HKP * self.att_edge.squeeze(0).unsqueeze(2)).sum(1).t()
-
-    def _merge_heads(self, out_DF: Tensor) -> Tensor:
-        return out_DF if self.concat else out_DF.view(-1, self.heads, self.out_channels).mean(1)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         return self.activate(a if self.bias is None else a + self.bias)

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from hongtu.block import Block
+from hongtu.nn.attention import Attention
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.gat import check_fill_value, loop_rows
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear
+from hongtu.nn.layer import Activation, Skip, glorot, linear
 
 
-class GATv2Conv(Convolution):
+class GATv2Conv(Attention):
     """h'_d = sum over in-edges (and the self-loop) of softmax(a leaky_relu(W_l h_s + W_r h_d)) W_l h_s, plus b.
 
     Equation 7 of the paper. ``z`` is W_l h, [R, H K]; what depends on one vertex is computed once, never per replica.
@@ -82,34 +83,25 @@ class GATv2Conv(Convolution):
         return z, (query, *own, *((self.res(h),) if self.residual else ()))
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
-        query, width = s[0], self.heads * self.out_channels
+        query = s[0]
         if self.edge_dim is None:
             logits_EH = block.additive_logits(z, query, self.att.flatten(), self.heads, self.negative_slope)
         else:
             sum_EF = block.gather(z) + block.gather_destination(query)
             logits_EH = self._logits(torch.addmm(sum_EF, block.edge_features, self.lin_edge.weight.t()))
         if not self.add_self_loops:
-            alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
-            return self._merge_heads(block.attend(z, alpha_EH, width))
+            return self.attend(block, z, logits_EH)
         own_z = s[1]
         own_sum_DF = own_z + query
         if self.edge_dim is not None:
             one_P = own_z.new_ones(self.edge_dim)
             own_sum_DF = own_sum_DF + self.lin_edge(loop_rows(block, block.edge_features, self.fill_value, one_P))
-        exclude = block.loop_mask if block.has_loops else None
-        alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, self._logits(own_sum_DF))
-        alpha_EH = self.attention_dropout(alpha_EH, block.edge_ids)
-        own_alpha_DH = self.attention_dropout(own_alpha_DH, block.num_graph_edges + block.rows.ids)
-        own_DF = (own_z.view(-1, self.heads, self.out_channels) * own_alpha_DH.unsqueeze(2)).flatten(1)
-        return self._merge_heads(block.attend(z, alpha_EH, width) + own_DF)
+        return self.attend_with_loops(block, z, logits_EH, own_z, self._logits(own_sum_DF))
 
     def _logits(self, sum_NF: Tensor) -> Tensor:
         """[N, H K] -> [N, H]"""
         sum_NHK = leaky_relu(sum_NF, self.negative_slope).view(-1, self.heads, self.out_channels)
         return (sum_NHK * self.att).sum(2)
-
-    def _merge_heads(self, out_DF: Tensor) -> Tensor:
-        return out_DF if self.concat else out_DF.view(-1, self.heads, self.out_channels).mean(1)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         h = a + s[-1] if self.residual else a

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
+from hongtu.nn.attention import Attention
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Skip, linear
 
 
-class TransformerConv(Convolution):
+class TransformerConv(Attention):
     """h'_d = W_skip h_d + sum over in-edges of softmax(<query(h_d), key(h_s)> / sqrt(K)) value(h_s).
 
     ``z`` is [value | key], [R, 2 H K]; ``s`` is (query, W_skip h). Edge weights are not used. With edge features e,
@@ -83,7 +84,7 @@ class TransformerConv(Convolution):
         if self.edge_dim is not None:
             shared_DHP = block.segment_sum(alpha_EH.unsqueeze(2) * e_E1P)
             a = a + torch.einsum("dhp,hkp->dhk", shared_DHP, weight_HKP).flatten(1)
-        return a if self.concat else a.view(-1, self.heads, self.out_channels).mean(1)
+        return self.merge_heads(a)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.root_weight:
