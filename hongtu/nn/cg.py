@@ -11,7 +11,7 @@ from torch.nn.functional import linear as product
 from torch.nn.functional import softplus
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean
 
 
 class CGConv(Convolution):
@@ -38,9 +38,7 @@ class CGConv(Convolution):
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__(activation, input_dropout)
-        if aggr not in ("mean", "sum", "add"):
-            raise ValueError(f"CGConv(aggr={aggr!r}): expected 'add' or 'mean'; wrap others: PyGLayer(CGConv(...))")
-        self.channels, self.dim, self.mean = channels, dim, aggr == "mean"
+        self.channels, self.dim, self.mean = channels, dim, takes_mean("CGConv", aggr)
         self.uses_edge_features = dim > 0
         self.lin_f = linear(2 * channels + dim, channels, bias=bias)
         self.lin_s = linear(2 * channels + dim, channels, bias=bias)

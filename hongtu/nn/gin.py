@@ -20,6 +20,8 @@ class GINConv(Convolution):
 
     reduce = "sum"
 
+    eps: Tensor
+
     def __init__(
         self,
         nn: torch.nn.Module,
@@ -31,10 +33,7 @@ class GINConv(Convolution):
     ) -> None:
         super().__init__(activation, input_dropout)
         self.nn = nn
-        if train_eps:
-            self.eps = torch.nn.Parameter(torch.tensor([float(eps)]))
-        else:
-            self.register_buffer("eps", torch.tensor([float(eps)]))
+        register_eps(self, eps, train_eps)
 
     @property
     def can_transform_first(self) -> bool:
@@ -52,3 +51,12 @@ class GINConv(Convolution):
             return self.activate(self.nn(h))
         h = h if self.nn[0].bias is None else h + self.nn[0].bias
         return self.activate(self.nn[1:](h))
+
+
+def register_eps(layer: torch.nn.Module, eps: float, trained: bool) -> None:
+    """[1]: a parameter, or else a buffer."""
+    value = torch.tensor([float(eps)])
+    if trained:
+        layer.register_parameter("eps", torch.nn.Parameter(value))
+    else:
+        layer.register_buffer("eps", value)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
+from hongtu.nn.gin import register_eps
 from hongtu.nn.layer import Activation, Convolution, Skip, linear
 
 
@@ -23,6 +24,8 @@ class GINEConv(Convolution):
 
     uses_edge_features = True
 
+    eps: Tensor
+
     def __init__(
         self,
         nn: torch.nn.Module,
@@ -36,10 +39,7 @@ class GINEConv(Convolution):
     ) -> None:
         super().__init__(activation, input_dropout)
         self.nn = nn
-        if train_eps:
-            self.eps = torch.nn.Parameter(torch.tensor([float(eps)]))
-        else:
-            self.register_buffer("eps", torch.tensor([float(eps)]))
+        register_eps(self, eps, train_eps)
         self.lin = None if edge_dim is None else linear(edge_dim, in_channels or _input_width(nn), bias=True)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:

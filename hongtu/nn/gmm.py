@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear, takes_mean
 
 LEAST = 1e-15  # added to variances
 
@@ -45,9 +45,7 @@ class GMMConv(Convolution):
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__(activation, input_dropout)
-        if aggr not in ("mean", "sum", "add"):
-            raise ValueError(f"GMMConv(aggr={aggr!r}): expected 'mean' or 'sum'; wrap others: PyGLayer(GMMConv(...))")
-        self.in_channels, self.out_channels, self.mean = in_channels, out_channels, aggr == "mean"
+        self.in_channels, self.out_channels, self.mean = in_channels, out_channels, takes_mean("GMMConv", aggr)
         self.dim, self.kernel_size, self.root_weight = dim, kernel_size, root_weight
         self.g = torch.nn.Parameter(torch.empty(in_channels, out_channels * kernel_size))
         self.mu = torch.nn.Parameter(torch.empty(kernel_size, dim))

@@ -178,3 +178,10 @@ def glorot(parameter: Tensor) -> None:
     """Uniform in +-sqrt(6 / (sum of the last two dimensions)), in place."""
     limit = (6.0 / (parameter.shape[-2] + parameter.shape[-1])) ** 0.5
     torch.nn.init.uniform_(parameter, -limit, limit)
+
+
+def takes_mean(layer: str, aggr: str) -> bool:
+    """Whether a layer that knows sums ("sum", "add") and "mean" is asked for the latter; others are refused."""
+    if aggr not in ("mean", "sum", "add"):
+        raise ValueError(f"{layer}(aggr={aggr!r}): expected 'mean' or 'sum'; wrap others: PyGLayer({layer}(...))")
+    return aggr == "mean"

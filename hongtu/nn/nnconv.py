@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean
 
 
 class NNConv(Convolution):
@@ -39,9 +39,7 @@ class NNConv(Convolution):
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__(activation, input_dropout)
-        if aggr not in ("mean", "sum", "add"):
-            raise ValueError(f"NNConv(aggr={aggr!r}): expected 'add' or 'mean'; wrap others: PyGLayer(NNConv(...))")
-        self.in_channels, self.out_channels, self.mean = in_channels, out_channels, aggr == "mean"
+        self.in_channels, self.out_channels, self.mean = in_channels, out_channels, takes_mean("NNConv", aggr)
         self.nn = nn
         self.root_weight = root_weight
         if root_weight:

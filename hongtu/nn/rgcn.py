@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot
+from hongtu.nn.layer import Activation, Convolution, Skip, glorot, takes_mean
 
 
 class RGCNConv(Convolution):
@@ -45,14 +45,12 @@ class RGCNConv(Convolution):
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__(activation, input_dropout)
-        if aggr not in ("mean", "sum", "add"):
-            raise ValueError(f"RGCNConv(aggr={aggr!r}): expected 'mean' or 'sum'; wrap others: PyGLayer(RGCNConv(...))")
         if num_bases is not None and num_blocks is not None:
             raise ValueError("RGCNConv: num_bases and num_blocks are two ways to share weights; give one")
         if num_blocks is not None and (in_channels % num_blocks or out_channels % num_blocks):
             raise ValueError(f"RGCNConv: {in_channels} and {out_channels} channels are not divided by {num_blocks}")
         self.in_channels, self.out_channels, self.num_relations = in_channels, out_channels, num_relations
-        self.num_bases, self.num_blocks, self.mean = num_bases, num_blocks, aggr == "mean"
+        self.num_bases, self.num_blocks, self.mean = num_bases, num_blocks, takes_mean("RGCNConv", aggr)
         shape: tuple[int, ...] = (num_bases or num_relations, in_channels, out_channels)
         if num_blocks is not None:
             shape = (num_relations, num_blocks, in_channels // num_blocks, out_channels // num_blocks)
