@@ -225,7 +225,7 @@ class ChunkRun:
             nothing.expand(len(grad_DA), self.shape.z if columns is None else columns).requires_grad_(name is not None)
             for columns, name in zip(self.shape.s, self._direct_of_s, strict=True)
         )
-        _backpropagate([self.network.combine(self.p.layer, a, s, self.inputs.rows)], [grad_DA])
+        torch.autograd.backward(self.network.combine(self.p.layer, a, s, self.inputs.rows), grad_DA)
         assert a.grad is not None
         return a.grad, [part.grad for part in s]
 
@@ -246,7 +246,8 @@ class ChunkRun:
             for columns in self.shape.s
         )
         a = self.network.aggregate(self.p.layer, self.inputs.block, z, s)
-        _backpropagate([a], [grad_DA])
+        if a.requires_grad:
+            torch.autograd.backward(a, grad_DA)
         if z.grad is not None:
             self._add_to_cache(z.grad)
 
@@ -301,9 +302,3 @@ class ChunkRun:
 
 def _touched(p: Pass) -> tuple[str, ...]:
     return (*p.inputs, *p.gradients, *p.written)
-
-
-def _backpropagate(outs: list[Tensor], gradients: list[Tensor]) -> None:
-    pairs = [(out, gradient) for out, gradient in zip(outs, gradients, strict=True) if out.requires_grad]
-    if pairs:
-        torch.autograd.backward([out for out, _ in pairs], [gradient for _, gradient in pairs])

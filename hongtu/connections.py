@@ -51,17 +51,17 @@ class Modules(nn.ModuleList):
 
 
 class RowFunction(nn.Module):
-    """A function of rows in the layer list, such as ``lambda x, x0: x + x0``."""
+    """A function of rows in the layer list, such as ``lambda x, x0: x + x0`` or an activation."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, activation: Callable[..., Any]) -> None:
         super().__init__()
-        self.function = function
+        self.activation = activation
 
     def forward(self, *rows: Any) -> Any:
-        return self.function(*rows)
+        return self.activation(*rows)
 
     def extra_repr(self) -> str:
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        return getattr(self.activation, "__name__", type(self.activation).__name__)
 
 
 def as_modules(layers: Sequence[Entry]) -> Modules:

@@ -12,22 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hongtu.connections import RowFunction
 from hongtu.errors import InputError
 from hongtu.nn import Dropout, GATConv, GCNConv, GINConv, PyGLayer, SAGEConv
 from hongtu.pyg_names import convolution_state, to_pyg_names
 
 MODELS = ("GCN", "GraphSAGE", "GIN", "GAT")  # of torch_geometric.nn.models
-
-
-class Function(nn.Module):
-    """An activation that is a plain function, as a module."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(x)
 
 
 def from_pyg(model: Any) -> list[nn.Module]:
@@ -140,7 +130,7 @@ def _from_sequential(model: Any) -> list[nn.Module]:
 
 def _entry(module: Any, title: str, *, takes_edges: bool) -> list[nn.Module]:
     if not isinstance(module, nn.Module):
-        return [Function(module)]
+        return [RowFunction(module)]
     if type(module) is nn.Dropout:
         return [Dropout(module.p)]
     return [_convolution(module, title)] if takes_edges else _norm(module)
@@ -149,7 +139,7 @@ def _entry(module: Any, title: str, *, takes_edges: bool) -> list[nn.Module]:
 def _activation(act: Any) -> list[nn.Module]:
     if act is None:
         return []
-    return [copy.deepcopy(act) if isinstance(act, nn.Module) else Function(act)]
+    return [copy.deepcopy(act) if isinstance(act, nn.Module) else RowFunction(act)]
 
 
 def _norm(norm: nn.Module) -> list[nn.Module]:

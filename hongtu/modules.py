@@ -101,7 +101,6 @@ def may_write(module: nn.Module) -> bool:
 
 def _may_write(module: nn.Module) -> bool:
     known = type(module).__module__.split(".")[0] in ("hongtu", "torch", "torch_geometric")
-    known = known and type(module).__name__ != "RowFunction"
     return not known or getattr(module, "inplace", False) or not _plain_activation(module)
 
 
@@ -113,7 +112,7 @@ def is_random(module: nn.Module) -> bool:
 def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
     known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
-    return not known or name in ("PyGLayer", "RowFunction") or not _plain_activation(module)
+    return not known or name == "PyGLayer" or not _plain_activation(module)
 
 
 def _plain_activation(module: nn.Module) -> bool:

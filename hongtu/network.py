@@ -74,6 +74,7 @@ class Network:
         self.given = 0  # columns of what the current module got
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
+        self._writes = {module: may_write(module) for module in (*modules, *self.layers)}
 
     @property
     def norms(self) -> list[WholeGraphNorm]:
@@ -150,14 +151,14 @@ class Network:
     def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
         number = self.layer_index[index]
-        if may_write(self.layers[index]):
+        if self._writes[self.layers[index]]:
             z, s = z.clone(), tuple(part.clone() for part in s)
         return self._run(number, AGGREGATE, block.rows, self.layers[index].aggregate, block, z, self._pack(index, s))
 
     def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
         number = self.layer_index[index]
-        if may_write(self.layers[index]):
+        if self._writes[self.layers[index]]:
             a, s = a.clone(), tuple(part.clone() for part in s)
         return self._run(number, AGGREGATE, rows, self.layers[index].combine, a, self._pack(index, s))
 
@@ -179,7 +180,7 @@ class Network:
             number, layer = self.layer_index[index - 1], self.layers[index - 1]
             others = [known[source] for source in self.wiring.sources[number][1:]] if self._ends(index - 1) else []
             given += [a, *s]
-            if may_write(layer):
+            if self._writes[layer]:
                 a, s, others = a.clone(), tuple(part.clone() for part in s), [x.clone() for x in others]
             known[number] = self._run(number, UPDATE, rows, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
@@ -205,7 +206,7 @@ class Network:
     ) -> Tensor:
         """A value for a module, copied where the module may write to it and others read it."""
         x = known[source]
-        if not may_write(module):
+        if not self._writes[module]:
             return x
         others = [*given, *(value for number, value in known.items() if number != source)]
         return _apart(x, others) if self.wiring.is_own(source, stage) else x.clone()

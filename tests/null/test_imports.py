@@ -55,7 +55,7 @@ SITS_ON = {
     "nn": "block",
     "models": "nn config",
     "pyg_names": "errors",
-    "convert": "nn pyg_names",
+    "convert": "nn pyg_names connections",
     "modules": "nn",
     "connections": "errors",
     "network": "modules nn connections",
