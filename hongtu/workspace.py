@@ -58,6 +58,14 @@ class WorkspaceTracker(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
         self._on_growth(self.live)
 
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is counted."""
+        return storage._cdata in self._known
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count a storage that no operation has made."""
+        self._see(tensor, ())
+
     def reset_peak(self) -> None:
         self.peak = self.live
 
