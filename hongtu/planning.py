@@ -171,7 +171,8 @@ def _network_shape(
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
-        stage_parameters=_stage_parameters(network),
+        stage_parameters=_stage_parameters(network, transforms=True),
+        update_parameters=_stage_parameters(network, transforms=False),
     )
 
 
@@ -251,12 +252,14 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     )  # fmt: skip
 
 
-def _stage_parameters(network: Network) -> tuple[int, ...]:
-    """About how many parameters each stage uses: all of a layer's count before its aggregate, or all after it."""
+def _stage_parameters(network: Network, *, transforms: bool) -> tuple[int, ...]:
+    """About how many parameters each stage uses, with or without the transform at its end: all of a layer's count
+    before its aggregate, or all after it."""
     counts = [sum(_count(module) for _, module in modules) for modules in network.row_modules]
     for index, layer in enumerate(network.layers):
         before = layer.transform_first or not layer.linear_aggregate
-        counts[index if before else index + 1] += _count(layer)
+        if transforms or not before:
+            counts[index if before else index + 1] += _count(layer)
     return tuple(counts)
 
 

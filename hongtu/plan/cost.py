@@ -147,7 +147,7 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     multiplication and an addition; backward does twice that, and first forward again where nothing was kept."""
     item, width = plan.shape.itemsize, plan.passes.width
     rows = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
-    sweeps = 1 if p.direction == "forward" else 2 if p.keep else 3
+    sweeps = 1 if p.direction == "forward" else 2 if p.keep and not p.again else 3
     known = p.stage is not None and plan.shape.stage_parameters
     parameters = plan.shape.stage_parameters[p.stage] if known and p.stage is not None else 0
     stage: dict[str, Any] = {

@@ -52,6 +52,7 @@ class Pass:
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        again: of that, what layers made is left out, and computed again before its backward.
         holds: vertex tensors that what is kept may lie in.
         has: vertex tensors that backward need not read, for what is kept has of them what it needs.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
@@ -76,6 +77,7 @@ class Pass:
     loss: bool = False
     edge_loss: bool = False
     keep: bool = False
+    again: bool = False
     holds: tuple[str, ...] = ()
     has: frozenset[str] = frozenset()
     hops: int | None = None
@@ -175,7 +177,8 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     pieces: frozenset[str] = frozenset()
     if keep and not prune:
         pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
-        train = [replace(p, has=pieces) if p.keep and p.direction == "backward" else p for p in train]
+        left = [p.keep and p.direction == "backward" and not p.again for p in train]
+        train = [replace(p, has=pieces) if found else p for p, found in zip(train, left, strict=True)]
     return PassList(
         train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
@@ -334,6 +337,7 @@ class _Builder:
             loss=loss,
             edge_loss=last and self.shape.edge_loss,
             keep=keep,
+            again=keep and self._again(k),
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
@@ -345,7 +349,8 @@ class _Builder:
         direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
         from_cache, keep = k == self.cached - 1, self.keep and k < self.last
         linear = from_cache or (layer.linear and not fused)
-        checkpoint = f"a{k}" if linear and not keep else None
+        again = keep and self._again(k)
+        checkpoint = f"a{k}" if linear and (again or not keep) else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
@@ -360,9 +365,18 @@ class _Builder:
             direct=direct,
             loss=fused,
             keep=keep,
+            again=again,
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
+
+    def _again(self, k: int) -> bool:
+        """Whether the stage behind layer k is worth no memory: it begins with what stays anyway, the cached aggregate,
+        and what it computes for its last linear map takes at most an eighth of the products of an epoch."""
+        if k != self.cached - 1 or not self.shape.stage_parameters:
+            return False
+        forward_and_backward = 3 * sum(self.shape.stage_parameters)
+        return 8 * self.shape.update_parameters[k + 1] <= forward_and_backward
 
     def _stage_0_backward(self) -> list[Pass]:
         if not self._goes_back(-1):

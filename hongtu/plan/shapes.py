@@ -97,7 +97,8 @@ class NetworkShape:
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
         stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
-            predicted seconds depend on them.
+            what is predicted to take long depends on them.
+        update_parameters: of those, the ones before the transform at the stage's end.
         trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
@@ -118,6 +119,7 @@ class NetworkShape:
     sparse_input: SparseRows | None = None
     constant_layers: int = 0
     stage_parameters: tuple[int, ...] = ()
+    update_parameters: tuple[int, ...] = ()
     trains: bool = True
     autocast: str = ""
     edge_loss: bool = False
