@@ -39,24 +39,50 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
-Place = list[Tensor]  # of length one: what an operation saved, wherever it lies now
+class Place:
+    """What an operation saved, wherever it lies now.
+
+    Attributes:
+        rows: the saved tensor.
+        version: how often it had been written to then. Torch compares these by itself only where nothing takes saved
+            tensors out of its hands.
+    """
+
+    __slots__ = ("rows", "version")
+
+    def __init__(self, x: Tensor) -> None:
+        self.rows, self.version = x.detach(), x._version
+
+    def taken(self) -> Tensor:
+        if self.rows._version != self.version:
+            raise RuntimeError(
+                "a tensor needed for the gradient has been modified by an inplace operation, as torch refuses on the "
+                "whole graph, too; let the module after it work on a copy: x.clone()"
+            )
+        return self.rows
+
+    def move(self, x: Tensor, same: Tensor) -> None:
+        """Where it is x, have ``same`` instead: other memory with the same numbers."""
+        rows = self.rows
+        if rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride():
+            self.taken()
+            self.rows, self.version = same.data, 0
 
 
 def saving(places: list[Place]) -> saved_tensors_hooks:
     """Inside, what operations save for backward goes to ``places``; clear that list, or it is held by it, too."""
 
     def save(x: Tensor) -> Place:
-        places.append([x.detach()])
+        places.append(Place(x))
         return places[-1]
 
-    return saved_tensors_hooks(save, lambda place: place[0])
+    return saved_tensors_hooks(save, Place.taken)
 
 
 def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
-    """Wherever x was saved, have ``same`` instead: other memory with the same numbers."""
+    """Wherever x was saved, have ``same`` instead."""
     for place in places:
-        if place[0].data_ptr() == x.data_ptr() and place[0].shape == x.shape and place[0].stride() == x.stride():
-            place[0] = same.data
+        place.move(x, same)
 
 
 @dataclass
