@@ -143,6 +143,10 @@ class Convolution(Layer):
             return h
         return torch.relu_(h) if fresh and self.activation is torch.relu else self.activation(h)
 
+    def finish(self, h: Tensor, bias: Tensor | None) -> Tensor:
+        """The activation of h + bias, if there is one."""
+        return self.activate(h) if bias is None else self.activate(h + bias, fresh=True)
+
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:
     if activation is None or callable(activation):
@@ -175,6 +179,11 @@ def linear(in_channels: int, out_channels: int, bias: bool, glorot_weight: bool 
     if glorot_weight:
         glorot(layer.weight)
     return layer
+
+
+def zeros(columns: int, wanted: bool) -> torch.nn.Parameter | None:
+    """A bias, or None."""
+    return torch.nn.Parameter(torch.zeros(columns)) if wanted else None
 
 
 def glorot(parameter: Tensor) -> None:
