@@ -17,15 +17,16 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
-from tests import training
-from tests.training import DEEP, SIX, STRATEGIES, H
+from tests import models, problems, training
+from tests.models import DEEP, SIX, H
+from tests.training import STRATEGIES
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 GCN, GAT = SIX[0], SIX[4]
 
 
 def artifact(m=2, n=3):
-    return training.prepare(training.awkward(), m, n)
+    return problems.prepare(problems.awkward(), m, n)
 
 
 def gcn(dropout=0.0):
@@ -40,7 +41,7 @@ def gcn(dropout=0.0):
 @pytest.mark.parametrize("model", [*SIX, DEEP], ids=repr)
 def test_predictions_come_in_original_order(model, strategy):
     """They equal the reference's, and a graph with permuted ids gives permuted predictions."""
-    problem = training.awkward()
+    problem = problems.awkward()
     reference = model.run_reference(model.build_reference(problem), problem).detach()
     found = training.make_trainer(model, problem, (2, 3), strategy=strategy).predict()
     torch.testing.assert_close(found, reference, rtol=1e-10, atol=1e-10)
@@ -52,13 +53,13 @@ def test_predictions_come_in_original_order(model, strategy):
 
 @functools.cache
 def permutation():
-    return np.random.default_rng(23).permutation(training.awkward().num_vertices)
+    return np.random.default_rng(23).permutation(problems.awkward().num_vertices)
 
 
 @functools.cache
 def shuffled_awkward():
     """Vertex v of ``awkward`` is vertex ``permutation()[v]`` here; the order of the edges is kept."""
-    problem, new_id = training.awkward(), permutation()
+    problem, new_id = problems.awkward(), permutation()
 
     def moved(rows):
         out = np.empty_like(rows)
@@ -73,7 +74,7 @@ def shuffled_awkward():
 
 @strategies
 def test_evaluate_is_the_accuracy_of_predict(strategy):
-    problem = training.awkward()
+    problem = problems.awkward()
     trainer = training.make_trainer(GAT, problem, (2, 3), strategy=strategy)
     trainer.fit(3)
     chosen = trainer.predict().argmax(1).numpy()
@@ -82,7 +83,7 @@ def test_evaluate_is_the_accuracy_of_predict(strategy):
 
 
 def test_evaluate_of_many_labels_is_micro_f1():
-    problem = training.multi_label()
+    problem = problems.multi_label()
     trainer = training.make_trainer(GCN, problem, (2, 3), loss="bce_with_logits")
     trainer.fit(3)
     chosen, true = trainer.predict().numpy() > 0, problem.labels > 0.5
@@ -100,7 +101,7 @@ def test_a_split_without_vertices_scores_nan():
 
 @functools.cache
 def without_val():
-    problem = training.awkward()
+    problem = problems.awkward()
     masks = problem.masks | {"val": np.zeros(problem.num_vertices, dtype=bool)}
     return dataclasses.replace(problem, name="without-val", masks=masks)
 
@@ -108,7 +109,7 @@ def without_val():
 @strategies
 def test_evaluation_fits_the_smallest_budget(strategy):
     for model in (*SIX, DEEP):
-        trainer = training.make_trainer(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
+        trainer = training.make_trainer(model, problems.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
         trainer.evaluate()
         assert trainer.predict().shape == (64, 3)
 
@@ -343,7 +344,7 @@ def test_fit_evaluates_now_and_then_and_after_the_last(tmp_path):
 
 def test_the_run_directorys_lines_are_json(tmp_path):
     """Also where a split is empty: NaN is no JSON."""
-    trainer = hongtu.Trainer(training.prepare(without_val(), 1, 1), gcn())
+    trainer = hongtu.Trainer(problems.prepare(without_val(), 1, 1), gcn())
     trainer.fit(1, eval_every=1, run_dir=tmp_path)
 
     def refuse(constant):
@@ -381,7 +382,7 @@ def test_early_stopping_needs_a_validation_score():
     trainer = hongtu.Trainer(artifact(), gcn())
     with pytest.raises(InputError, match="eval_every"):
         trainer.fit(3, patience=2)
-    empty = hongtu.Trainer(training.prepare(without_val(), 1, 1), gcn())
+    empty = hongtu.Trainer(problems.prepare(without_val(), 1, 1), gcn())
     with pytest.raises(InputError, match="val"):
         empty.fit(3, patience=2, eval_every=1)
     assert trainer.epoch == empty.epoch == 0
@@ -482,8 +483,8 @@ def test_freezing_and_thawing_between_epochs():
 
 
 def test_frozen_first_layer_gives_the_same_gradients_to_the_others():
-    expected = training.make_trainer(GAT, training.awkward(), (2, 3))
-    trainer = training.make_trainer(GAT, training.awkward(), (2, 3))
+    expected = training.make_trainer(GAT, problems.awkward(), (2, 3))
+    trainer = training.make_trainer(GAT, problems.awkward(), (2, 3))
     trainer.model[0].requires_grad_(False)
     expected.train_epoch()
     trainer.train_epoch()
@@ -543,7 +544,7 @@ def test_two_trainers_of_the_same_layers_do_not_disturb_each_other(strategy):
     expected = hongtu.Trainer(artifact(), gcn(0.5), seed=1, strategy=strategy).train_epoch().loss
     layers = gcn(0.5)
     first = hongtu.Trainer(artifact(), layers, seed=1, strategy=strategy)
-    second = hongtu.Trainer(training.prepare(without_val(), 1, 7), layers, seed=2)
+    second = hongtu.Trainer(problems.prepare(without_val(), 1, 7), layers, seed=2)
     second.predict()
     assert first.train_epoch().loss == expected
 
@@ -645,10 +646,10 @@ def test_a_loss_of_the_wrong_shape_is_refused():
 @pytest.mark.parametrize("model", [GCN, SIX[2], GAT, DEEP], ids=repr)
 def test_the_smallest_budget_works_and_one_byte_less_is_refused(model, strategy):
     options = {"strategy": strategy, "optimizer": adam_and_step}
-    trainer = training.make_trainer(model, training.awkward(), (2, 3), device_memory="smallest", **options)
+    trainer = training.make_trainer(model, problems.awkward(), (2, 3), device_memory="smallest", **options)
     trainer.fit(1, eval_every=1)
     with pytest.raises(BudgetError) as caught:
-        training.make_trainer(model, training.awkward(), (2, 3), device_memory=trainer._budget - 1, **options)
+        training.make_trainer(model, problems.awkward(), (2, 3), device_memory=trainer._budget - 1, **options)
     message = str(caught.value)
     assert f"device_memory is {trainer._budget - 1} bytes, the smallest that works is {trainer._budget}" in message
     assert re.search(r"chunk \(\d, \d\)", message) and "--chunks" in message
@@ -764,7 +765,7 @@ class NoParameters(hnn.Layer):
 @strategies
 def test_a_first_layer_without_parameters(strategy):
     """[mean, mean, GCN] equals a GCN on features averaged twice; no gradient needs to go below the last layer."""
-    problem = training.awkward()
+    problem = problems.awkward()
     h = torch.from_numpy(problem.features).double()
     source, destination = problem.edge_index
     degree = torch.bincount(destination, minlength=len(h)).clamp(min=1).unsqueeze(1)
@@ -773,8 +774,8 @@ def test_a_first_layer_without_parameters(strategy):
     averaged = dataclasses.replace(problem, features=h.float().numpy())
     last = hnn.GCNConv(6, 3)
     options = {"strategy": strategy, "dtype": torch.float64, "optimizer": training.sgd}
-    expected = hongtu.Trainer(training.prepare(averaged, 1, 1), [copy.deepcopy(last)], **options)
-    trainer = hongtu.Trainer(training.prepare(problem, 2, 3), [NoParameters(), NoParameters(), last], **options)
+    expected = hongtu.Trainer(problems.prepare(averaged, 1, 1), [copy.deepcopy(last)], **options)
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), [NoParameters(), NoParameters(), last], **options)
     assert trainer.train_epoch().loss == pytest.approx(expected.train_epoch().loss, rel=1e-6)  # features are float32
     assert trainer.gradients().keys() == {"2.lin.weight", "2.bias"}
     for name, gradient in expected.gradients().items():
@@ -792,11 +793,11 @@ def test_a_model_of_one_layer(index, strategy):
 
     reference = [
         lambda: pyg.GCNConv(6, 3), lambda: pyg.SAGEConv(6, 3), lambda: pyg.GINConv(nn.Linear(6, 3)),
-        lambda: training.CommNetReference(6, 3), lambda: pyg.GATConv(6, 3), lambda: pyg.ResGatedGraphConv(6, 3),
+        lambda: models.CommNetReference(6, 3), lambda: pyg.GATConv(6, 3), lambda: pyg.ResGatedGraphConv(6, 3),
     ][index]  # fmt: skip
-    model = training.Model("one", lambda f, c: [make()], lambda f, c: [reference()])
-    trainer = training.make_trainer(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
-    training.assert_same(training.train(trainer), training.train_reference(model, training.awkward()), 1e-9)
+    model = models.Model("one", lambda f, c: [make()], lambda f, c: [reference()])
+    trainer = training.make_trainer(model, problems.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
+    training.assert_same(training.train(trainer), training.train_reference(model, problems.awkward()), 1e-9)
 
 
 @pytest.mark.parametrize("loops", [0, 1, 3])
@@ -806,7 +807,7 @@ def test_a_graph_of_one_vertex(loops):
         "masks": {"train": np.ones(1, dtype=bool)},
     }  # fmt: skip
     found = hongtu.preprocess_graph(
-        np.zeros((2, loops), dtype=np.int64), 1, training.new_path(), **arrays, partitions=1, chunks=1
+        np.zeros((2, loops), dtype=np.int64), 1, problems.new_path(), **arrays, partitions=1, chunks=1
     )
     for strategy in STRATEGIES:
         for layers in (
@@ -821,7 +822,7 @@ def test_a_graph_of_one_vertex(loops):
 
 
 def test_a_graph_without_edges():
-    problem = dataclasses.replace(training.awkward(), edges=np.empty((2, 0), dtype=np.int64), weights=None, name="bare")
+    problem = dataclasses.replace(problems.awkward(), edges=np.empty((2, 0), dtype=np.int64), weights=None, name="bare")
     for model in SIX:
         for strategy in STRATEGIES:
             trainer = training.make_trainer(model, problem, (2, 3), strategy=strategy, device_memory="smallest")
@@ -834,11 +835,11 @@ def test_empty_chunks():
     """A partition smaller than n has empty chunks."""
     rng = np.random.default_rng(0)
     edges = np.stack([rng.integers(0, 12, 60), np.r_[np.zeros(45, dtype=int), rng.integers(1, 12, 15)]])
-    problem = training.Problem(
+    problem = problems.Problem(
         "lopsided", edges, None, rng.normal(size=(12, 6)).astype(np.float32), np.arange(12) % 3,
         dict.fromkeys(("train",), np.ones(12, dtype=bool)),
     )  # fmt: skip
-    found = training.prepare(problem, 3, 4, partitioner="range")
+    found = problems.prepare(problem, 3, 4, partitioner="range")
     assert (found.topology.num_dst == 0).any()
     for model in SIX:
         expected = training.train_reference(model, problem, 3)
