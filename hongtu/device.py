@@ -9,9 +9,11 @@ a :class:`~hongtu.workspace.WorkspaceTracker`. Their sum never exceeds the budge
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +22,10 @@ from torch import Tensor
 from hongtu import row_copies
 from hongtu.dispatch import NUMBA, Kernels
 from hongtu.errors import DeviceOutOfMemory
+from hongtu.kept_memory import LEAST, KeptMemory
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
+from hongtu.products import substitutes
 from hongtu.streams import Inline, Streams
 from hongtu.workspace import WorkspaceTracker
 
@@ -35,13 +39,22 @@ class Device(ABC):
         traffic: counter that every copy of this device adds to.
         streams: where its work is queued.
         kernels: what runs on its tensors.
+        substitutes: what layers' operations are replaced with.
 
     Attributes:
         arena: bytes of live planned buffers; ``arena_peak`` is the highest so far.
         peak: highest sum of planned buffers and workspace.
     """
 
-    def __init__(self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        name: str,
+        budget: int | None,
+        traffic: Traffic,
+        streams: Streams,
+        kernels: Kernels,
+        substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         self.name, self.budget, self.traffic = name, budget, traffic
         self.streams, self.kernels = streams, kernels
         self.arena = self.arena_peak = self.peak = 0
@@ -49,7 +62,7 @@ class Device(ABC):
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self._empty)
-        self._workspace = WorkspaceTracker(self._account)
+        self._workspace = WorkspaceTracker(self._account, substitutes)
 
     # ---------------------------------------------------------------- memory
 
@@ -119,6 +132,14 @@ class Device(ABC):
         with self._workspace:
             yield
         self.traffic.seconds["compute"] += perf_counter() - start
+
+    def made_by_layers(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in memory that layers took."""
+        return self._workspace.knows(tensor.untyped_storage())
+
+    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        """Inside ``compute``: a copy of what stays until another pass, or None where it stays where it is."""
+        return None
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -245,10 +266,18 @@ class CpuDevice(Device):
     """The CPU as a device: plain memory behind a device's interface."""
 
     def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
-        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA)
+        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
+        self._kept = KeptMemory()
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        if storage.nbytes() < LEAST or self._kept.has(storage) or not self._workspace.knows(storage):
+            return None
+        copied = self._kept.copy(storage)
+        self._workspace.count(copied)
+        return copied.untyped_storage()
 
     def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
         self.kernels.add_rows(cache, slots, peer_cache, peer_slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +62,15 @@ class Place:
             )
         return self.rows
 
-    def move(self, x: Tensor, same: Tensor) -> None:
-        """Where it is x, have ``same`` instead: other memory with the same numbers."""
+    def move(self, rows: Tensor) -> None:
+        """Have the same numbers in other memory."""
+        if rows is not self.rows:
+            changed = self.rows._version != self.version
+            self.rows, self.version = rows, -1 if changed else rows._version
+
+    def is_at(self, x: Tensor) -> bool:
         rows = self.rows
-        if rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride():
-            self.taken()
-            self.rows, self.version = same.data, 0
+        return rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride()
 
 
 def saving(places: list[Place]) -> saved_tensors_hooks:
@@ -82,7 +86,30 @@ def saving(places: list[Place]) -> saved_tensors_hooks:
 def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
     """Wherever x was saved, have ``same`` instead."""
     for place in places:
-        place.move(x, same)
+        if place.is_at(x):
+            place.move(same.data)
+
+
+class Settled:
+    """What one chunk keeps, in the memory that its device has for it; one copy of every storage.
+
+    Args:
+        keep: copies a storage there; None where it may stay.
+    """
+
+    def __init__(self, keep: Callable[[torch.UntypedStorage], torch.UntypedStorage | None]) -> None:
+        self._keep = keep
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage | None]] = {}
+
+    def of(self, x: Tensor) -> Tensor:
+        """The same numbers, where they stay."""
+        storage = x.untyped_storage()
+        if storage._cdata not in self._copies:
+            self._copies[storage._cdata] = storage, self._keep(storage)
+        copied = self._copies[storage._cdata][1]
+        if copied is None:
+            return x
+        return torch.empty(0, dtype=x.dtype).set_(copied, x.storage_offset(), x.size(), x.stride())
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,21 +19,24 @@ class WorkspaceTracker(TorchDispatchMode):
 
     Args:
         on_growth: called with the live bytes after each growth; it may raise.
+        substitutes: what to call in place of an operation, where the device knows better.
 
     Attributes:
         live: bytes of live storages; ``peak`` is the highest so far.
     """
 
-    def __init__(self, on_growth: Callable[[int], None]) -> None:
+    def __init__(
+        self, on_growth: Callable[[int], None], substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
+    ) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._on_growth = on_growth
+        self._on_growth, self._substitutes = on_growth, substitutes
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self._substitutes.get(func, func)(*args, **(kwargs or {}))
         if func.is_view:
             return out
         given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
@@ -53,6 +57,14 @@ class WorkspaceTracker(TorchDispatchMode):
         self.live += nbytes
         self.peak = max(self.peak, self.live)
         self._on_growth(self.live)
+
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is counted."""
+        return storage._cdata in self._known
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count a storage that no operation has made."""
+        self._see(tensor, ())
 
     def reset_peak(self) -> None:
         self.peak = self.live

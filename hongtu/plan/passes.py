@@ -53,6 +53,7 @@ class Pass:
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
         holds: vertex tensors that what is kept may lie in.
+        has: vertex tensors that backward need not read, for what is kept has of them what it needs.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
@@ -76,6 +77,7 @@ class Pass:
     edge_loss: bool = False
     keep: bool = False
     holds: tuple[str, ...] = ()
+    has: frozenset[str] = frozenset()
     hops: int | None = None
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -90,6 +92,7 @@ class Pass:
     def inputs(self) -> tuple[str, ...]:
         """Vertex tensors read by contiguous rows, each once."""
         names = (() if self.source is None else (self.source,)) + self.s + self.values
+        names = tuple(name for name in names if name not in self.has)
         if self.moments is not None and self.keep and self.direction == "backward":
             names += (self.moments,)  # which is not computed again
         return tuple(dict.fromkeys(names))
@@ -111,6 +114,7 @@ class PassList:
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
         wanted: vertex tensors that get a gradient: those that depend on something that is trained.
+        pieces: vertex tensors that chunks keep for themselves, as layers made them, where stages are kept.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
         returned: per stage, the tensors that running it gives, in order; the features are no output.
@@ -122,6 +126,7 @@ class PassList:
     width: dict[str, int]
     constant: frozenset[str]
     wanted: frozenset[str]
+    pieces: frozenset[str]
     on_host: frozenset[str]
     layer_inputs: tuple[tuple[str, ...], ...]
     returned: tuple[tuple[str, ...], ...]
@@ -162,6 +167,15 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
+    on_host = (
+        {OUTPUT}
+        | ({gradient(OUTPUT)} if shape.edge_loss else set())
+        | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
+    )
+    pieces: frozenset[str] = frozenset()
+    if keep and not prune:
+        pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
+        train = [replace(p, has=pieces) if p.keep and p.direction == "backward" else p for p in train]
     return PassList(
         train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
@@ -169,11 +183,8 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset(
-            {OUTPUT}
-            | ({gradient(OUTPUT)} if shape.edge_loss else set())
-            | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
-        ),
+        pieces=pieces,
+        on_host=frozenset(on_host),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
         returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
     )
@@ -409,6 +420,12 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
         frees = tuple(n for n in touched[k] if n not in after)
         result.append(replace(p, creates=creates, frees=frees))
     return tuple(result)
+
+
+def _of_one_chunk(passes: tuple[Pass, ...]) -> frozenset[str]:
+    """The vertex tensors that passes write and nobody else's chunk reads or adds to."""
+    written = {name for p in passes for name in (*p.outputs, *p.direct) if name is not None}
+    return frozenset(written - {name for p in passes for name in (p.exchange, p.flush)} - {FEATURES})
 
 
 def _touches(p: Pass) -> dict[str, None]:
