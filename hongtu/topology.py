@@ -117,7 +117,7 @@ class Topology:
 
     @cached_property
     def largest_chunks(self) -> frozenset[int]:
-        """Of every partition, those with the most destinations, sources and edges: what layers take grows with these."""
+        """In every partition those with most destinations, sources and edges: what layers take grows with these."""
         found: set[int] = set()
         for amounts in (self.num_dst, self.num_sources, self.chunk_edges):
             found |= set(

@@ -32,6 +32,8 @@ class Layer(torch.nn.Module):
         uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
         uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
         uses_edge_type: the same for ``block.edge_type``.
+        edge_exponentials: columns of every edge of which ``aggregate`` takes an exponential; only predicted seconds
+            depend on it.
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
@@ -43,6 +45,7 @@ class Layer(torch.nn.Module):
     uses_edge_features: bool = False
     uses_edge_type: bool = False
     edge_data_optional: bool = False
+    edge_exponentials: int = 0
     transform_first: bool = False
 
     def __init__(self) -> None:

@@ -17,7 +17,13 @@ def test_a_sample_has_every_chunk_first_then_the_largest_always_and_the_others_i
             sample.ran("forward 0", chunk, (300 if chunk == 3 else 100) if chunk in counted else None)
         seen.append(counted)
         assert 3 in counted and (run > 0 or counted == list(range(5)))
-    assert sorted(sum(seen[1 : 1 + Sample.EVERY], [])) == [0, 1, 2, *[3] * Sample.EVERY, 4]
+    assert sorted(chunk for counted in seen[1 : 1 + Sample.EVERY] for chunk in counted) == [
+        0,
+        1,
+        2,
+        *[3] * Sample.EVERY,
+        4,
+    ]
 
 
 def test_a_device_counts_the_largest_chunk_in_every_epoch() -> None:
