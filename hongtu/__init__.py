@@ -9,9 +9,11 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Torch's and numba's OpenMP threads would otherwise spin beside one another between parallel loops: on two cores an
-# epoch then takes two to four times as long. Set before either library loads; what the user has set stays.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Torch's and numba's OpenMP threads wait beside one another between parallel loops. Spinning for long takes the cores
+# from each other, and from other processes; where they sleep at once, waking them up costs more than a small chunk's
+# sums. So they spin for some 20 us. Set before either library loads; what the user has set stays.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 __all__ = [

@@ -6,6 +6,8 @@ explain the measured passes best, by non-negative least squares over their relat
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,21 +19,19 @@ import torch
 from scipy.optimize import nnls
 
 from hongtu import row_copies
-from hongtu.artifact import Artifact
-from hongtu.config import PreprocessConfig
+from hongtu.artifact import Artifact, open_artifact
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
 from hongtu.plan.cost import partition_work, pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
-from hongtu.preprocess.generate import generate
-from hongtu.preprocess.pipeline import preprocess_directory
 from hongtu.trainer import Trainer
 
 COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
 HOST_ROWS = 2**18  # 128 MiB: more than a cache holds
 MOVED = 2**16
+ROWS, WIDE = 2**14, 256  # of a dense product
 REPEATS = 5
 FEATURES = 48
 GRAPHS = {"large": (80_000, 960_000, 32), "tiny": (2_000, 8_000, 40)}  # vertices, edges, chunks
@@ -58,13 +58,13 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("function", "function_bandwidth", False),
     ("function_edges", "function_edge_seconds", True),
     ("exponentials", "exponential_seconds", True),
-    ("flops", "flops", False),
     ("swept", "sweep_bandwidth", False),
     ("chunks", "stage_seconds", True),
     ("aggregate_chunks", "aggregate_stage_seconds", True),
     ("gradient_chunks", "gradient_stage_seconds", True),
     ("loss_chunks", "loss_stage_seconds", True),
     ("function_chunks", "function_stage_seconds", True),
+    ("statistics_chunks", "statistics_stage_seconds", True),
 )
 
 
@@ -103,8 +103,14 @@ def _fresh_rate() -> float:
     return 2 * source.nbytes / _best(source.clone)
 
 
+def _product_rate() -> float:
+    """Operations per second of a dense product that is wide enough to keep the cores busy."""
+    rows, weight = torch.ones(ROWS, WIDE), torch.ones(WIDE, WIDE)
+    return 2 * ROWS * WIDE * WIDE / _best(lambda: rows @ weight)
+
+
 def _links() -> dict[str, float]:
-    """Rows copied to, and added to, random places: bytes per second, and seconds per row; and contiguous ones."""
+    """Rows copied to, and added to, random places: bytes per second, and seconds per row; contiguous ones; products."""
     rng = np.random.default_rng(0)
     rows = np.sort(rng.permutation(HOST_ROWS)[:MOVED]).astype(np.int32)  # a plan's loads are sorted by row
     slots = rng.permutation(MOVED).astype(np.int32)
@@ -126,6 +132,7 @@ def _links() -> dict[str, float]:
         "host_add": 1 / more,
         "contiguous_link": _contiguous_rate(),
         "fresh_bandwidth": _fresh_rate(),
+        "flops": _product_rate(),
     }
 
 
@@ -133,7 +140,7 @@ Amounts = dict[str, float]
 
 
 def _passes(hardware: Hardware) -> list[tuple[Amounts, float, float]]:
-    """What passes of small models do, the seconds that it takes, and of these how many copies should take."""
+    """What passes of small models do, the seconds that it takes, and of these what is measured alone."""
     found = []
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
         artifacts = {name: _artifact(Path(folder) / name, *size) for name, size in GRAPHS.items()}
@@ -148,10 +155,11 @@ def _passes(hardware: Hardware) -> list[tuple[Amounts, float, float]]:
 
 
 def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> tuple[Amounts, float, float]:
-    """What a pass does on the first device, its seconds, and those of its copies."""
+    """What a pass does on the first device, its seconds, and of these what its copies and products should take."""
     found = pass_seconds(plan, p, hardware)
-    copies = found.load + found.flush + found.peer + found.contiguous + found.accumulate
-    return asdict(partition_work(plan, p, 0)), seconds, copies
+    work = partition_work(plan, p, 0)
+    known = found.load + found.flush + found.peer + found.contiguous + found.accumulate + work.flops / hardware.flops
+    return asdict(work), seconds, known
 
 
 def _pass_seconds(trainer: Trainer) -> dict[str, float]:
@@ -170,12 +178,12 @@ def _pass_seconds(trainer: Trainer) -> dict[str, float]:
 
 
 def _rates(passes: list[tuple[Amounts, float, float]]) -> dict[str, float]:
-    """The rates that explain what was measured beside copies; none for what is found to cost nothing."""
+    """The rates that explain the rest of what was measured; none for what is found to cost nothing."""
     amounts = np.array([[found[name] for name, _, _ in RATES] for found, _, _ in passes], dtype=np.float64)
-    seconds, copies = (np.array(column) for column in list(zip(*passes, strict=True))[1:])
+    seconds, known = (np.array(column) for column in list(zip(*passes, strict=True))[1:])
     weighted = amounts / seconds[:, None]
     scale = np.maximum(weighted.max(axis=0), 1e-300)
-    each = nnls(weighted / scale, np.maximum(1 - copies / seconds, 0))[0] / scale
+    each = nnls(weighted / scale, np.maximum(1 - known / seconds, 0))[0] / scale
     return {
         rate: float(cost if direct else 1 / cost)
         for (_, rate, direct), cost in zip(RATES, each, strict=True)
@@ -184,6 +192,12 @@ def _rates(passes: list[tuple[Amounts, float, float]]) -> dict[str, float]:
 
 
 def _artifact(path: Path, vertices: int, edges: int, chunks: int) -> Artifact:
-    generate("citation", path / "graph", vertices=vertices, edges=edges, features=FEATURES, classes=8, seed=7)
-    config = PreprocessConfig(partitions=1, chunks=chunks, partitioner="range", order="input")
-    return preprocess_directory(path / "graph", path / "artifact", config)
+    """Made by other processes: threads that preprocessing leaves behind slow down small kernels of this one."""
+    graph, artifact = str(path / "graph"), str(path / "artifact")
+    sizes = {"vertices": vertices, "edges": edges, "features": FEATURES, "classes": 8, "seed": 7}
+    settings = {"partitions": 1, "chunks": chunks, "partitioner": "range", "order": "input"}
+    path.mkdir()
+    for words, options in ((("generate", "citation", graph), sizes), (("preprocess", graph, artifact), settings)):
+        given = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+        subprocess.run([sys.executable, "-m", "hongtu", *words, *given], check=True, stdout=subprocess.DEVNULL)
+    return open_artifact(artifact)

@@ -120,7 +120,8 @@ class Work:
         flops: multiplications and additions of dense products, in those of 4-byte numbers.
         swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
-            these, loss_chunks the loss, and function_chunks a function of edges.
+            these, loss_chunks the loss, function_chunks a function of edges, and statistics_chunks degrees that a layer
+            computes with, once for each.
     """
 
     summed: float = 0.0
@@ -137,6 +138,7 @@ class Work:
     gradient_chunks: int = 0
     loss_chunks: int = 0
     function_chunks: int = 0
+    statistics_chunks: int = 0
 
 
 def partition_work(plan: ExecutionPlan, p: Pass, i: int) -> Work:
@@ -166,6 +168,7 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
         "aggregate_chunks": chunks if p.layer is not None else 0,
         "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
         "loss_chunks": chunks if p.loss else 0,
+        "statistics_chunks": chunks * sum(plan.shape.layers[k].uses_statistics for k in _layers_near(plan, p)),
         "flops": 2 * vertices * (sweeps * stage_work.parameters - saved) * item / 4,  # rates are of 4-byte numbers
         "swept": vertices * (sweeps * (rows + stage_work.columns) + loss) * item,
     }
@@ -191,6 +194,11 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
 
 
+def _layers_near(plan: ExecutionPlan, p: Pass) -> list[int]:
+    """The layers whose update or transform a pass's stage runs."""
+    return [k for k in (p.layer, p.stage) if k is not None and k < len(plan.shape.layers)]
+
+
 def _input_wanted(plan: ExecutionPlan, p: Pass) -> bool:
     """Whether what a pass's stage begins with gets a gradient."""
     names = (FEATURES,) if p.layer is None else plan.passes.layer_inputs[p.layer]
@@ -204,6 +212,7 @@ def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
         + work.gradient_chunks * hardware.gradient_stage_seconds
         + work.loss_chunks * hardware.loss_stage_seconds
         + work.function_chunks * hardware.function_stage_seconds
+        + work.statistics_chunks * hardware.statistics_stage_seconds
     )
 
 

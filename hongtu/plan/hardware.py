@@ -40,8 +40,9 @@ class Hardware:
             time.
         flops: float32 operations per second of a dense product on one device.
         stage_seconds: fixed cost of running one chunk of one pass.
-        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds: what a chunk
-            costs beyond that where it aggregates, has gradients of that, has the loss, has a function of edges.
+        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds,
+            statistics_stage_seconds: what a chunk costs beyond that where it aggregates, has gradients of that, has the
+            loss, has a function of edges, for each layer that computes with degrees.
         device_memory: bytes of one device, or None where nothing but the host limits it.
         largest_reused: bytes of a tensor that the allocator hands out again as it is, or None for any size.
         staged: whether devices have memory of their own, so that rows reach them through staging memory and copies
@@ -70,6 +71,7 @@ class Hardware:
     gradient_stage_seconds: float
     loss_stage_seconds: float
     function_stage_seconds: float
+    statistics_stage_seconds: float
     device_memory: int | None = None
     largest_reused: int | None = None
     staged: bool = False
@@ -122,26 +124,27 @@ class Hardware:
 # Measured by `hongtu doctor --measure` on two cores of a cloud server.
 CPU = Hardware(
     name="cpu",
-    host_link=2.2e9,
-    peer_link=2.2e9,
-    reuse_link=2.2e9,
-    contiguous_link=4e9,
-    row_seconds=1e-8,
+    host_link=2.5e10,
+    peer_link=2.5e10,
+    reuse_link=2.5e10,
+    contiguous_link=4e10,
+    row_seconds=1e-9,
     host_add=2e11,
-    memory_bandwidth=2e10,
-    transpose_bandwidth=2e10,
-    edge_seconds=1e-9,
-    function_bandwidth=1e10,
-    function_edge_seconds=1e-9,
-    exponential_seconds=1e-9,
-    sweep_bandwidth=2e10,
-    fresh_bandwidth=4e9,
-    flops=8e10,
-    stage_seconds=2e-4,
-    aggregate_stage_seconds=3e-4,
-    gradient_stage_seconds=4e-4,
-    loss_stage_seconds=5e-4,
-    function_stage_seconds=1.6e-3,
+    memory_bandwidth=3.7e10,
+    transpose_bandwidth=3.7e10,
+    edge_seconds=7e-9,
+    function_bandwidth=3.3e10,
+    function_edge_seconds=1.1e-8,
+    exponential_seconds=8e-10,
+    sweep_bandwidth=1.9e10,
+    fresh_bandwidth=7.7e9,
+    flops=2e11,
+    stage_seconds=1.2e-4,
+    aggregate_stage_seconds=1.2e-4,
+    gradient_stage_seconds=2.6e-4,
+    loss_stage_seconds=2.9e-4,
+    function_stage_seconds=4.6e-4,
+    statistics_stage_seconds=1e-5,
     largest_reused=32 << 20,  # of glibc: larger blocks are mapped, and their pages cleared, each time
 )
 
@@ -170,6 +173,7 @@ A100X4 = Hardware(
     gradient_stage_seconds=1e-5,
     loss_stage_seconds=1e-5,
     function_stage_seconds=3e-4,
+    statistics_stage_seconds=1e-5,
     device_memory=80 * 2**30,
     staged=True,
 )
@@ -197,6 +201,7 @@ H200 = Hardware(
     gradient_stage_seconds=1e-5,
     loss_stage_seconds=1e-5,
     function_stage_seconds=3e-4,
+    statistics_stage_seconds=1e-5,
     device_memory=141 * 10**9,
     staged=True,
 )
