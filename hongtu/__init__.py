@@ -9,11 +9,12 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Torch's and numba's OpenMP threads wait beside one another between parallel loops. Spinning for long takes the cores
-# from each other, and from other processes; where they sleep at once, waking them up costs more than a small chunk's
-# sums. So they spin for some 20 us. Set before either library loads; what the user has set stays.
+# Torch's and numba's OpenMP threads would otherwise spin beside one another between parallel loops: an epoch can take
+# two to four times as long. So they spin for some microseconds only, and sleep then; threads that sleep at once make
+# short operations slow, too. Set before either library loads; what the user has set stays.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 __version__ = "0.1.0"
 __all__ = [

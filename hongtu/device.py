@@ -9,9 +9,11 @@ a :class:`~hongtu.workspace.WorkspaceTracker`. Their sum never exceeds the budge
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from hongtu.dispatch import NUMBA, Kernels
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
+from hongtu.products import substitutes
 from hongtu.streams import Inline, Streams
 from hongtu.workspace import Sample, WorkspaceTracker
 
@@ -35,13 +38,22 @@ class Device(ABC):
         traffic: counter that every copy of this device adds to.
         streams: where its work is queued.
         kernels: what runs on its tensors.
+        substitutes: what layers' operations are replaced with.
 
     Attributes:
         arena: bytes of live planned buffers; ``arena_peak`` is the highest so far.
         peak: highest sum of planned buffers and workspace.
     """
 
-    def __init__(self, name: str, budget: int | None, traffic: Traffic, streams: Streams, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        name: str,
+        budget: int | None,
+        traffic: Traffic,
+        streams: Streams,
+        kernels: Kernels,
+        substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         self.name, self.budget, self.traffic = name, budget, traffic
         self.streams, self.kernels = streams, kernels
         self.arena = self.arena_peak = self.peak = 0
@@ -49,7 +61,7 @@ class Device(ABC):
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self._empty)
-        self._workspace = WorkspaceTracker(self._account)
+        self._workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
 
     # ---------------------------------------------------------------- memory
@@ -127,7 +139,7 @@ class Device(ABC):
         """
         start = perf_counter()
         counted = always or self._sample.takes(name, chunk)
-        with self._workspace if counted else nullcontext():
+        with self._workspace.of(counted) or nullcontext():
             yield
         if not always:
             self._sample.ran(name, chunk, self._workspace.recent if counted else None)
@@ -258,7 +270,7 @@ class CpuDevice(Device):
     """The CPU as a device: plain memory behind a device's interface."""
 
     def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
-        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA)
+        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)

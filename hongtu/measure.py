@@ -26,6 +26,7 @@ from hongtu.plan.cost import partition_work, pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
+from hongtu.products import substitutes
 from hongtu.trainer import Trainer
 
 COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
@@ -106,7 +107,8 @@ def _fresh_rate() -> float:
 def _product_rate() -> float:
     """Operations per second of a dense product that is wide enough to keep the cores busy."""
     rows, weight = torch.ones(ROWS, WIDE), torch.ones(WIDE, WIDE)
-    return 2 * ROWS * WIDE * WIDE / _best(lambda: rows @ weight)
+    multiply = substitutes().get(torch.ops.aten.mm.default, torch.mm)
+    return 2 * ROWS * WIDE * WIDE / _best(lambda: multiply(rows, weight))
 
 
 def _links() -> dict[str, float]:

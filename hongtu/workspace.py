@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,16 +20,24 @@ class WorkspaceTracker(TorchDispatchMode):
 
     Args:
         on_growth: called with the live bytes after each growth; it may raise.
+        substitutes: what to call in place of an operation, where the device knows better.
 
     Attributes:
         live: bytes of live storages; ``peak`` is the highest so far, ``recent`` since the mode was entered last.
     """
 
-    def __init__(self, on_growth: Callable[[int], None]) -> None:
+    def __init__(
+        self, on_growth: Callable[[int], None], substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
+    ) -> None:
         super().__init__()
         self.live = self.peak = self.recent = 0
-        self._on_growth = on_growth
+        self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def of(self, counted: bool) -> WorkspaceTracker | None:
+        """The mode, which counts or only substitutes, or None where neither is to be done."""
+        self._counts = counted
+        return self if counted or self._substitutes else None
 
     def __enter__(self) -> WorkspaceTracker:
         self.recent = self.live
@@ -37,8 +46,8 @@ class WorkspaceTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func.is_view:
+        out = self._substitutes.get(func, func)(*args, **(kwargs or {}))
+        if not self._counts or func.is_view:
             return out
         given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
         for tensor in out if isinstance(out, tuple | list) else (out,):

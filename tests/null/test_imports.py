@@ -61,7 +61,7 @@ SITS_ON = {
     "network": "modules nn connections",
     "tracing": "network plan",  # what the planner must know of the layers
     "host_store": "artifact row_copies pool",
-    "device": "pool artifact metrics row_copies workspace dispatch streams",
+    "device": "pool products artifact metrics row_copies workspace dispatch streams",
     "staged_device": "device",
     "transfer": "host_store device plan",
     "chunk_inputs": "block device host_store plan",
@@ -77,6 +77,7 @@ SITS_ON = {
     "random_state": "",
     "run_directory": "snapshot metrics",
     "pool": "",
+    "products": "",
     "dry": "staged_device plan",
     "pinned": "",
     "cuda": "staged_device plan pinned",

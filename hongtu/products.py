@@ -1,0 +1,117 @@
+"""Dense float32 products on processors where torch's own do not use what the processor has.
+
+torch's products are MKL's, which runs AVX2 code on every processor that is not Intel's; oneDNN, which is in torch, too,
+runs AVX-512 there: about twice as fast. But oneDNN makes code for every shape that it meets and keeps it, which takes a
+millisecond and a megabyte each, and chunks are of many shapes. So products are cut into blocks of one shape, and MKL
+takes what is left. Not used for float64, which oneDNN does not multiply. A block's own output is the library's
+workspace, which nobody counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 512  # rows of a block: its output stays in the processor's cache until it is copied
+LEAST = 32  # columns of anything smaller are not worth a call
+
+aten = torch.ops.aten
+
+
+@cache
+def substitutes() -> dict[Any, Callable[..., Tensor]]:
+    """Functions to call in place of torch's operations, by operation; {} where torch's are as good."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():
+        return {}
+    if "AuthenticAMD" not in _cpuinfo() or not torch.backends.mkldnn.is_available():
+        return {}
+    try:  # what torch.compile calls for a linear layer
+        _linear(torch.ones(1, 1), torch.ones(1, 1))
+    except (AttributeError, RuntimeError, TypeError):
+        return {}
+    return {aten.mm.default: mm, aten.addmm.default: addmm, aten.addmm_.default: addmm_}
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+
+
+def _linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, bias_N, "none", [], "")
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, as ``torch.mm``."""
+    if _rows_in_blocks(a, b):
+        out = a.new_empty((len(a), b.shape[1]))
+        _multiply(a, b, None, out, add=False)
+        return out
+    if _sum_in_blocks(a, b):
+        return _sum_of_products(a, b)
+    return aten.mm.default(a, b)
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """bias + a @ b, as ``torch.addmm``."""
+    plain = beta == alpha == 1 and bias.dim() == 1 and bias.dtype == a.dtype and len(bias) == b.shape[1]
+    if not (plain and _rows_in_blocks(a, b)):
+        return aten.addmm.default(bias, a, b, beta=beta, alpha=alpha)
+    out = a.new_empty((len(a), b.shape[1]))
+    _multiply(a, b, bias.contiguous(), out, add=False)
+    return out
+
+
+def addmm_(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """out += a @ b, as ``torch.Tensor.addmm_``."""
+    if beta == alpha == 1 and out.dtype == a.dtype and _rows_in_blocks(a, b):
+        _multiply(a, b, None, out, add=True)
+        return out
+    return aten.addmm_.default(out, a, b, beta=beta, alpha=alpha)
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
+    w = b.t().contiguous()
+    whole = len(a) // BLOCK * BLOCK
+    for first in range(0, whole, BLOCK):
+        part = _linear(a[first : first + BLOCK], w, bias)
+        rows = out[first : first + BLOCK]
+        rows.add_(part) if add else rows.copy_(part)
+    if whole < len(a):
+        rest = out[whole:]
+        if add:
+            rest.addmm_(a[whole:], b)
+        elif bias is not None:
+            torch.addmm(bias, a[whole:], b, out=rest)
+        else:
+            torch.mm(a[whole:], b, out=rest)
+
+
+def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    whole = len(b) // BLOCK * BLOCK
+    out = _linear(a[:, :BLOCK], b[:BLOCK].t())
+    for first in range(BLOCK, whole, BLOCK):
+        out += _linear(a[:, first : first + BLOCK], b[first : first + BLOCK].t())
+    return out.addmm_(a[:, whole:], b[whole:]) if whole < len(b) else out
+
+
+def _rows_in_blocks(a: Tensor, b: Tensor) -> bool:
+    return len(a) >= BLOCK and a.is_contiguous() and min(b.shape) >= LEAST and _suits(a, b)
+
+
+def _sum_in_blocks(a: Tensor, b: Tensor) -> bool:
+    columns = min(len(a), b.shape[1])
+    return (
+        len(b) >= BLOCK > len(a) and columns >= LEAST and a.t().is_contiguous() and b.is_contiguous() and _suits(a, b)
+    )
+
+
+def _suits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu" and a.layout == torch.strided

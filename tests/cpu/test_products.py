@@ -1,0 +1,86 @@
+"""Products in blocks give what torch's own give, and what they do not take goes to torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hongtu import products
+from hongtu.workspace import WorkspaceTracker
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN, which multiplies the blocks"
+)
+SIZES = [(512, 64, 48), (513, 40, 33), (1500, 33, 96), (1024, 128, 32), (600, 4, 80), (100, 64, 64)]
+
+
+def matrix(rows: int, columns: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def close(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    return torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+def test_products_in_blocks_are_torchs(rows: int, inner: int, columns: int) -> None:
+    a, w, bias = matrix(rows, inner, 0), matrix(columns, inner, 1), matrix(1, columns, 2)[0]
+    grad, start = matrix(rows, columns, 3), matrix(rows, columns, 4)
+    exact = a.double() @ w.double().t()
+    assert close(products.mm(a, w.t()), exact)
+    assert close(products.addmm(bias, a, w.t()), bias.double() + exact)
+    assert close(products.addmm(start, a, w.t()), start.double() + exact)
+    assert close(products.addmm(bias, a, w.t(), alpha=2), bias.double() + 2 * exact)
+    assert close(products.mm(grad, w), grad.double() @ w.double())
+    assert close(products.mm(grad.t(), a), grad.double().t() @ a.double())
+    more = start.clone()
+    assert products.addmm_(more, a, w.t()) is more and close(more, start.double() + exact)
+
+
+def test_other_dtypes_and_strides_are_left_to_torch() -> None:
+    a, b = matrix(600, 64, 0, torch.float64), matrix(64, 64, 1, torch.float64)
+    assert torch.equal(products.mm(a, b), a @ b)
+    every_other, small = matrix(1200, 64, 0)[::2], matrix(64, 64, 1)
+    assert torch.equal(products.mm(every_other, small), every_other @ small)
+    assert torch.equal(products.mm(every_other.t(), every_other), every_other.t() @ every_other)
+
+
+def test_layers_and_their_gradients_go_through_them() -> None:
+    """Below autograd, so forward and backward of any module."""
+    called: list[str] = []
+    known = {products.aten.mm.default: products.mm, products.aten.addmm.default: products.addmm}
+
+    def noted(name: str, function):  # type: ignore[no-untyped-def]
+        return lambda *args, **kwargs: (called.append(name), function(*args, **kwargs))[1]
+
+    substitutes = {operation: noted(str(operation), function) for operation, function in known.items()}
+    layer, x = torch.nn.Linear(64, 40), matrix(700, 64, 0).requires_grad_()
+    layer(x).square().sum().backward()
+    wanted = [x.grad, layer.weight.grad, layer.bias.grad]
+    x.grad = layer.weight.grad = layer.bias.grad = None
+    with WorkspaceTracker(lambda live: None, substitutes):
+        layer(x).square().sum().backward()
+    assert sorted(called) == ["aten.addmm.default", "aten.mm.default", "aten.mm.default"]
+    for found, exact in zip([x.grad, layer.weight.grad, layer.bias.grad], wanted, strict=True):
+        assert close(found, exact.double())
+
+
+@pytest.mark.parametrize(
+    ("capability", "cpu", "used"),
+    [("AVX512", "AuthenticAMD", True), ("AVX2", "AuthenticAMD", False), ("AVX512", "GenuineIntel", False)],
+)
+def test_they_are_used_where_mkl_does_not_use_the_processor(capability, cpu, used, monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(products, "_cpuinfo", lambda: f"vendor_id: {cpu}")
+    assert bool(products.substitutes.__wrapped__()) == used
+
+
+def test_without_onednns_operation_torchs_are_used(monkeypatch) -> None:
+    def gone(*_):
+        raise AttributeError("no such operation")
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(products, "_cpuinfo", lambda: "AuthenticAMD")
+    monkeypatch.setattr(products, "_linear", gone)
+    assert products.substitutes.__wrapped__() == {}
