@@ -121,7 +121,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
         Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
                                "--hardware", profile, *to("budgets")), 200),
         Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
-                                 str(int(200_000 * options.scale)), *to("estimator")), 200),
+                                 str(int(100_000 * options.scale)), *to("estimator")), 200),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),
         Part("traffic", module("traffic", citation, rmat, *to("traffic")), 60),
         Part("ladder", module("ladder", str(work / f"citation-{int(100_000 * options.scale)}"), "--work",
