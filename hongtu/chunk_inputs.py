@@ -20,6 +20,7 @@ class ChunkInputs:
 
     Args:
         own_rows: by resident tensor, the rows of the device's partition.
+        pieces: by vertex tensor, rows that the chunk has kept.
         number: of the staging set.
 
     Attributes:
@@ -39,20 +40,21 @@ class ChunkInputs:
         device: Device,
         host: HostStore,
         own_rows: dict[str, Tensor],
+        pieces: dict[str, Tensor],
         i: int,
         batch: int,
         chunk: int,
         number: int,
     ) -> None:
         self._p, self._needs, self._device, self._host, self._number = p, needs, device, host, number
-        self._own_rows, self._num_graph_edges = own_rows, plan.topology.num_edges
+        self._own_rows, self._pieces, self._num_graph_edges = own_rows, pieces, plan.topology.num_edges
         view = plan.view(p)
         self.first, self.end = (int(x) for x in view.chunk_start[chunk : chunk + 2])
         self._offset = int(view.partition_start[i])
         active = view.active_rows(chunk)
         self.index = None if active is None else active - np.int32(self.first)
         self.num_dst = self.end - self.first if active is None else len(active)
-        self._here: dict[str, Tensor] = {}
+        self._here = dict(pieces)
         if self.index is not None:
             self._bring_array("row_in_chunk", self.index)
         self._bring("ids", "topology")
@@ -69,13 +71,13 @@ class ChunkInputs:
         for name in self._rows:
             if name == FEATURES and plan.shape.sparse_input is not None:
                 self._bring_sparse(name)
-            elif name not in own_rows:
+            elif name not in own_rows and name not in pieces:
                 self._bring(name, "read")
 
     def open(self) -> None:
         """Inside ``compute``: make what was brought into what layers see."""
         p = self._p
-        here = {name: self._lasting(tensor) for name, tensor in self._here.items()}
+        here = {name: x if name in self._pieces else self._lasting(x) for name, x in self._here.items()}
         if f"{FEATURES} value" in here:
             here[FEATURES] = self._dense(FEATURES, here)
         self.position = here.get("row_in_chunk")

@@ -15,7 +15,7 @@ from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
-from hongtu.kept import Entry, Kept, Place, edges_of, move_saved, saving
+from hongtu.kept import Entry, Kept, Place, Settled, edges_of, move_saved, saving
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
@@ -37,6 +37,7 @@ class Run(Protocol):
     loss: MeanLoss | EdgeLoss | None
     loss_values: list[Tensor]
     kept: dict[tuple[int | None, int], Kept]
+    pieces: dict[tuple[str, int], Tensor]
     moments: list[Moments]
 
     def own_rows(self, name: str, device: int) -> Tensor: ...
@@ -50,16 +51,19 @@ class ChunkRun:
         self.device = executor.devices[i]
         self.host, self.network, self.plan = executor.host, executor.networks[i], executor.plan
         self.shape = None if p.layer is None else self.plan.shape.layers[p.layer]
-        own = {name: executor.own_rows(name, i) for name in _touched(p) if name in self.plan.resident}
-        self.inputs = ChunkInputs(self.plan, p, needs, self.device, self.host, own, i, batch, chunk, turn.set)
+        rows = self.plan.resident - self.plan.pieces
+        own = {name: executor.own_rows(name, i) for name in _touched(p) if name in rows}
+        pieces = {name: self._piece(name, chunk) for name in (*p.inputs, *p.gradients) if name in self.plan.pieces}
+        self.inputs = ChunkInputs(self.plan, p, needs, self.device, self.host, own, pieces, i, batch, chunk, turn.set)
         self.chunk, self.key = chunk, (p.stage, chunk)
+        self.settled = Settled(self.device.keep)
 
     def compute(self) -> None:
         """On ``compute``: run the pass."""
 
         def run() -> None:
             self.network.chunk = self.chunk
-            always = self.p.keep or self.chunk in self.plan.view(self.p).largest_chunks
+            always = self.plan.choice.keep or self.chunk in self.plan.view(self.p).largest_chunks
             with self.device.computing(self.p.name, self.chunk, always=always):
                 self.inputs.open()
                 if self.p.direction == "forward":
@@ -93,6 +97,8 @@ class ChunkRun:
             there = self._emit(out, name)
             if name in p.holds:
                 move_saved(places, out, there)
+        for place in places:
+            place[0] = self.settled.of(place[0])
         places.clear()
 
     def _backward(self) -> None:
@@ -287,6 +293,8 @@ class ChunkRun:
     def _emit(self, out: Tensor, name: str) -> Tensor:
         """Store or add the destinations' rows, or get them on their way; returns where they are on the device."""
         add, index = self._adds(name), self.inputs.position
+        if name in self.plan.pieces:
+            return self._keep_piece(out, name, add=add)
         if name not in self.plan.resident:
             rows = self.host.rows(name, self.inputs.first, self.inputs.end)
             self.device.emit(name, self.turn.set, out, rows, add=add, index=index)
@@ -298,6 +306,21 @@ class ChunkRun:
             rows.index_add_(0, index, out)
         else:
             rows.index_copy_(0, index.long(), out)
+        return out
+
+    def _piece(self, name: str, chunk: int) -> Tensor:
+        """What the chunk kept under a name; nobody else has it where this pass is the last to read it."""
+        pieces = self.executor.pieces
+        return pieces.pop((name, chunk)) if name in self.p.frees else pieces[name, chunk]
+
+    def _keep_piece(self, out: Tensor, name: str, *, add: bool) -> Tensor:
+        """Keep a tensor that a layer made, as it is; others refer to it, so that nobody may write to it."""
+        if add:
+            out = self.executor.pieces[name, self.chunk] + out
+        elif not self.device.made_by_layers(out):
+            out = out.clone()
+        out = self.settled.of(out)
+        self.executor.pieces[name, self.chunk] = out
         return out
 
 

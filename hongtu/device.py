@@ -22,6 +22,7 @@ from torch import Tensor
 from hongtu import row_copies
 from hongtu.dispatch import NUMBA, Kernels
 from hongtu.errors import DeviceOutOfMemory
+from hongtu.kept_memory import LEAST, KeptMemory
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
 from hongtu.products import substitutes
@@ -144,6 +145,14 @@ class Device(ABC):
         if not always:
             self._sample.ran(name, chunk, self._workspace.recent if counted else None)
         self.traffic.seconds["compute"] += perf_counter() - start
+
+    def made_by_layers(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in memory that layers took."""
+        return self._workspace.knows(tensor.untyped_storage())
+
+    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        """Inside ``compute``: a copy of what stays until another pass, or None where it stays where it is."""
+        return None
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -271,9 +280,17 @@ class CpuDevice(Device):
 
     def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
         super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
+        self._kept = KeptMemory()
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        if storage.nbytes() < LEAST or self._kept.has(storage) or not self._workspace.knows(storage):
+            return None
+        copied = self._kept.copy(storage)
+        self._workspace.count(copied)
+        return copied.untyped_storage()
 
     def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
         self.kernels.add_rows(cache, slots, peer_cache, peer_slots)

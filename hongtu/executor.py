@@ -38,6 +38,7 @@ class Executor:
 
     Attributes:
         current: the pass that runs, or ran last.
+        pieces: rows that chunks keep for themselves, by vertex tensor and chunk.
         moments: what the pass has gathered on each device; [] where it gathers nothing.
         seconds: of every pass of the last ``run``, by name.
     """
@@ -56,6 +57,7 @@ class Executor:
         self.seconds: dict[str, float] = {}
         self.loss_values = [device.numbers() for device in devices]
         self.kept: dict[tuple[int | None, int], Kept] = {}
+        self.pieces: dict[tuple[str, int], Tensor] = {}
         self.moments: list[Moments] = []
         self._starts = plan.topology.partition_start
 
@@ -86,6 +88,7 @@ class Executor:
                 self.seconds[p.name] = perf_counter() - start
         except BaseException:
             self.kept.clear()
+            self.pieces.clear()
             self.host.free_except(before[0])
             for device, placed in zip(self.devices, before[1], strict=True):
                 for name in device.placed() - placed:
@@ -104,6 +107,8 @@ class Executor:
         return self.devices[device].buffer(name)[: int(self._starts[device + 1] - self._starts[device])]
 
     def _create(self, name: str, *, zero: bool) -> None:
+        if name in self.plan.pieces:
+            return
         columns = self.plan.passes.width[name]
         if name not in self.plan.resident:
             self.host.create(name, columns, zero=zero)
@@ -114,7 +119,10 @@ class Executor:
                 device.streams.compute.run(buffer.zero_)
 
     def _free(self, name: str) -> None:
-        if name in self.plan.resident:
+        if name in self.plan.pieces:
+            for key in [key for key in self.pieces if key[0] == name]:
+                del self.pieces[key]
+        elif name in self.plan.resident:
             for device in self.devices:
                 device.remove(name)
         else:

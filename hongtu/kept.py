@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,28 @@ def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
     for place in places:
         if place[0].data_ptr() == x.data_ptr() and place[0].shape == x.shape and place[0].stride() == x.stride():
             place[0] = same.data
+
+
+class Settled:
+    """What one chunk keeps, in the memory that its device has for it; one copy of every storage.
+
+    Args:
+        keep: copies a storage there; None where it may stay.
+    """
+
+    def __init__(self, keep: Callable[[torch.UntypedStorage], torch.UntypedStorage | None]) -> None:
+        self._keep = keep
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage | None]] = {}
+
+    def of(self, x: Tensor) -> Tensor:
+        """The same numbers, where they stay."""
+        storage = x.untyped_storage()
+        if storage._cdata not in self._copies:
+            self._copies[storage._cdata] = storage, self._keep(storage)
+        copied = self._copies[storage._cdata][1]
+        if copied is None:
+            return x
+        return torch.empty(0, dtype=x.dtype).set_(copied, x.storage_offset(), x.size(), x.stride())
 
 
 @dataclass

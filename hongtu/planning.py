@@ -204,11 +204,13 @@ def _choose_sides(
     *,
     linked: bool,
 ) -> tuple[bool, ...]:
-    """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side."""
+    """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side. Where
+    stages are kept, and it costs about the same, it does: the aggregate need not be kept then."""
     chosen = [False] * len(network.layers)
     topology = artifact.topology
     schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
     choice = Choice(fuse=strategy.fuse_last_layer)
+    keeps = not linked and strategy.resident and strategy.keep
 
     def seconds(sides: list[bool]) -> float:
         plan = sketch_plan(topology, schedule, shape_with(tuple(sides)), strategy, choice)
@@ -219,11 +221,12 @@ def _choose_sides(
         if layer.can_transform_first:
             trial = [*chosen[:index], True, *chosen[index + 1 :]]
             found = seconds(trial)
-            if found < best:
+            if found < best or (keeps and found < best * ABOUT):
                 chosen, best = trial, found
     return tuple(chosen)
 
 
+ABOUT = 1.02
 MOST_SIDES = 3  # layers of which every combination is tried
 
 

@@ -68,6 +68,14 @@ class WorkspaceTracker(TorchDispatchMode):
         self.peak, self.recent = max(self.peak, self.live), max(self.recent, self.live)
         self._on_growth(self.live)
 
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is counted."""
+        return storage._cdata in self._known
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count a storage that no operation has made."""
+        self._see(tensor, ())
+
     def reset_peak(self) -> None:
         self.peak = self.live
 

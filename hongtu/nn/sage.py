@@ -66,7 +66,8 @@ class SAGEConv(Convolution):
         x = torch.relu(self.lin(h)) if self.project else h
         if not self.transform_first:
             return x, h if self.root_weight else None
-        return torch.nn.functional.linear(x, self.lin_l.weight), self.lin_r(h) if self.root_weight else None
+        z = torch.nn.functional.linear(x, self.lin_l.weight)
+        return z, torch.nn.functional.linear(h, self.lin_r.weight, self.lin_l.bias) if self.root_weight else None
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         return super().aggregate(block, z, s) if self.reduce is not None else self.aggr_module(block, z)
@@ -76,8 +77,9 @@ class SAGEConv(Convolution):
             h = self.lin_l(a)
             if self.root_weight:  # autocast leaves in-place operations alone
                 h = h.addmm_(s.to(h.dtype), self.lin_r.weight.t().to(h.dtype))
+        elif self.root_weight:
+            h = a + s
         else:
             h = a if self.lin_l.bias is None else a + self.lin_l.bias
-            h = h + s if self.root_weight else h
         h = torch.nn.functional.normalize(h, p=2.0, dim=-1) if self.normalize else h
         return self.activate(h, fresh=h is not a)

@@ -90,6 +90,11 @@ class ExecutionPlan:
     def resident(self) -> frozenset[str]:
         return self.choice.resident
 
+    @property
+    def pieces(self) -> frozenset[str]:
+        """Of the resident tensors those that no buffer is planned for: layers' own memory, counted as they take it."""
+        return self.passes.pieces & self.resident
+
     def view(self, p: Pass) -> Topology:
         """The chunks with the destinations that a pass computes."""
         return self.views[p.hops]
@@ -328,7 +333,7 @@ class ExecutionPlan:
             live = {FEATURES} if passes is self.passes.setup else set(self.passes.constant)
             for p in passes:
                 live |= set(p.creates)
-                alive[p.name] = frozenset(live & self.resident)
+                alive[p.name] = frozenset((live & self.resident) - self.pieces)
                 live -= set(p.frees)
         return alive
 

@@ -41,6 +41,15 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
+    on_host = (
+        {OUTPUT}
+        | ({gradient(OUTPUT)} if shape.edge_loss else set())
+        | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
+    )
+    pieces: frozenset[str] = frozenset()
+    if keep and not prune:
+        pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
+        train = [replace(p, has=pieces) if p.keep and p.direction == "backward" else p for p in train]
     return PassList(
         train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
@@ -48,11 +57,8 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
-        on_host=frozenset(
-            {OUTPUT}
-            | ({gradient(OUTPUT)} if shape.edge_loss else set())
-            | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
-        ),
+        pieces=pieces,
+        on_host=frozenset(on_host),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
         returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
     )
@@ -288,6 +294,12 @@ def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...
         frees = tuple(n for n in touched[k] if n not in after)
         result.append(replace(p, creates=creates, frees=frees))
     return tuple(result)
+
+
+def _of_one_chunk(passes: tuple[Pass, ...]) -> frozenset[str]:
+    """The vertex tensors that passes write and nobody else's chunk reads or adds to."""
+    written = {name for p in passes for name in (*p.outputs, *p.direct) if name is not None}
+    return frozenset(written - {name for p in passes for name in (p.exchange, p.flush)} - {FEATURES})
 
 
 def _touches(p: Pass) -> dict[str, None]:

@@ -115,7 +115,16 @@ def _unlimited(
         rows = starting * hardware.memory_bandwidth / widest  # starting takes no longer than a sweep
         size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
         topology = topology.grouped(max(1, min(size, topology.chunks)))
-    return make_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice=choice)
+    schedule = _schedule(topology, paper_schedule, strategy)
+    if choice.resident and strategy.schedule != "paper":
+        schedule = _largest_first(topology)
+    return make_plan(topology, schedule, shape, strategy, choice=choice)
+
+
+def _largest_first(topology: Topology) -> np.ndarray:
+    """Where every row stays, the order moves nothing; what one chunk leaves free is then enough for the next."""
+    sizes = topology.num_dst.reshape(topology.partitions, topology.chunks)
+    return np.argsort(-sizes, axis=1, kind="stable").astype(np.int32)
 
 
 def _improved(plan: ExecutionPlan, budget: int, probe: Probe, hardware: Hardware) -> ExecutionPlan:

@@ -61,7 +61,7 @@ SITS_ON = {
     "network": "modules nn connections",
     "tracing": "network plan",  # what the planner must know of the layers
     "host_store": "artifact row_copies pool",
-    "device": "pool products artifact metrics row_copies workspace dispatch streams",
+    "device": "pool products kept_memory artifact metrics row_copies workspace dispatch streams",
     "staged_device": "device",
     "transfer": "host_store device plan",
     "chunk_inputs": "block device host_store plan",
@@ -78,6 +78,7 @@ SITS_ON = {
     "run_directory": "snapshot metrics",
     "pool": "",
     "products": "",
+    "kept_memory": "",
     "dry": "staged_device plan",
     "pinned": "",
     "cuda": "staged_device plan pinned",

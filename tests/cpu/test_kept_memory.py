@@ -1,0 +1,79 @@
+"""What chunks keep until a later pass has memory of its own, is counted there, and is given back."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import hongtu.device
+from hongtu.device import CpuDevice
+from hongtu.kept_memory import REGION, KeptMemory, slot_bytes
+from hongtu.metrics import Traffic
+from tests import training
+from tests.training import DEEP, SIX, Model
+
+
+def storage(*shape: int) -> torch.UntypedStorage:
+    return torch.randn(*shape).untyped_storage()
+
+
+def test_slots_are_few_sizes_and_waste_little() -> None:
+    for nbytes in (1, 63, 64, 1000, 4096, 4097, 10_000_000, 2**30 + 1):
+        assert nbytes <= slot_bytes(nbytes) and slot_bytes(nbytes) % 64 == 0
+        assert slot_bytes(nbytes) <= nbytes * 17 / 16 + 64
+    assert len({slot_bytes(n) for n in range(2**20, 2**21, 1000)}) <= 17
+
+
+def test_a_slot_is_used_again_when_nobody_has_the_copy() -> None:
+    memory, x = KeptMemory(), torch.randn(100, 50)
+    first = memory.copy(x.untyped_storage())
+    view = first.view(torch.float32).view(100, 50)[3:7]
+    place = first.data_ptr()
+    assert torch.equal(view, x[3:7]) and memory.has(first.untyped_storage())
+    del first
+    second = memory.copy(storage(100, 50))
+    assert second.data_ptr() != place and torch.equal(view, x[3:7])
+    del view
+    third = memory.copy(storage(100, 49))  # smaller, of the same size of slot
+    assert third.data_ptr() == place and third.nbytes == 100 * 49 * 4
+    assert memory.copy(storage(REGION // 4 + 10)).nbytes == REGION + 40
+
+
+def test_a_device_counts_copies_until_they_are_gone() -> None:
+    device = CpuDevice("device 0", None, Traffic())
+    with device.computing():
+        made = torch.randn(200, 100)
+        copied = device.keep(made.untyped_storage())
+        assert copied is not None and device.keep(copied) is None
+        assert device._workspace.live == 2 * 80_000
+        del made
+        assert device._workspace.live == 80_000
+    planned = torch.zeros(200, 100)
+    assert device.keep(planned.untyped_storage()) is None
+    del copied
+    gc.collect()
+    assert device._workspace.live == 0
+
+
+@pytest.mark.parametrize("model", [*SIX, DEEP], ids=repr)
+def test_no_number_depends_on_it(model: Model, monkeypatch) -> None:
+    problem = training.awkward()
+    found = []
+    for least in (1, 1 << 40):
+        monkeypatch.setattr(hongtu.device, "LEAST", least)
+        trainer = training.make_trainer(model, problem, (2, 3))
+        found.append(training.train(trainer, 3))
+        assert not any(device._kept._kept for device in trainer._engine._executor.devices)  # all given back
+    training.assert_same(found[0], found[1], 0.0)
+
+
+def test_rows_of_one_chunk_alone_are_kept_as_layers_made_them() -> None:
+    """They take no planned memory; rows that are exchanged do."""
+    trainer = training.make_trainer(DEEP, training.awkward(), (1, 3))
+    plan = trainer.plan
+    moved = {name for p in plan.passes.every for name in (p.exchange, p.flush)}
+    assert not plan.pieces & moved
+    budgeted = training.make_trainer(DEEP, training.awkward(), (1, 3), device_memory="1GB")
+    assert not budgeted.plan.pieces
