@@ -15,7 +15,7 @@ from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
-from hongtu.kept import Entry, Kept, Place, Settled, edges_of, move_saved, saving
+from hongtu.kept import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
@@ -97,6 +97,8 @@ class ChunkRun:
             there = self._emit(out, name)
             if name in p.holds:
                 move_saved(places, out, there)
+        if p.again:
+            run.missing = Missing(places, self.device.made_by_layers)
         for place in places:
             place[0] = self.settled.of(place[0])
         places.clear()
@@ -106,6 +108,8 @@ class ChunkRun:
         with torch.enable_grad():
             if p.keep:
                 run, x = self.executor.kept.pop(self.key), self.inputs.vertex.get(p.moments)
+                if run.missing is not None:
+                    run.missing.restore(lambda: self._compute(gradients=True))
             else:
                 run, outs = self._compute(gradients=True)
                 x = outs[0].detach() if p.loss or p.moments is not None else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,7 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
+Form = tuple[Any, ...]  # storage offset, size, stride
 Place = list[Tensor]  # of length one: what an operation saved, wherever it lies now
 
 
@@ -58,6 +61,52 @@ def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
     for place in places:
         if place[0].data_ptr() == x.data_ptr() and place[0].shape == x.shape and place[0].stride() == x.stride():
             place[0] = same.data
+
+
+class Missing:
+    """What a stage saved, left out until it is computed again.
+
+    A storage is there again when the operation that saved it first has run; when all are, the rest of the stage need
+    not run. (``torch.utils.checkpoint`` waits for each operation that saved one: for two linear maps of the same rows
+    it runs the first of these, too.)
+
+    Args:
+        places: what the stage saved, in order.
+        made: whether a storage is the stage's own; others stay.
+    """
+
+    def __init__(self, places: list[Place], made: Callable[[Tensor], bool]) -> None:
+        self._first: dict[int, list[tuple[Place, torch.dtype, Form]]] = {}
+        first_of: dict[int, int] = {}
+        for number, place in enumerate(places):
+            x = place[0]
+            if made(x):
+                first = first_of.setdefault(x.untyped_storage()._cdata, number)
+                form = x.storage_offset(), x.size(), x.stride()
+                self._first.setdefault(first, []).append((place, x.dtype, form))
+        for known in self._first.values():
+            for place, dtype, _ in known:
+                place[0] = torch.empty(0, dtype=dtype)
+
+    def restore(self, stage: Callable[[], Any]) -> None:
+        """Run the stage, with gradients, until all is there."""
+        waiting, number = dict(self._first), itertools.count()
+
+        def save(x: Tensor) -> Tensor:
+            for place, dtype, form in waiting.pop(next(number), ()):
+                place[0] = torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), *form)
+            if not waiting:
+                raise _Restored
+            return x.detach()
+
+        with suppress(_Restored), saved_tensors_hooks(save, lambda x: x):
+            if waiting:
+                stage()
+        assert not waiting, "the stage saves something else than before"
+
+
+class _Restored(Exception):
+    """Ends a stage early."""
 
 
 class Settled:
@@ -92,12 +141,14 @@ class Kept:
         s: s elements of the destinations, as far as they were read.
         values: what the stage took from earlier ones.
         outs: outputs of the stage, None for those that depend on nothing trained.
+        missing: what has to be restored before.
     """
 
     base: Entry
     s: tuple[Entry, ...]
     values: tuple[Entry, ...]
     outs: list[GradientEdge | None]
+    missing: Missing | None = None
 
     def backward(self, gradients: list[Tensor | None]) -> None:
         """Backpropagate the gradients of the outputs, and forget the graph."""

@@ -255,9 +255,11 @@ def _stage_work(network: Network) -> tuple[StageWork, ...]:
     """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
     parts: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     entries: list[list[nn.Module]] = [[] for _ in parts]
+    transforms = [0] * len(parts)
     for index, layer in enumerate(network.layers):
         if layer.transform_first or not layer.linear_aggregate:
             parts[index].append(layer)
+            transforms[index] = _count(layer)
         else:
             parts[index + 1].append(layer)
             entries[index + 1] = [layer]
@@ -267,8 +269,9 @@ def _stage_work(network: Network) -> tuple[StageWork, ...]:
             parameters=sum(_count(module) for module in modules),
             entry=sum(_entry(module) for module in first),
             columns=sum(len(p) for module in modules for p in module.parameters() if p.ndim == 2),
+            update=sum(_count(module) for module in modules) - transform,
         )
-        for modules, first in zip(parts, entries, strict=True)
+        for modules, first, transform in zip(parts, entries, transforms, strict=True)
     )
 
 

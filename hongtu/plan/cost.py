@@ -159,7 +159,7 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     item, width = plan.shape.itemsize, plan.passes.width
     rows = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
     loss = LOSS_SWEEPS * plan.shape.output if p.loss else 0
-    sweeps = 1 if p.direction == "forward" else 2 if p.keep else 3
+    sweeps = 1 if p.direction == "forward" else 2 if p.keep and not p.again else 3
     known = p.stage is not None and plan.shape.stage_work
     stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
     saved = stage_work.entry if p.direction != "forward" and not _input_wanted(plan, p) else 0

@@ -49,7 +49,8 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     pieces: frozenset[str] = frozenset()
     if keep and not prune:
         pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
-        train = [replace(p, has=pieces) if p.keep and p.direction == "backward" else p for p in train]
+        left = [p.keep and p.direction == "backward" and not p.again for p in train]
+        train = [replace(p, has=pieces) if found else p for p, found in zip(train, left, strict=True)]
     return PassList(
         train=_with_lifetimes(train, kept, keep=_results(shape)),
         evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
@@ -208,6 +209,7 @@ class _Builder:
             loss=loss,
             edge_loss=last and self.shape.edge_loss,
             keep=keep,
+            again=keep and self._again(k),
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
@@ -219,7 +221,8 @@ class _Builder:
         direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
         from_cache, keep = k == self.cached - 1, self.keep and k < self.last
         linear = from_cache or (layer.linear and not fused)
-        checkpoint = f"a{k}" if linear and not keep else None
+        again = keep and self._again(k)
+        checkpoint = f"a{k}" if linear and (again or not keep) else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
@@ -234,9 +237,18 @@ class _Builder:
             direct=direct,
             loss=fused,
             keep=keep,
+            again=again,
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
+
+    def _again(self, k: int) -> bool:
+        """Whether the stage behind layer k is worth no memory: it begins with what stays anyway, the cached aggregate,
+        and what it computes for its last linear map takes at most an eighth of the products of an epoch."""
+        if k != self.cached - 1 or not self.shape.stage_work:
+            return False
+        forward_and_backward = 3 * sum(work.parameters for work in self.shape.stage_work)
+        return 8 * self.shape.stage_work[k + 1].update <= forward_and_backward
 
     def _stage_0_backward(self) -> list[Pass]:
         if not self._goes_back(-1):

@@ -68,11 +68,13 @@ class StageWork:
         parameters: that it uses.
         entry: of these, those that multiply its own input, whose gradient may not be wanted.
         columns: of what its linear maps give.
+        update: parameters before the transform at its end.
     """
 
     parameters: int = 0
     entry: int = 0
     columns: int = 0
+    update: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,8 @@ class NetworkShape:
         sparse_input: the features in CSR: they stay on the host and reach devices as rows of stage 0 only.
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
-        stage_work: what each row-wise stage computes, or () where nobody counted; only predicted seconds depend on it.
+        stage_work: what each row-wise stage computes, or () where nobody counted; only what is predicted to take long
+            depends on it.
         trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.

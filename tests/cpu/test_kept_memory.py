@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import hongtu.device
+from hongtu import nn as hnn
 from hongtu.device import CpuDevice
+from hongtu.kept import Missing, Place, saving
 from hongtu.kept_memory import REGION, KeptMemory, slot_bytes
 from hongtu.metrics import Traffic
 from tests import training
@@ -77,3 +79,41 @@ def test_rows_of_one_chunk_alone_are_kept_as_layers_made_them() -> None:
     assert not plan.pieces & moved
     budgeted = training.make_trainer(DEEP, training.awkward(), (1, 3), device_memory="1GB")
     assert not budgeted.plan.pieces
+
+
+def test_the_stage_behind_the_cached_aggregate_is_computed_again_where_it_is_little_of_an_epoch() -> None:
+    def layers(f: int, c: int) -> list[torch.nn.Module]:
+        first = [hnn.SAGEConv(f, 8, activation="relu"), hnn.Dropout(0.2)]
+        return [*first, hnn.SAGEConv(8, 8, activation="elu"), hnn.SAGEConv(8, 8), hnn.SAGEConv(8, c)]
+
+    model, problem = Model("deep sage", layers, layers), training.awkward()
+    trainer = training.make_trainer(model, problem, (2, 3))
+    assert [p.name for p in trainer.plan.passes.train if p.again] == ["forward 0", "backward 0"]
+    other = training.make_trainer(model, problem, (2, 3), strategy="paper")
+    training.assert_same(training.train(trainer, 3), training.train(other, 3), 1e-12)
+
+
+def test_what_is_missing_comes_from_the_first_operation_that_saved_it() -> None:
+    x, runs = torch.randn(6, 4, requires_grad=True), []
+    maps = [torch.randn(4, 3), torch.randn(4, 2)]
+
+    def stage(inputs: torch.Tensor) -> list[torch.Tensor]:
+        runs.append("begin")
+        h = torch.tanh(inputs * 2)
+        outs = [(h @ m) for m in maps]
+        runs.append("end")
+        return outs
+
+    wanted = torch.autograd.grad([out.sum() for out in stage(x)], x)[0]
+    places: list[Place] = []
+    with saving(places):
+        outs = stage(x)
+    theirs = {tensor.data_ptr() for tensor in maps}
+    missing = Missing(places, lambda tensor: tensor.data_ptr() not in theirs)
+    assert sorted(place[0].numel() for place in places)[-2:] == [8, 12], "what is left are the maps"
+    runs.clear()
+    missing.restore(lambda: stage(x))
+    assert runs == ["begin"], "it stopped when all was there"
+    assert torch.equal(torch.autograd.grad([out.sum() for out in outs], x)[0], wanted)
+    with pytest.raises(AssertionError, match="something else"):
+        Missing(places, lambda tensor: True).restore(lambda: None)

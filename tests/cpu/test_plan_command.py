@@ -167,7 +167,11 @@ def test_plan_model_is_the_trainers_plan(artifact):
     assert plan.bytes == trainer.plan.bytes == trainer.train_epoch().bytes
     assert plan.peak_bytes == trainer.plan.peak_bytes
     both = 2 * 6 * 8 + 8 + 2 * 8 * 3 + 3  # layer 0's sum is kept, layer 1 narrows first
-    assert plan.shape.stage_work == (StageWork(), StageWork(both, 2 * 6 * 8 + 8, 2 * 8 + 2 * 3), StageWork())
+    assert plan.shape.stage_work == (
+        StageWork(),
+        StageWork(both, 2 * 6 * 8 + 8, 2 * 8 + 2 * 3, 2 * 6 * 8 + 8),
+        StageWork(),
+    )
 
 
 def test_doctor(capsys, monkeypatch):
