@@ -114,14 +114,14 @@ def parts(options: argparse.Namespace) -> list[Part]:
                                "--baselines", "all", *to("bench")), 300),
         Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
                            *to("bench")), 200),
-        Part("savings", hongtu("bench", rmat, "--models", "gcn", *model, "--strategies", "full,paper,alone",
-                               *to("bench")), 120),
+        Part("savings", hongtu("bench", rmat, "--models", "gcn", "--hidden", "64", "--epochs", "1", "--strategies",
+                               "full,paper,alone", *to("bench")), 120),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
                                 "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 200),
         Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
                                "--hardware", profile, *to("budgets")), 200),
         Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
-                                 str(int(200_000 * options.scale)), *to("estimator")), 200),
+                                 str(int(100_000 * options.scale)), *to("estimator")), 200),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),
         Part("traffic", module("traffic", citation, rmat, *to("traffic")), 60),
         Part("ladder", module("ladder", str(work / f"citation-{int(100_000 * options.scale)}"), "--work",
@@ -132,7 +132,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
     ]  # fmt: skip
     if (work / "ogbn-arxiv.artifact").exists():
         arxiv = ("bench", str(work / "ogbn-arxiv.artifact"), "--models", "gcn", "--hidden", "256", "--epochs", "3")
-        found.insert(2, Part("arxiv", hongtu(*arxiv, "--budgets", "none,10%", "--baselines", "pyg,pyg-csr,dense",
+        found.insert(2, Part("arxiv", hongtu(*arxiv, "--budgets", "none,10%", "--baselines", "pyg-csr,dense",
                                              *to("bench")), 200))  # fmt: skip
     return found
 

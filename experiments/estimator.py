@@ -20,14 +20,14 @@ from hongtu.plan.hardware import load_hardware
 LIMIT = 0.15
 # graph, partitions, model, hidden, layers, then strategies with shares of the memory that is needed in memory
 HELD_OUT = (
-    ("citation", 1, "gcn", 64, 2, (("full", None), ("full", 0.25), ("none", None))),
-    ("citation", 1, "sage", 96, 3, (("full", None), ("full", 0.3))),
-    ("citation", 1, "gat", 64, 2, (("full", None),)),
-    ("rmat", 2, "gcn", 128, 2, (("full", None), ("full", 0.5), ("paper", None))),
-    ("rmat", 2, "gin", 64, 2, (("full", None),)),
-    ("rmat", 2, "gat", 64, 2, (("full", 0.4),)),
-    ("rmat", 2, "ggcn", 32, 2, (("full", None),)),
-    ("rmat", 2, "commnet", 64, 2, (("full", 0.3),)),
+    ("citation", 1, "gcn", 112, 3, (("full", None), ("full", 0.35))),
+    ("citation", 1, "sage", 56, 2, (("full", None), ("full", 0.2))),
+    ("citation", 1, "ggcn", 40, 2, (("full", None),)),
+    ("citation", 1, "gin", 72, 2, (("full", 0.4),)),
+    ("rmat", 2, "sage", 80, 2, (("full", None), ("paper", None))),
+    ("rmat", 2, "gat", 48, 2, (("full", None),)),
+    ("rmat", 2, "commnet", 96, 2, (("full", None), ("none", None))),
+    ("rmat", 2, "gcn", 48, 2, (("full", 0.3),)),
 )
 
 

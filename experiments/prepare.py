@@ -23,6 +23,7 @@ def generated(folder: Path, kind: str, vertices: int, *, features: int = 64, cla
     """A generated graph with 15 edges a vertex."""
     path = folder / f"{kind}-{vertices}"
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         generate(kind, path, vertices=vertices, edges=15 * vertices, features=features, classes=classes, seed=1)
     return path
 

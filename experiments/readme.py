@@ -8,6 +8,7 @@ What stands between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -123,7 +124,7 @@ def estimator(rows: list[Row]) -> list[str]:
     errors = sorted(abs(row["error"]) for row in rows if row["others"] <= BUSY)
     return [
         f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations, error "
-        f"{errors[len(errors) // 2]:.0%} in the median, {errors[-1]:.0%} at most."
+        f"{statistics.median(errors):.0%} in the median, {errors[-1]:.0%} at most."
     ] if len(errors) >= HELD_OUT else []  # fmt: skip
 
 

@@ -63,7 +63,8 @@ class ChunkRun:
 
         def run() -> None:
             self.network.chunk = self.chunk
-            with self.device.computing():
+            always = self.plan.choice.keep or self.chunk in self.plan.view(self.p).largest_chunks
+            with self.device.computing(self.p.name, self.chunk, always=always):
                 self.inputs.open()
                 if self.p.direction == "forward":
                     self._forward()

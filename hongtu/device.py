@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,7 @@ from hongtu.metrics import Traffic
 from hongtu.pool import Pool
 from hongtu.products import substitutes
 from hongtu.streams import Inline, Streams
-from hongtu.workspace import WorkspaceTracker
+from hongtu.workspace import Sample, WorkspaceTracker
 
 
 class Device(ABC):
@@ -63,6 +63,7 @@ class Device(ABC):
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self._empty)
         self._workspace = WorkspaceTracker(self._account, substitutes)
+        self._sample = Sample()
 
     # ---------------------------------------------------------------- memory
 
@@ -70,6 +71,10 @@ class Device(ABC):
     def workspace_peak(self) -> int:
         """Highest bytes that layers took."""
         return self._workspace.peak
+
+    def count_every_chunk(self) -> None:
+        """That comes next in a pass, whatever was counted so far."""
+        self._sample = Sample()
 
     def reset_peaks(self) -> None:
         self._workspace.reset_peak()
@@ -126,11 +131,19 @@ class Device(ABC):
         return self._buffers[name][number]
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Layers run inside: their time counts, and what they allocate counts against the budget."""
+    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
+        """Layers run inside: their time counts, and what they allocate counts against the budget.
+
+        Args:
+            name, chunk: the pass and chunk that they run on.
+            always: it is counted; else it is where a sample has it.
+        """
         start = perf_counter()
-        with self._workspace:
+        counted = always or self._sample.takes(name, chunk)
+        with self._workspace.of(counted) or nullcontext():
             yield
+        if not always:
+            self._sample.ran(name, chunk, self._workspace.recent if counted else None)
         self.traffic.seconds["compute"] += perf_counter() - start
 
     def made_by_layers(self, tensor: Tensor) -> bool:

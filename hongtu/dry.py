@@ -150,8 +150,8 @@ class DryDevice(StagedDevice):
         self._pool = self._staging_pool = Fresh()
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        with using(self.kernels), super().computing():
+    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
+        with using(self.kernels), super().computing(name, chunk, always=always):
             yield
 
     def begin(self) -> None:

@@ -151,6 +151,8 @@ class Engine:
             try:
                 for p in passes:
                     self.reset_counters()
+                    for device in self._devices:
+                        device.count_every_chunk()
                     self._executor.run((p,))
                     taken[p.name] = max(device.workspace_peak for device in self._devices)
             finally:

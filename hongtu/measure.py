@@ -6,6 +6,8 @@ explain the measured passes best, by non-negative least squares over their relat
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,21 +19,20 @@ import torch
 from scipy.optimize import nnls
 
 from hongtu import row_copies
-from hongtu.artifact import Artifact
-from hongtu.config import PreprocessConfig
+from hongtu.artifact import Artifact, open_artifact
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
-from hongtu.plan.cost import partition_work
+from hongtu.plan.cost import partition_work, pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
-from hongtu.preprocess.generate import generate
-from hongtu.preprocess.pipeline import preprocess_directory
+from hongtu.products import substitutes
 from hongtu.trainer import Trainer
 
-COLUMNS = 128  # rows of 512 bytes
+COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
 HOST_ROWS = 2**18  # 128 MiB: more than a cache holds
 MOVED = 2**16
+ROWS, WIDE = 2**14, 256  # of a dense product
 REPEATS = 5
 FEATURES = 48
 GRAPHS = {"large": (80_000, 960_000, 32), "tiny": (2_000, 8_000, 40)}  # vertices, edges, chunks
@@ -52,21 +53,19 @@ RUNS = (
     ("tiny", "gat", 16, 2, "paper"),
 )
 RATES = (  # an amount, and the rate that it goes by: those with a True are seconds each, the others per second
-    ("moved", "host_link", False),
-    ("added", "host_add", False),
-    ("contiguous", "contiguous_link", False),
     ("summed", "memory_bandwidth", False),
     ("transposed", "transpose_bandwidth", False),
     ("summed_edges", "edge_seconds", True),
     ("function", "function_bandwidth", False),
     ("function_edges", "function_edge_seconds", True),
-    ("flops", "flops", False),
+    ("exponentials", "exponential_seconds", True),
     ("swept", "sweep_bandwidth", False),
     ("chunks", "stage_seconds", True),
     ("aggregate_chunks", "aggregate_stage_seconds", True),
     ("gradient_chunks", "gradient_stage_seconds", True),
     ("loss_chunks", "loss_stage_seconds", True),
     ("function_chunks", "function_stage_seconds", True),
+    ("statistics_chunks", "statistics_stage_seconds", True),
 )
 
 
@@ -91,29 +90,59 @@ def _best(call: Callable[[], object]) -> float:
 
 
 def _contiguous_rate() -> float:
-    """Half of what a run copies goes to memory that is warm, half to tensors it has just made."""
-    source, target = torch.ones(2**24), torch.zeros(2**24)
-    return 2 * source.nbytes / (_best(lambda: target.copy_(source)) + _best(source.clone))
+    """A chunk's rows from the host to a buffer that is used again and again, and back."""
+    host, buffer = torch.ones(2**24), torch.ones(2**20)
+    parts = host.split(len(buffer))
+    there = _best(lambda: [buffer.copy_(part) for part in parts])
+    back = _best(lambda: [part.copy_(buffer) for part in parts])
+    return 2 * host.nbytes / (there + back)
+
+
+def _fresh_rate() -> float:
+    """Rows read, and written to memory that is cleared first."""
+    source = torch.ones(2**25)
+    return 2 * source.nbytes / _best(source.clone)
+
+
+def _product_rate() -> float:
+    """Operations per second of a dense product that is wide enough to keep the cores busy."""
+    rows, weight = torch.ones(ROWS, WIDE), torch.ones(WIDE, WIDE)
+    multiply = substitutes().get(torch.ops.aten.mm.default, torch.mm)
+    return 2 * ROWS * WIDE * WIDE / _best(lambda: multiply(rows, weight))
 
 
 def _links() -> dict[str, float]:
-    """Bytes per second of rows copied to, and added to, random places, and of contiguous ones."""
+    """Rows copied to, and added to, random places: bytes per second, and seconds per row; contiguous ones; products."""
     rng = np.random.default_rng(0)
-    host, cache = np.ones((HOST_ROWS, COLUMNS), np.float32), np.ones((MOVED, COLUMNS), np.float32)
     rows = np.sort(rng.permutation(HOST_ROWS)[:MOVED]).astype(np.int32)  # a plan's loads are sorted by row
     slots = rng.permutation(MOVED).astype(np.int32)
-    copied = _best(lambda: row_copies.copy_rows(host, rows, cache, slots)) / cache.nbytes
-    added = _best(lambda: row_copies.add_rows(cache, slots, host, rows)) / cache.nbytes
+
+    def seconds(move: Callable[..., None], columns: int, *, back: bool) -> float:
+        host, cache = np.ones((HOST_ROWS, columns), np.float32), np.ones((MOVED, columns), np.float32)
+        given = (cache, slots, host, rows) if back else (host, rows, cache, slots)
+        return _best(lambda: move(*given)) / MOVED
+
+    narrow, wide = (seconds(row_copies.copy_rows, columns, back=False) for columns in (NARROW, COLUMNS))
+    per_byte = max(wide - narrow, wide / 10) / (4 * (COLUMNS - NARROW))
+    per_row = max(narrow - 4 * NARROW * per_byte, 1e-12)
     # a flush adds where a load copies: the adding itself is what the copy's time leaves over
-    more = max(added - copied, copied / 100)
-    return {"host_link": 1 / copied, "host_add": 1 / more, "contiguous_link": _contiguous_rate()}
+    added = seconds(row_copies.add_rows, COLUMNS, back=True)
+    more = max(added - wide, wide / 100) / (4 * COLUMNS)
+    return {
+        "host_link": 1 / per_byte,
+        "row_seconds": per_row,
+        "host_add": 1 / more,
+        "contiguous_link": _contiguous_rate(),
+        "fresh_bandwidth": _fresh_rate(),
+        "flops": _product_rate(),
+    }
 
 
 Amounts = dict[str, float]
 
 
-def _passes(hardware: Hardware) -> list[tuple[Amounts, float]]:
-    """What passes of small models do, and the seconds that it takes."""
+def _passes(hardware: Hardware) -> list[tuple[Amounts, float, float]]:
+    """What passes of small models do, the seconds that it takes, and of these what is measured alone."""
     found = []
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
         artifacts = {name: _artifact(Path(folder) / name, *size) for name, size in GRAPHS.items()}
@@ -123,17 +152,16 @@ def _passes(hardware: Hardware) -> list[tuple[Amounts, float]]:
             modules = build_layers(model, artifact.feature_width, hidden, artifact.num_classes, layers)
             trainer = Trainer(artifact, modules, strategy=strategy, hardware=hardware)
             seconds = _pass_seconds(trainer)
-            found += [(_amounts(trainer.plan, p), seconds[p.name]) for p in trainer.plan.passes.train]
+            found += [_known(trainer.plan, p, hardware, seconds[p.name]) for p in trainer.plan.passes.train]
     return found
 
 
-def _amounts(plan: ExecutionPlan, p: Pass) -> Amounts:
-    moved = plan.pass_traffic(p).bytes
-    return asdict(partition_work(plan, p, 0)) | {
-        "moved": moved["load"] + moved["flush"],
-        "added": moved["flush"],
-        "contiguous": moved["read"] + moved["write"] + moved["topology"],
-    }
+def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> tuple[Amounts, float, float]:
+    """What a pass does on the first device, its seconds, and of these what its copies and products should take."""
+    found = pass_seconds(plan, p, hardware)
+    work = partition_work(plan, p, 0)
+    known = found.load + found.flush + found.peer + found.contiguous + found.accumulate + work.flops / hardware.flops
+    return asdict(work), seconds, known
 
 
 def _pass_seconds(trainer: Trainer) -> dict[str, float]:
@@ -151,12 +179,13 @@ def _pass_seconds(trainer: Trainer) -> dict[str, float]:
     return best
 
 
-def _rates(passes: list[tuple[Amounts, float]]) -> dict[str, float]:
-    """The rates that explain what was measured; none for what is found to cost nothing."""
-    amounts = np.array([[found[name] for name, _, _ in RATES] for found, _ in passes], dtype=np.float64)
-    weighted = amounts / np.array([seconds for _, seconds in passes])[:, None]
+def _rates(passes: list[tuple[Amounts, float, float]]) -> dict[str, float]:
+    """The rates that explain the rest of what was measured; none for what is found to cost nothing."""
+    amounts = np.array([[found[name] for name, _, _ in RATES] for found, _, _ in passes], dtype=np.float64)
+    seconds, known = (np.array(column) for column in list(zip(*passes, strict=True))[1:])
+    weighted = amounts / seconds[:, None]
     scale = np.maximum(weighted.max(axis=0), 1e-300)
-    each = nnls(weighted / scale, np.ones(len(passes)))[0] / scale
+    each = nnls(weighted / scale, np.maximum(1 - known / seconds, 0))[0] / scale
     return {
         rate: float(cost if direct else 1 / cost)
         for (_, rate, direct), cost in zip(RATES, each, strict=True)
@@ -165,6 +194,12 @@ def _rates(passes: list[tuple[Amounts, float]]) -> dict[str, float]:
 
 
 def _artifact(path: Path, vertices: int, edges: int, chunks: int) -> Artifact:
-    generate("citation", path / "graph", vertices=vertices, edges=edges, features=FEATURES, classes=8, seed=7)
-    config = PreprocessConfig(partitions=1, chunks=chunks, partitioner="range", order="input")
-    return preprocess_directory(path / "graph", path / "artifact", config)
+    """Made by other processes: threads that preprocessing leaves behind slow down small kernels of this one."""
+    graph, artifact = str(path / "graph"), str(path / "artifact")
+    sizes = {"vertices": vertices, "edges": edges, "features": FEATURES, "classes": 8, "seed": 7}
+    settings = {"partitions": 1, "chunks": chunks, "partitioner": "range", "order": "input"}
+    path.mkdir()
+    for words, options in ((("generate", "citation", graph), sizes), (("preprocess", graph, artifact), settings)):
+        given = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+        subprocess.run([sys.executable, "-m", "hongtu", *words, *given], check=True, stdout=subprocess.DEVNULL)
+    return open_artifact(artifact)

@@ -30,7 +30,7 @@ from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape
+from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, StageWork
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
 from hongtu.tracing import constant_layers, trace
@@ -172,8 +172,7 @@ def _network_shape(
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
-        stage_parameters=_stage_parameters(network, transforms=True),
-        update_parameters=_stage_parameters(network, transforms=False),
+        stage_work=_stage_work(network),
     )
 
 
@@ -253,15 +252,36 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     )  # fmt: skip
 
 
-def _stage_parameters(network: Network, *, transforms: bool) -> tuple[int, ...]:
-    """About how many parameters each stage uses, with or without the transform at its end: all of a layer's count
-    before its aggregate, or all after it."""
-    counts = [sum(_count(module) for _, module in modules) for modules in network.row_modules]
+def _stage_work(network: Network) -> tuple[StageWork, ...]:
+    """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
+    parts: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
+    entries: list[list[nn.Module]] = [[] for _ in parts]
+    transforms = [0] * len(parts)
     for index, layer in enumerate(network.layers):
-        before = layer.transform_first or not layer.linear_aggregate
-        if transforms or not before:
-            counts[index if before else index + 1] += _count(layer)
-    return tuple(counts)
+        if layer.transform_first or not layer.linear_aggregate:
+            parts[index].append(layer)
+            transforms[index] = _count(layer)
+        else:
+            parts[index + 1].append(layer)
+            entries[index + 1] = [layer]
+    entries[0] = parts[0][:1]
+    return tuple(
+        StageWork(
+            parameters=sum(_count(module) for module in modules),
+            entry=sum(_entry(module) for module in first),
+            columns=sum(len(p) for module in modules for p in module.parameters() if p.ndim == 2),
+            update=sum(_count(module) for module in modules) - transform,
+        )
+        for modules, first, transform in zip(parts, entries, transforms, strict=True)
+    )
+
+
+def _entry(module: nn.Module) -> int:
+    """Parameters that multiply a module's input: all, but of modules in a row those of the first that has some."""
+    if isinstance(module, nn.Sequential):
+        return next((count for count in map(_entry, module) if count), 0)
+    own = sum(p.numel() for p in module.parameters(recurse=False))
+    return own + sum(map(_entry, module.children()))
 
 
 def _count(module: nn.Module) -> int:

@@ -115,6 +115,16 @@ class Topology:
         """int64 [C], in-edges of every chunk."""
         return np.diff(np.asarray(self.in_edge_start)[self.chunk_start])
 
+    @cached_property
+    def largest_chunks(self) -> frozenset[int]:
+        """In every partition those with most destinations, sources and edges: what layers take grows with these."""
+        found: set[int] = set()
+        for amounts in (self.num_dst, self.num_sources, self.chunk_edges):
+            found |= set(
+                (amounts.reshape(self.partitions, -1).argmax(1) + np.arange(self.partitions) * self.chunks).tolist()
+            )
+        return frozenset(found)
+
     def neighbour_set(self, chunk: int) -> np.ndarray:
         """int32 [S], the ascending unique sources of one chunk."""
         return self.sources[self.source_start[chunk] : self.source_start[chunk + 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -22,22 +23,31 @@ class WorkspaceTracker(TorchDispatchMode):
         substitutes: what to call in place of an operation, where the device knows better.
 
     Attributes:
-        live: bytes of live storages; ``peak`` is the highest so far.
+        live: bytes of live storages; ``peak`` is the highest so far, ``recent`` since the mode was entered last.
     """
 
     def __init__(
         self, on_growth: Callable[[int], None], substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
     ) -> None:
         super().__init__()
-        self.live = self.peak = 0
-        self._on_growth, self._substitutes = on_growth, substitutes
+        self.live = self.peak = self.recent = 0
+        self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def of(self, counted: bool) -> WorkspaceTracker | None:
+        """The mode, which counts or only substitutes, or None where neither is to be done."""
+        self._counts = counted
+        return self if counted or self._substitutes else None
+
+    def __enter__(self) -> WorkspaceTracker:
+        self.recent = self.live
+        return super().__enter__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = self._substitutes.get(func, func)(*args, **(kwargs or {}))
-        if func.is_view:
+        if not self._counts or func.is_view:
             return out
         given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
         for tensor in out if isinstance(out, tuple | list) else (out,):
@@ -55,7 +65,7 @@ class WorkspaceTracker(TorchDispatchMode):
         nbytes = storage.nbytes()
         self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), nbytes)
         self.live += nbytes
-        self.peak = max(self.peak, self.live)
+        self.peak, self.recent = max(self.peak, self.live), max(self.recent, self.live)
         self._on_growth(self.live)
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
@@ -71,3 +81,27 @@ class WorkspaceTracker(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.live -= self._known.pop(key)[1]
+
+
+class Sample:
+    """Which chunks of a pass are counted: counting takes as long as the operations of a small chunk.
+
+    All are the first time that they run; then the one that took the most, and of the others every so manieth in turn.
+    """
+
+    EVERY = 32
+
+    def __init__(self) -> None:
+        self._runs: Counter[tuple[str, int]] = Counter()
+        self._most: dict[str, tuple[int, int]] = {}  # by pass, bytes and chunk
+
+    def takes(self, name: str, chunk: int) -> bool:
+        """Whether to count the next run of a chunk in a pass."""
+        runs = self._runs[name, chunk]
+        return runs == 0 or chunk == self._most[name][1] or (runs + chunk) % self.EVERY == 0
+
+    def ran(self, name: str, chunk: int, nbytes: int | None) -> None:
+        """It has run, and took so many bytes if it was counted."""
+        self._runs[name, chunk] += 1
+        if nbytes is not None and (name not in self._most or nbytes > self._most[name][0]):
+            self._most[name] = nbytes, chunk

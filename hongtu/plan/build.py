@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hongtu.plan.execution import Choice, ExecutionPlan
-from hongtu.plan.passes import plan_passes
+from hongtu.plan.pass_list import plan_passes
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.plan.transfer import (

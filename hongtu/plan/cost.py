@@ -7,14 +7,17 @@ Devices of one machine work at the same time: a pass takes as long as the slowes
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes import FEATURES, Pass
+from hongtu.plan.shapes import StageWork
+
+LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +96,11 @@ def _hidden(s: Seconds) -> float:
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> Seconds:
-    moved, work = plan.device_traffic(p, i).bytes, partition_work(plan, p, i)
+    traffic, work = plan.device_traffic(p, i), partition_work(plan, p, i)
+    moved, rows = traffic.bytes, traffic.rows
     return Seconds(
-        load=moved["load"] / hardware.host_link,
-        flush=moved["flush"] / hardware.host_link,
+        load=moved["load"] / hardware.host_link + rows["load"] * hardware.row_seconds,
+        flush=moved["flush"] / hardware.host_link + rows["flush"] * hardware.row_seconds,
         peer=(moved["pull"] + moved["push"]) / hardware.peer_link,
         contiguous=(moved["read"] + moved["write"] + moved["topology"]) / hardware.contiguous_link,
         aggregate=_aggregate_seconds(work, hardware),
@@ -112,11 +116,12 @@ class Work:
     Attributes:
         summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
         summed_edges: edges that either looks at.
-        function: bytes of rows that functions of edges touch; function_edges: the edges.
+        function: bytes of rows that functions of edges touch; function_edges: the edges; exponentials: those they take.
         flops: multiplications and additions of dense products, in those of 4-byte numbers.
-        swept: bytes of the chunks' own rows that row-wise stages touch.
+        swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
-            these, loss_chunks the loss, and function_chunks a function of edges.
+            these, loss_chunks the loss, function_chunks a function of edges, and statistics_chunks degrees that a layer
+            computes with, once for each.
     """
 
     summed: float = 0.0
@@ -124,39 +129,48 @@ class Work:
     summed_edges: float = 0.0
     function: float = 0.0
     function_edges: float = 0.0
+    exponentials: float = 0.0
     flops: float = 0.0
     swept: float = 0.0
+    largest: int = 0
     chunks: int = 0
     aggregate_chunks: int = 0
     gradient_chunks: int = 0
     loss_chunks: int = 0
     function_chunks: int = 0
+    statistics_chunks: int = 0
 
 
 def partition_work(plan: ExecutionPlan, p: Pass, i: int) -> Work:
     """What partition ``i`` computes in a pass."""
     view = plan.view(p)
     own = slice(i * view.chunks, (i + 1) * view.chunks)
-    chunks = int(np.count_nonzero(view.num_dst[own]))
-    return _work(plan, p, int(view.num_dst[own].sum()), int(view.chunk_edges[own].sum()), chunks)
+    num_dst = view.num_dst[own]
+    work = _work(plan, p, int(num_dst.sum()), int(view.chunk_edges[own].sum()), int(np.count_nonzero(num_dst)))
+    widest = max((plan.passes.width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
+    return replace(work, largest=int(num_dst.max()) * widest * plan.shape.itemsize)
 
 
 def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) -> Work:
     """Row accesses per edge: a sum reads; its transpose reads and writes; a function of edges is taken for twice a
     sum, and backward runs it again before its gradients, where it was not kept. Per vertex and parameter of a stage a
-    multiplication and an addition; backward does twice that, and first forward again where nothing was kept."""
+    multiplication and an addition; backward does twice that, once where the input gets no gradient, and first forward
+    again where nothing was kept."""
     item, width = plan.shape.itemsize, plan.passes.width
     rows = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
+    loss = LOSS_SWEEPS * plan.shape.output if p.loss else 0
     sweeps = 1 if p.direction == "forward" else 2 if p.keep and not p.again else 3
-    known = p.stage is not None and plan.shape.stage_parameters
-    parameters = plan.shape.stage_parameters[p.stage] if known and p.stage is not None else 0
+    known = p.stage is not None and plan.shape.stage_work
+    stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
+    saved = stage_work.entry if p.direction != "forward" and not _input_wanted(plan, p) else 0
     stage: dict[str, Any] = {
         "chunks": chunks,
         "aggregate_chunks": chunks if p.layer is not None else 0,
         "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
         "loss_chunks": chunks if p.loss else 0,
-        "flops": 2 * sweeps * vertices * parameters * item / 4,  # rates are of 4-byte numbers
-        "swept": sweeps * vertices * rows * item,
+        "statistics_chunks": chunks * sum(plan.shape.layers[k].uses_statistics for k in _layers_near(plan, p)),
+        "flops": 2 * vertices * (sweeps * stage_work.parameters - saved) * item / 4,  # rates are of 4-byte numbers
+        "swept": vertices * (sweeps * (rows + stage_work.columns) + loss) * item,
     }
     if p.layer is None or (p.exchange is None and p.flush is None):
         return Work(**stage)
@@ -171,9 +185,24 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
         }
         return Work(**stage, **sums)
     times = (forward or not p.keep) + 2 * transpose
-    functions: dict[str, Any] = {"function": 2 * times * touched, "function_edges": times * edges}
+    functions: dict[str, Any] = {
+        "function": 2 * times * touched,
+        "function_edges": times * edges,
+        "exponentials": times * edges * plan.shape.layers[p.layer].exponentials,
+    }
     runs_function = p.exchange is not None
     return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
+
+
+def _layers_near(plan: ExecutionPlan, p: Pass) -> list[int]:
+    """The layers whose update or transform a pass's stage runs."""
+    return [k for k in (p.layer, p.stage) if k is not None and k < len(plan.shape.layers)]
+
+
+def _input_wanted(plan: ExecutionPlan, p: Pass) -> bool:
+    """Whether what a pass's stage begins with gets a gradient."""
+    names = (FEATURES,) if p.layer is None else plan.passes.layer_inputs[p.layer]
+    return not plan.passes.wanted.isdisjoint(names)
 
 
 def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
@@ -183,6 +212,7 @@ def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
         + work.gradient_chunks * hardware.gradient_stage_seconds
         + work.loss_chunks * hardware.loss_stage_seconds
         + work.function_chunks * hardware.function_stage_seconds
+        + work.statistics_chunks * hardware.statistics_stage_seconds
     )
 
 
@@ -195,9 +225,11 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
     )
     arithmetic = (work.summed + work.transposed + work.function) / 2 / hardware.flops
     fixed = work.summed_edges * hardware.edge_seconds + work.function_edges * hardware.function_edge_seconds
+    fixed += work.exponentials * hardware.exponential_seconds
     return max(moved, arithmetic) + fixed
 
 
 def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
     """Products, then everything else that touches rows: one after the other."""
-    return work.flops / hardware.flops + work.swept / hardware.sweep_bandwidth
+    reused = hardware.largest_reused is None or work.largest <= hardware.largest_reused
+    return work.flops / hardware.flops + work.swept / (hardware.sweep_bandwidth if reused else hardware.fresh_bandwidth)

@@ -27,18 +27,24 @@ class Hardware:
         peer_link: rows between two devices; T_dd.
         reuse_link: rows from one place of a device's memory to another; T_ru.
         contiguous_link: contiguous rows between host and one device.
+        row_seconds: what a sparse row takes between host and device beside its bytes.
         host_add: gradient rows added to host rows, beyond the time of their way to the host; all devices together.
         memory_bandwidth: rows that a sum over in-edges reads from a device's own memory.
         transpose_bandwidth: rows that its transpose reads and writes there.
         edge_seconds: seconds that every edge of either takes beside its row.
         function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates), which read and
             write a row per edge.
+        exponential_seconds: seconds of an exponential in a function of edges, beside that.
         sweep_bandwidth: contiguous rows that row-wise stages read and write beside their products.
+        fresh_bandwidth: the same where a chunk's rows take more than ``largest_reused``: their pages are cleared each
+            time.
         flops: float32 operations per second of a dense product on one device.
         stage_seconds: fixed cost of running one chunk of one pass.
-        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds: what a chunk
-            costs beyond that where it aggregates, has gradients of that, has the loss, has a function of edges.
+        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds,
+            statistics_stage_seconds: what a chunk costs beyond that where it aggregates, has gradients of that, has the
+            loss, has a function of edges, for each layer that computes with degrees.
         device_memory: bytes of one device, or None where nothing but the host limits it.
+        largest_reused: bytes of a tensor that the allocator hands out again as it is, or None for any size.
         staged: whether devices have memory of their own, so that rows reach them through staging memory and copies
             run beside arithmetic.
     """
@@ -49,20 +55,25 @@ class Hardware:
     peer_link: float
     reuse_link: float
     contiguous_link: float
+    row_seconds: float
     host_add: float
     memory_bandwidth: float
     transpose_bandwidth: float
     edge_seconds: float
     function_bandwidth: float
     function_edge_seconds: float
+    exponential_seconds: float
     sweep_bandwidth: float
+    fresh_bandwidth: float
     flops: float
     stage_seconds: float
     aggregate_stage_seconds: float
     gradient_stage_seconds: float
     loss_stage_seconds: float
     function_stage_seconds: float
+    statistics_stage_seconds: float
     device_memory: int | None = None
+    largest_reused: int | None = None
     staged: bool = False
 
     def __post_init__(self) -> None:
@@ -70,13 +81,13 @@ class Hardware:
             value = getattr(self, field.name)
             if field.name == "name":
                 valid = isinstance(value, str) and bool(value)
-            elif field.name == "device_memory" and value is None:
+            elif field.name in ("device_memory", "largest_reused") and value is None:
                 continue
             elif field.name == "staged":
                 valid = isinstance(value, bool)
             else:
                 valid = isinstance(value, int | float) and not isinstance(value, bool) and 1e-60 < value < 1e60
-                valid &= isinstance(value, int) or field.name not in ("devices", "device_memory")
+                valid &= isinstance(value, int) or field.name not in ("devices", "device_memory", "largest_reused")
             if not valid:
                 kind = "a name" if field.name == "name" else "a positive number (devices and bytes: an integer)"
                 raise InputError(f"hardware profile: {field.name} is {value!r}, expected {kind}")
@@ -113,23 +124,28 @@ class Hardware:
 # Measured by `hongtu doctor --measure` on two cores of a cloud server.
 CPU = Hardware(
     name="cpu",
-    host_link=2.2e9,
-    peer_link=2.2e9,
-    reuse_link=2.2e9,
-    contiguous_link=4e9,
+    host_link=2.5e10,
+    peer_link=2.5e10,
+    reuse_link=2.5e10,
+    contiguous_link=4e10,
+    row_seconds=1e-9,
     host_add=2e11,
-    memory_bandwidth=2e10,
-    transpose_bandwidth=2e10,
-    edge_seconds=1e-9,
-    function_bandwidth=1e10,
-    function_edge_seconds=1e-9,
-    sweep_bandwidth=2e10,
-    flops=8e10,
-    stage_seconds=2e-4,
-    aggregate_stage_seconds=3e-4,
-    gradient_stage_seconds=4e-4,
-    loss_stage_seconds=5e-4,
-    function_stage_seconds=1.6e-3,
+    memory_bandwidth=3.7e10,
+    transpose_bandwidth=3.7e10,
+    edge_seconds=7e-9,
+    function_bandwidth=3.3e10,
+    function_edge_seconds=1.1e-8,
+    exponential_seconds=8e-10,
+    sweep_bandwidth=1.9e10,
+    fresh_bandwidth=7.7e9,
+    flops=2e11,
+    stage_seconds=1.2e-4,
+    aggregate_stage_seconds=1.2e-4,
+    gradient_stage_seconds=2.6e-4,
+    loss_stage_seconds=2.9e-4,
+    function_stage_seconds=4.6e-4,
+    statistics_stage_seconds=1e-5,
+    largest_reused=32 << 20,  # of glibc: larger blocks are mapped, and their pages cleared, each time
 )
 
 # The paper's server. Nominal: PCIe 4.0 x16 at what gathers of 512-byte rows can reach of its 32 GB/s, NVLink 3.0
@@ -141,19 +157,23 @@ A100X4 = Hardware(
     peer_link=200e9,
     reuse_link=1.5e12,
     contiguous_link=25e9,
+    row_seconds=1e-15,
     host_add=30e9,
     memory_bandwidth=1.9e12,
     transpose_bandwidth=1.9e12,
     edge_seconds=1e-15,
     function_bandwidth=1.9e12,
     function_edge_seconds=1e-15,
+    exponential_seconds=1e-15,
     sweep_bandwidth=1.9e12,
+    fresh_bandwidth=1.9e12,
     flops=19.5e12,
     stage_seconds=1e-4,
     aggregate_stage_seconds=1e-5,
     gradient_stage_seconds=1e-5,
     loss_stage_seconds=1e-5,
     function_stage_seconds=3e-4,
+    statistics_stage_seconds=1e-5,
     device_memory=80 * 2**30,
     staged=True,
 )
@@ -165,19 +185,23 @@ H200 = Hardware(
     peer_link=450e9,
     reuse_link=3.6e12,
     contiguous_link=50e9,
+    row_seconds=1e-15,
     host_add=40e9,
     memory_bandwidth=4.8e12,
     transpose_bandwidth=4.8e12,
     edge_seconds=1e-15,
     function_bandwidth=4.8e12,
     function_edge_seconds=1e-15,
+    exponential_seconds=1e-15,
     sweep_bandwidth=4.8e12,
+    fresh_bandwidth=4.8e12,
     flops=67e12,
     stage_seconds=1e-4,
     aggregate_stage_seconds=1e-5,
     gradient_stage_seconds=1e-5,
     loss_stage_seconds=1e-5,
     function_stage_seconds=3e-4,
+    statistics_stage_seconds=1e-5,
     device_memory=141 * 10**9,
     staged=True,
 )
@@ -207,7 +231,7 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
     known = {field.name for field in fields(Hardware)}
-    optional = {"devices", "device_memory", "staged"}
+    optional = {"devices", "device_memory", "largest_reused", "staged"}
     if not isinstance(entries, dict) or not known - optional <= entries.keys() <= known:
         found = set(entries) if isinstance(entries, dict) else set()
         raise InputError(

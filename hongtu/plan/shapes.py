@@ -39,6 +39,7 @@ class LayerShape:
         uses_statistics: transform or update needs the degree statistics of its rows.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
+        exponentials: columns of every edge of which the aggregate takes an exponential.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
     """
@@ -52,10 +53,28 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    exponentials: int = 0
     trained: bool = True
     edge_features: bool = False
     edge_type: bool = False
     norm: bool = False
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """About what a row-wise stage computes per vertex.
+
+    Attributes:
+        parameters: that it uses.
+        entry: of these, those that multiply its own input, whose gradient may not be wanted.
+        columns: of what its linear maps give.
+        update: parameters before the transform at its end.
+    """
+
+    parameters: int = 0
+    entry: int = 0
+    columns: int = 0
+    update: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +115,8 @@ class NetworkShape:
         sparse_input: the features in CSR: they stay on the host and reach devices as rows of stage 0 only.
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
-        stage_parameters: about how many parameters each row-wise stage uses, or () where nobody counted; only
-            what is predicted to take long depends on them.
-        update_parameters: of those, the ones before the transform at the stage's end.
+        stage_work: what each row-wise stage computes, or () where nobody counted; only what is predicted to take long
+            depends on it.
         trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
@@ -118,8 +136,7 @@ class NetworkShape:
     learned_bytes: int = 0
     sparse_input: SparseRows | None = None
     constant_layers: int = 0
-    stage_parameters: tuple[int, ...] = ()
-    update_parameters: tuple[int, ...] = ()
+    stage_work: tuple[StageWork, ...] = ()
     trains: bool = True
     autocast: str = ""
     edge_loss: bool = False

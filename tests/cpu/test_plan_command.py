@@ -14,6 +14,7 @@ from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.models import build_layers
 from hongtu.plan.hardware import CPU, load_hardware
+from hongtu.plan.shapes import StageWork
 from hongtu.plan.transfer import plan_transfers
 from hongtu.planning import plan_model
 from tests import problems, training
@@ -165,11 +166,12 @@ def test_plan_model_is_the_trainers_plan(artifact):
     trainer = hongtu.Trainer(artifact, layers, device_memory="30KiB")
     assert plan.bytes == trainer.plan.bytes == trainer.train_epoch().bytes
     assert plan.peak_bytes == trainer.plan.peak_bytes
-    assert plan.shape.stage_parameters == (
-        0,
-        2 * 6 * 8 + 8 + 2 * 8 * 3 + 3,
-        0,
-    )  # layer 0's sum is kept, layer 1 narrows first
+    both = 2 * 6 * 8 + 8 + 2 * 8 * 3 + 3  # layer 0's sum is kept, layer 1 narrows first
+    assert plan.shape.stage_work == (
+        StageWork(),
+        StageWork(both, 2 * 6 * 8 + 8, 2 * 8 + 2 * 3, 2 * 6 * 8 + 8),
+        StageWork(),
+    )
 
 
 def test_doctor(capsys, monkeypatch):

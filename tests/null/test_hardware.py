@@ -10,12 +10,12 @@ import pytest
 
 from hongtu.errors import InputError
 from hongtu.plan.build import make_plan
-from hongtu.plan.cost import Seconds, pass_seconds, predict_seconds
+from hongtu.plan.cost import LOSS_SWEEPS, Seconds, pass_seconds, predict_seconds
 from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, input_order, traffic_chart
-from hongtu.plan.shapes import LayerShape, NetworkShape
+from hongtu.plan.shapes import LayerShape, NetworkShape, StageWork
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
 from hongtu.preprocess.volume import count_volume
@@ -32,11 +32,14 @@ def random_topology(seed, m, n, v=60, e=300):
     return build_topology(m, chunk_start, in_edge_start, rng.integers(0, v, e))
 
 
-def shape(parameters=(10, 20), **layer):
+WORK = (StageWork(10, 7, 5), StageWork(20))
+
+
+def shape(work=WORK, **layer):
     fields = {"z": 4, "s": (None,), "a": 4, "linear": True, "reduce": "sum", "weighted": False, "z_is_input": False}
     one = LayerShape(**(fields | {"uses_statistics": False} | layer))
     return NetworkShape(
-        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, stage_parameters=parameters
+        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, stage_work=work
     )
 
 
@@ -103,6 +106,8 @@ def test_seconds_are_bytes_over_rates(strategy, m, n):
     slow = free(host_link=2.0, peer_link=4.0, reuse_link=1.0, contiguous_link=8.0, host_add=16.0)
     seconds, moved = predict_seconds(plan, slow), plan.bytes
     assert seconds.load == moved["load"] / 2 and seconds.flush == moved["flush"] / 2
+    by_row = predict_seconds(plan, free(row_seconds=3.0))
+    assert by_row.load == pytest.approx(3 * plan.rows["load"]) and by_row.flush == pytest.approx(3 * plan.rows["flush"])
     assert seconds.peer == (moved["pull"] + moved["push"]) / 4 and seconds.accumulate == moved["flush"] / 16
     assert seconds.contiguous == (moved["read"] + moved["write"] + moved["topology"]) / 8
     assert seconds.total == pytest.approx(sum(seconds.to_dict().values()))
@@ -114,7 +119,7 @@ def test_compute_counts_edges_and_parameters():
     e, v, busy = 300, 60, int(np.count_nonzero(topology.num_dst))
     arithmetic = predict_seconds(plan, free(flops=2.0))
     assert arithmetic.aggregate == pytest.approx(e * 4 * (1 + 2))  # forward, and its transpose
-    assert arithmetic.rowwise == pytest.approx(v * (10 + 20) * (1 + 3))
+    assert arithmetic.rowwise == pytest.approx(v * ((10 + 20) * (1 + 3) - 7))  # the features get no gradient
     item = 4
     assert predict_seconds(plan, free(memory_bandwidth=1.0)).aggregate == pytest.approx(e * 4 * item)
     assert predict_seconds(plan, free(transpose_bandwidth=1.0)).aggregate == pytest.approx(2 * e * 4 * item)
@@ -125,20 +130,24 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(plan, free(loss_stage_seconds=1.0)).dispatch == pytest.approx(busy)
     rows = sum(plan.passes.width[name] for p in plan.passes.train for name in (*p.inputs, *p.gradients, *p.written)
                for _ in range(1 if p.direction == "forward" else 3))  # fmt: skip
+    rows += 5 * (1 + 3) + 3 * LOSS_SWEEPS  # what stage 0's maps give, and the loss
     assert predict_seconds(plan, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * v * item)
-    nobody = make_plan(topology, input_order(topology), shape(parameters=()), STRATEGIES["full"])
+    fresh = predict_seconds(plan, free(sweep_bandwidth=1.0, fresh_bandwidth=0.5, largest_reused=1))
+    assert fresh.rowwise == pytest.approx(2 * rows * v * item)
+    nobody = make_plan(topology, input_order(topology), shape(work=()), STRATEGIES["full"])
     assert predict_seconds(nobody, free(flops=2.0)).rowwise < 1e-20
 
 
 def test_functions_of_edges_run_again_in_backward():
     topology = random_topology(3, 2, 3)
-    functions = shape(linear=False, reduce=None)
+    functions = shape(linear=False, reduce=None, exponentials=2)
     plan = make_plan(topology, input_order(topology), functions, STRATEGIES["full"], choice=Choice(fuse=False))
     forward, backward = (p for p in plan.passes.train if p.layer == 0)
     of_both = {"function_bandwidth": 1.0}
     assert pass_seconds(plan, forward, free(**of_both)).aggregate == pytest.approx(2 * 300 * 4 * 4)
     assert pass_seconds(plan, backward, free(**of_both)).aggregate == pytest.approx(6 * 300 * 4 * 4)
     assert pass_seconds(plan, backward, free(function_edge_seconds=1.0)).aggregate == pytest.approx(3 * 300)
+    assert pass_seconds(plan, backward, free(exponential_seconds=1.0)).aggregate == pytest.approx(2 * 3 * 300)
     busy = int(np.count_nonzero(topology.num_dst))
     assert predict_seconds(plan, free(function_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
 

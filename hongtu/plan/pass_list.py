@@ -1,0 +1,321 @@
+"""From layers to the list of passes that a strategy makes of them (tensors' names: :mod:`hongtu.plan.passes`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from hongtu.plan.passes import FEATURES, OUTPUT, Pass, PassList, gradient
+from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.strategy import Strategy
+
+
+def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bool, prune: bool) -> PassList:
+    """Turn a model into passes under a strategy.
+
+    Args:
+        fuse: forward, loss and backward of the last layer in one pass.
+        keep: keep what stages compute until backward.
+        prune: compute only what the loss depends on.
+    """
+    from_csr = shape.sparse_input is not None
+    constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
+    names = _Names(shape, input_gradient=not constants)
+    cached = cached_layers(shape, strategy)
+    constant = {FEATURES}
+    if cached:
+        constant |= {names.z[cached - 1], *names.s[cached - 1], f"a{cached - 1}"}
+        constant |= {names.value[value.number] for value in shape.values if value.stage < cached}
+    wanted = {
+        name
+        for layer, z, s in zip(shape.layers, names.z, names.s, strict=True)
+        if layer.trained or not constants
+        for name in (z, *s)
+    }
+    wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
+    wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
+    fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
+    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
+    setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
+    if not shape.trains:
+        train, evaluate = [replace(p, when="train") for p in evaluate], []
+    later = set().union(*(_touches(p) for p in (*train, *evaluate)))
+    kept = constant & later
+    on_host = (
+        {OUTPUT}
+        | ({gradient(OUTPUT)} if shape.edge_loss else set())
+        | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
+    )
+    pieces: frozenset[str] = frozenset()
+    if keep and not prune:
+        pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
+        left = [p.keep and p.direction == "backward" and not p.again for p in train]
+        train = [replace(p, has=pieces) if found else p for p, found in zip(train, left, strict=True)]
+    return PassList(
+        train=_with_lifetimes(train, kept, keep=_results(shape)),
+        evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
+        setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
+        width=names.width,
+        constant=frozenset(kept),
+        wanted=builder.wanted,
+        pieces=pieces,
+        on_host=frozenset(on_host),
+        layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
+        returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
+    )
+
+
+def _results(shape: NetworkShape) -> tuple[str, ...]:
+    """What an epoch leaves on the host."""
+    if not shape.trains:
+        return (OUTPUT,)
+    return (gradient(FEATURES),) if shape.learned_input else ()
+
+
+def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
+    """How many layers aggregate the same in every epoch, so that the last one's aggregate is computed once and kept;
+    that of sparse features is not, for it would be dense."""
+    cached = strategy.cache_input_aggregate and strategy.no_input_gradient and not shape.learned_input
+    return shape.constant_layers if cached and shape.sparse_input is None else 0
+
+
+class _Names:
+    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors.
+
+    Attributes:
+        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features.
+    """
+
+    def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
+        self.width: dict[str, int] = {FEATURES: shape.features, OUTPUT: shape.output}
+        self.z: list[str] = []
+        self.s: list[tuple[str, ...]] = []
+        for index, layer in enumerate(shape.layers):
+            copied = layer.norm and input_gradient  # what comes back by way of statistics is added in a pass of its own
+            z = FEATURES if index == 0 and layer.z_is_input and not copied else f"z{index}"
+            s = tuple(z if columns is None else f"s{index}.{k}" for k, columns in enumerate(layer.s))
+            self.z.append(z)
+            self.s.append(s)
+            self.width[z] = layer.z
+            self.width[f"a{index}"] = layer.a
+            self.width.update({n: c for n, c in zip(s, layer.s, strict=True) if c is not None})
+        self.value: dict[int, str] = {-1: FEATURES}
+        self._shape = shape
+        for value in shape.values:
+            own = (self.z[value.stage], *self.s[value.stage])
+            name = f"v{value.stage}.{value.number}" if value.same_as is None else own[value.same_as]
+            self.value[value.number] = name
+            self.width[name] = value.columns
+        self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
+
+    def returned(self, stage: int) -> tuple[str, ...]:
+        """Distinct vertex tensors that a stage gives: z, s and values."""
+        if stage == len(self.z):
+            return (OUTPUT,)
+        values = (self.value[value.number] for value in self._shape.values if value.stage == stage)
+        return tuple(dict.fromkeys((self.z[stage], *self.s[stage], *values)))
+
+    def stage_outputs(self, stage: int) -> tuple[str, ...]:
+        """Those that it writes."""
+        return tuple(name for name in self.returned(stage) if name != FEATURES)
+
+    def taken(self, stage: int) -> tuple[str, ...]:
+        """What a stage takes from earlier ones."""
+        return tuple(self.value[number] for number in self._shape.takes[stage]) if self._shape.takes else ()
+
+
+class _Builder:
+    """Passes of one model under one choice of savings."""
+
+    def __init__(
+        self,
+        shape: NetworkShape,
+        names: _Names,
+        cached: int,
+        wanted: frozenset[str],
+        *,
+        fuse: bool,
+        keep: bool,
+        prune: bool,
+    ) -> None:
+        self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
+        self.fuse, self.keep, self.prune = fuse, keep, prune
+        self.last = len(shape.layers) - 1
+        self.keeps_stage_0 = keep and shape.sparse_input is None  # it would keep dense rows
+
+    def setup(self) -> list[Pass]:
+        if not self.cached:
+            return []
+        k = self.cached - 1
+        aggregate = Pass(
+            direction="forward",
+            layer=k,
+            stage=None,
+            when="setup",
+            exchange=self.names.z[k],
+            s=self.names.s[k] if self.shape.layers[k].combined else (),
+            checkpoint=f"a{k}",
+        )
+        return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
+
+    def evaluate(self) -> list[Pass]:
+        first = [] if self.cached else self._stage_0("evaluate")
+        return first + [self._forward(k, "evaluate") for k in range(self._begin, self.last + 1)]
+
+    def train(self) -> list[Pass]:
+        first = [] if self.cached else self._stage_0("train")
+        passes = first + [self._forward(k, "train") for k in range(self._begin, self.last + (not self.fuse))]
+        if self.fuse:
+            passes.append(self._backward(self.last, fused=True))
+        layers = reversed(range(self._begin, self.last + (not self.fuse)))
+        return passes + [self._backward(k) for k in layers if self._goes_back(k)] + self._stage_0_backward()
+
+    @property
+    def _begin(self) -> int:
+        """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
+        return max(self.cached - 1, 0)
+
+    def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
+        outputs = self.names.stage_outputs(0)
+        if not outputs and not self.shape.layers[0].norm:
+            return []
+        train = when == "train"
+        keep = train and self.keeps_stage_0 and self._goes_back(-1)
+        hops = self._hops(-1) if train else None
+        stage = Pass(
+            direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
+        )
+        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
+
+    def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
+        layer, train = self.shape.layers[k], when == "train"
+        last, returns = train and k == self.last, train and self._goes_back(k)
+        loss = last and not self.shape.edge_loss
+        keep = returns and self.keep and not last
+        from_cache = when != "setup" and k == self.cached - 1
+        outputs = self.names.stage_outputs(k + 1)
+        return Pass(
+            direction="forward",
+            layer=k,
+            stage=k + 1,
+            when=when,
+            exchange=None if from_cache or layer.norm else self.names.z[k],
+            source=f"a{k}" if from_cache else self.names.z[k] if layer.norm else None,
+            s=() if from_cache and layer.combined else self.names.s[k],
+            values=self.names.taken(k + 1),
+            outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
+            checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or keep) else None,
+            moments=self._moments(k + 1),
+            loss=loss,
+            edge_loss=last and self.shape.edge_loss,
+            keep=keep,
+            again=keep and self._again(k),
+            holds=self._held(k + 1) if keep else (),
+            hops=self._hops(k) if train else None,
+        )
+
+    def _backward(self, k: int, *, fused: bool = False) -> Pass:
+        layer, names = self.shape.layers[k], self.names
+        values = names.taken(k + 1)
+        own = (names.z[k],) if layer.norm else names.s[k]
+        direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
+        from_cache, keep = k == self.cached - 1, self.keep and k < self.last
+        linear = from_cache or (layer.linear and not fused)
+        again = keep and self._again(k)
+        checkpoint = f"a{k}" if linear and (again or not keep) else None
+        return Pass(
+            direction="fused" if fused else "backward",
+            layer=k,
+            stage=k + 1,
+            exchange=None if linear or layer.norm else names.z[k],
+            flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
+            source=names.z[k] if layer.norm else checkpoint,
+            s=() if layer.combined and (from_cache or not fused) else names.s[k],
+            values=values,
+            gradients=() if fused else self._gradients(k + 1),
+            moments=self._returned_moments(k + 1),
+            direct=direct,
+            loss=fused,
+            keep=keep,
+            again=again,
+            holds=self._held(k + 1) if keep else (),
+            hops=self._hops(k),
+        )
+
+    def _again(self, k: int) -> bool:
+        """Whether the stage behind layer k is worth no memory: it begins with what stays anyway, the cached aggregate,
+        and what it computes for its last linear map takes at most an eighth of the products of an epoch."""
+        if k != self.cached - 1 or not self.shape.stage_work:
+            return False
+        forward_and_backward = 3 * sum(work.parameters for work in self.shape.stage_work)
+        return 8 * self.shape.stage_work[k + 1].update <= forward_and_backward
+
+    def _stage_0_backward(self) -> list[Pass]:
+        if not self._goes_back(-1):
+            return []
+        direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
+        return [
+            Pass(
+                direction="backward",
+                layer=None,
+                stage=0,
+                source=FEATURES,
+                gradients=self._gradients(0),
+                moments=self._returned_moments(0),
+                direct=direct,
+                keep=self.keeps_stage_0,
+                holds=self._held(0) if self.keeps_stage_0 else (),
+                hops=self._hops(-1),
+            )
+        ]
+
+    def _moments(self, stage: int) -> str | None:
+        return self.names.z[stage] if stage <= self.last and self.shape.layers[stage].norm else None
+
+    def _gradients(self, stage: int) -> tuple[str, ...]:
+        """Of a stage's outputs."""
+        outputs = self.names.stage_outputs(stage)
+        return tuple(gradient(name) for name in outputs if name in self.wanted or name == OUTPUT)
+
+    def _returned_moments(self, stage: int) -> str | None:
+        """Those of a stage's output that gets a gradient."""
+        name = self._moments(stage)
+        return name if name in self.wanted else None
+
+    def _held(self, stage: int) -> tuple[str, ...]:
+        """A stage's output that is exchanged and read as s, too, is likely what its operations save for backward."""
+        z = self.names.z[stage]
+        return (z,) if z in self.names.s[stage] and z != FEATURES else ()
+
+    def _goes_back(self, k: int) -> bool:
+        """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
+        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
+
+    def _hops(self, k: int) -> int | None:
+        return self.shape.layers_above(k) if self.prune and k >= self.shape.last_norm else None
+
+
+def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...] = ()) -> tuple[Pass, ...]:
+    """Create each vertex tensor before the pass that first touches it and free it after the last one."""
+    touched = [_touches(p) for p in passes]
+    result = []
+    for k, p in enumerate(passes):
+        before = set().union(*touched[:k], constant)
+        after = set().union(*touched[k + 1 :], constant, keep)
+        creates = tuple(n for n in touched[k] if n not in before)
+        frees = tuple(n for n in touched[k] if n not in after)
+        result.append(replace(p, creates=creates, frees=frees))
+    return tuple(result)
+
+
+def _of_one_chunk(passes: tuple[Pass, ...]) -> frozenset[str]:
+    """The vertex tensors that passes write and nobody else's chunk reads or adds to."""
+    written = {name for p in passes for name in (*p.outputs, *p.direct) if name is not None}
+    return frozenset(written - {name for p in passes for name in (p.exchange, p.flush)} - {FEATURES})
+
+
+def _touches(p: Pass) -> dict[str, None]:
+    """The vertex tensors of a pass in a fixed order."""
+    names = (*p.inputs, *p.gradients, *p.written, *p.holds, p.exchange, p.flush)
+    names += (gradient(OUTPUT),) if p.edge_loss else ()
+    return {name: None for name in names if name is not None}
