@@ -19,7 +19,7 @@ import hongtu
 from hongtu.artifact import Artifact
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
-from hongtu.losses import DEFAULT
+from hongtu.loss_terms import DEFAULT
 from hongtu.metrics import EpochRecord
 from hongtu.models import build_layers
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.artifact import open_artifact
     from hongtu.convert import from_pyg, to_pyg
     from hongtu.links import LinkLoss
-    from hongtu.losses import LossTerm
+    from hongtu.loss_terms import LossTerm
     from hongtu.postprocess import CorrectAndSmooth, LabelPropagation
     from hongtu.preprocess.pipeline import preprocess_graph
     from hongtu.propagation import Propagation
@@ -52,7 +52,7 @@ _LAZY = {
     "from_pyg": ("hongtu.convert", "from_pyg"),
     "to_pyg": ("hongtu.convert", "to_pyg"),
     "LinkLoss": ("hongtu.links", "LinkLoss"),
-    "LossTerm": ("hongtu.losses", "LossTerm"),
+    "LossTerm": ("hongtu.loss_terms", "LossTerm"),
     "Propagation": ("hongtu.propagation", "Propagation"),
     "LabelPropagation": ("hongtu.postprocess", "LabelPropagation"),
     "CorrectAndSmooth": ("hongtu.postprocess", "CorrectAndSmooth"),

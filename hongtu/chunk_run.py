@@ -100,7 +100,7 @@ class ChunkRun:
         if p.again:
             run.missing = Missing(places, self.device.made_by_layers)
         for place in places:
-            place[0] = self.settled.of(place[0])
+            place.move(self.settled.of(place.rows))
         places.clear()
 
     def _backward(self) -> None:

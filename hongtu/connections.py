@@ -147,12 +147,13 @@ class Wiring:
         return number != INPUT and self.stage_of[number] == stage and taken == 1
 
 
-def wire(sources: list[tuple[int, ...]], layers: Sequence[int]) -> Wiring:
+def wire(sources: list[tuple[int, ...]], layers: Sequence[int], readers: Sequence[int] = ()) -> Wiring:
     """Cut the modules into stages.
 
     Args:
         layers: the numbers of those with an aggregate, as often as they have one; what they take besides their first
             value is for the last ``update``.
+        readers: those of them whose first value is for every ``update``, too.
 
     >>> wire([(-1,), (0,), (1, 0)], [1])  # a row-wise module, a layer, and one that adds what both gave
     Wiring(sources=[(-1,), (0,), (1, 0)], stage_of=[0, 1, 1], takes=[(), (0,)], gives=[(0,), ()])
@@ -162,7 +163,10 @@ def wire(sources: list[tuple[int, ...]], layers: Sequence[int]) -> Wiring:
     for number, taken in enumerate(sources):
         if number in layers:
             needed.append((taken[0], stage))
-            stage += layers.count(number)
+            hops = layers.count(number)
+            if number in readers:
+                needed += [(taken[0], stage + hop) for hop in range(1, hops + 1)]
+            stage += hops
             needed += [(value, stage) for value in taken[1:]]
         else:
             needed += [(value, stage) for value in taken]

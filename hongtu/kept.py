@@ -43,24 +43,56 @@ class _Enter(torch.autograd.Function):
 
 
 Form = tuple[Any, ...]  # storage offset, size, stride
-Place = list[Tensor]  # of length one: what an operation saved, wherever it lies now
+
+
+class Place:
+    """What an operation saved, wherever it lies now.
+
+    Attributes:
+        rows: the saved tensor.
+        version: how often it had been written to then. Torch compares these by itself only where nothing takes saved
+            tensors out of its hands.
+    """
+
+    __slots__ = ("rows", "version")
+
+    def __init__(self, x: Tensor) -> None:
+        self.rows, self.version = x.detach(), x._version
+
+    def taken(self) -> Tensor:
+        if self.rows._version != self.version:
+            raise RuntimeError(
+                "a tensor needed for the gradient has been modified by an inplace operation, as torch refuses on the "
+                "whole graph, too; let the module after it work on a copy: x.clone()"
+            )
+        return self.rows
+
+    def move(self, rows: Tensor) -> None:
+        """Have the same numbers in other memory."""
+        if rows is not self.rows:
+            changed = self.rows._version != self.version
+            self.rows, self.version = rows, -1 if changed else rows._version
+
+    def is_at(self, x: Tensor) -> bool:
+        rows = self.rows
+        return rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride()
 
 
 def saving(places: list[Place]) -> saved_tensors_hooks:
     """Inside, what operations save for backward goes to ``places``; clear that list, or it is held by it, too."""
 
     def save(x: Tensor) -> Place:
-        places.append([x.detach()])
+        places.append(Place(x))
         return places[-1]
 
-    return saved_tensors_hooks(save, lambda place: place[0])
+    return saved_tensors_hooks(save, Place.taken)
 
 
 def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
-    """Wherever x was saved, have ``same`` instead: other memory with the same numbers."""
+    """Wherever x was saved, have ``same`` instead."""
     for place in places:
-        if place[0].data_ptr() == x.data_ptr() and place[0].shape == x.shape and place[0].stride() == x.stride():
-            place[0] = same.data
+        if place.is_at(x):
+            place.move(same.data)
 
 
 class Missing:
@@ -79,14 +111,14 @@ class Missing:
         self._first: dict[int, list[tuple[Place, torch.dtype, Form]]] = {}
         first_of: dict[int, int] = {}
         for number, place in enumerate(places):
-            x = place[0]
+            x = place.rows
             if made(x):
                 first = first_of.setdefault(x.untyped_storage()._cdata, number)
                 form = x.storage_offset(), x.size(), x.stride()
                 self._first.setdefault(first, []).append((place, x.dtype, form))
         for known in self._first.values():
             for place, dtype, _ in known:
-                place[0] = torch.empty(0, dtype=dtype)
+                place.move(torch.empty(0, dtype=dtype))
 
     def restore(self, stage: Callable[[], Any]) -> None:
         """Run the stage, with gradients, until all is there."""
@@ -94,7 +126,7 @@ class Missing:
 
         def save(x: Tensor) -> Tensor:
             for place, dtype, form in waiting.pop(next(number), ()):
-                place[0] = torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), *form)
+                place.move(torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), *form))
             if not waiting:
                 raise _Restored
             return x.detach()

@@ -5,9 +5,7 @@ Legend: V vertices, D those of a chunk, T those of them with a loss, C columns o
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,83 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.loss_terms import Losses, LossTerm, PerVertex, mask_of, vertex_loss, vertex_weight_of
 
-VertexLoss = Callable[[Tensor, Tensor], Tensor]
-Loss = str | VertexLoss  # modules are callables
-
-MODULES: dict[str, type[nn.Module]] = {
-    "cross_entropy": nn.CrossEntropyLoss,
-    "bce_with_logits": nn.BCEWithLogitsLoss,
-    "mse": nn.MSELoss,
-    "l1": nn.L1Loss,
-    "huber": nn.HuberLoss,
-    "smooth_l1": nn.SmoothL1Loss,
-}
-DEFAULT = {"multiclass": "cross_entropy", "multilabel": "bce_with_logits", "regression": "mse"}  # by task
-KINDS = {"multiclass": "one class per vertex", "multilabel": "multi-label", "regression": "numbers"}
 MOST_TERMS = 8  # bits of a byte
-
-
-@dataclass(frozen=True)
-class LossTerm:
-    """One part of a training loss.
-
-    Attributes:
-        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these
-            with its options, whose reduction over the vertices of the mask is torch's own; or a callable (out [T, C],
-            target [T] or [T, C]) -> losses [T], whose mean is taken.
-        weight: what the term is multiplied by.
-        mask: the vertices it is over: "train", "val", "test" or bool [N] in the original order.
-        vertex_weight: [N] in the original order, at least 0: multiplies each vertex's loss; a mean is then divided by
-            the sum of these weights (times the class weights, where there are any) instead of the vertices.
-    """
-
-    loss: Loss
-    weight: float = 1.0
-    mask: Any = "train"
-    vertex_weight: Any = None
-
-
-Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
-
-
-def balanced_weights(labels: np.ndarray, mask: np.ndarray, classes: int) -> Tensor:
-    """float32 [classes]: vertices / (classes * vertices of the class), over ``mask``; 0 for a class without any.
-
-    >>> balanced_weights(np.array([0, 0, 0, 1]), np.array([True, True, True, True]), 3).tolist()
-    [0.4444444477558136, 1.3333333730697632, 0.0]
-    """
-    count = np.bincount(labels[mask], minlength=classes)
-    return torch.from_numpy(np.where(count, count.sum() / (classes * np.maximum(count, 1)), 0).astype(np.float32))
-
-
-class _PerVertex:
-    """A torch loss module as losses [T] and the way in which it reduces them."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = copy.deepcopy(module)
-        self.mean = module.reduction == "mean"
-        self.module.reduction = "none"
-        self._on: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
-
-    def __call__(self, out: Tensor, target: Tensor) -> Tensor:
-        key = (out.device, out.dtype)
-        if key not in self._on:
-            self._on[key] = copy.deepcopy(self.module).to(*key)
-        losses = self._on[key](out, target)
-        return losses if losses.ndim == 1 else losses.mean(dim=1) if self.mean else losses.sum(dim=1)
-
-    def class_weights(self, classes: int) -> np.ndarray | None:
-        """float64 [classes], what each vertex counts for in a mean by its class; None: all of them 1."""
-        if not isinstance(self.module, nn.CrossEntropyLoss):
-            return None
-        weight, ignored = self.module.weight, self.module.ignore_index
-        if weight is None and not 0 <= ignored < classes:
-            return None
-        counts = np.ones(classes) if weight is None else weight.double().cpu().numpy()[:classes].copy()
-        if 0 <= ignored < classes:
-            counts[ignored] = 0
-        return counts
 
 
 class MeanLoss:
@@ -127,13 +51,13 @@ class MeanLoss:
             raise InputError(f"loss: a list of {len(given)} losses, expected 1 to {MOST_TERMS}")
         self._terms = [term if isinstance(term, LossTerm) else LossTerm(term) for term in given]
         self._labels, self._task, self._num_classes = labels, task, num_classes
-        self._losses = [_vertex_loss(term.loss, task) for term in self._terms]
-        self._weights = [_vertex_weight(term.vertex_weight, original_id) for term in self._terms]
+        self._losses = [vertex_loss(term.loss, task) for term in self._terms]
+        self._weights = [vertex_weight_of(term.vertex_weight, original_id) for term in self._terms]
         self.bits = np.zeros(len(labels), dtype=np.uint8)
         self._scale = []
         for k, term in enumerate(self._terms):
-            mask = _mask(term.mask, masks, original_id)
-            if isinstance(self._losses[k], _PerVertex):
+            mask = mask_of(term.mask, masks, original_id)
+            if isinstance(self._losses[k], PerVertex):
                 self._check_labelled(mask, original_id)
             self._scale.append(self._scale_of(k, mask))
             self.bits[mask] |= 1 << k
@@ -164,7 +88,7 @@ class MeanLoss:
             InputError: naming both widths.
         """
         for loss in self._losses:
-            if isinstance(loss, _PerVertex):
+            if isinstance(loss, PerVertex):
                 self._check_columns(loss.module, columns)
 
     def _check_columns(self, module: nn.Module, columns: int) -> None:
@@ -242,9 +166,9 @@ class MeanLoss:
     def _scale_of(self, k: int, mask: np.ndarray) -> float:
         """What the sum of the losses over a mask is multiplied by."""
         loss, weight = self._losses[k], self._weights[k]
-        if isinstance(loss, _PerVertex) and not loss.mean:
+        if isinstance(loss, PerVertex) and not loss.mean:
             return self._terms[k].weight
-        of_class = loss.class_weights(self._num_classes) if isinstance(loss, _PerVertex) else None
+        of_class = loss.class_weights(self._num_classes) if isinstance(loss, PerVertex) else None
         counts = np.ones(int(mask.sum())) if weight is None else weight[mask]
         if of_class is not None and self._labels.ndim == 1:
             counts = counts * of_class[self._labels[mask]]
@@ -262,55 +186,6 @@ class MeanLoss:
                 f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "
                 "clear the mask there, or use a callable that looks at no target"
             )
-
-
-def _vertex_loss(loss: Any, task: str) -> VertexLoss:
-    if isinstance(loss, str):
-        if loss not in MODULES:
-            raise InputError(f"loss {loss!r}: expected {', '.join(map(repr, MODULES))}, a torch loss or a callable")
-        numbers = loss not in ("cross_entropy", "bce_with_logits")
-        if loss != DEFAULT[task] and not (numbers and task == "regression"):
-            raise InputError(
-                f"loss {loss!r} does not fit the labels ({KINDS[task]}): use loss={DEFAULT[task]!r} or a callable"
-            )
-        return _PerVertex(MODULES[loss]())
-    if isinstance(loss, nn.Module) and isinstance(loss, tuple(MODULES.values())) and loss.reduction != "none":
-        if task == "multiclass" and not isinstance(loss, nn.CrossEntropyLoss):
-            raise InputError(f"loss {loss!r} does not fit the labels ({KINDS[task]}): use torch.nn.CrossEntropyLoss")
-        return _PerVertex(loss)
-    if not callable(loss):
-        raise InputError(f"loss {loss!r}: expected a name, a torch loss, a callable, a LossTerm or a list of these")
-    return loss
-
-
-def _mask(mask: Any, masks: Mapping[str, np.ndarray], original_id: np.ndarray) -> np.ndarray:
-    """bool [V], in new order."""
-    if isinstance(mask, str):
-        if mask not in masks:
-            raise InputError(f"loss: mask {mask!r}, expected {', '.join(map(repr, masks))} or bool [N]")
-        chosen = np.asarray(masks[mask])
-    else:
-        given = np.asarray(mask)
-        if given.dtype != bool or given.shape != original_id.shape:
-            raise InputError(f"loss: a mask {given.dtype} {given.shape}, expected bool ({len(original_id)},)")
-        chosen = given[original_id]
-    if not chosen.any():
-        raise InputError("loss: its mask is empty, expected at least one vertex")
-    return chosen
-
-
-def _vertex_weight(weight: Any, original_id: np.ndarray) -> np.ndarray | None:
-    """float64 [V], in new order."""
-    if weight is None:
-        return None
-    given = np.asarray(weight)
-    good = given.dtype.kind in "fiub" and given.shape == original_id.shape
-    if not good or not np.isfinite(given).all() or (given < 0).any():
-        raise InputError(
-            f"loss: vertex_weight {given.dtype} {given.shape}, expected finite numbers of at least 0, "
-            f"({len(original_id)},)"
-        )
-    return given.astype(np.float64)[original_id]
 
 
 def _positions(chosen: Tensor, count: int) -> Tensor:

@@ -22,6 +22,12 @@ def check_module(index: int, module: nn.Module) -> None:
         InputError: naming the module and what to use instead.
     """
     title = f"layers[{index}] ({type(module).__name__})"
+    compiled = getattr(module, "_orig_mod", None)  # what torch.compile was given
+    if compiled is not None and (isinstance(compiled, Layer) or rules_of(compiled) is not None):
+        raise InputError(
+            f"{title}: a {type(compiled).__name__} that torch.compile wraps as a whole, which would hide its parts; "
+            "compile the row-wise modules inside it and in the list"
+        )
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
     if any(
@@ -76,8 +82,8 @@ def modes_kept(modules: nn.Module) -> Iterator[None]:
 
 
 def call_on(module: nn.Module) -> Callable[..., Any]:
-    """What to call with the rows that a module takes; JumpingKnowledge wants them as a list."""
-    if type(module).__name__ == "JumpingKnowledge":
+    """What to call with the rows that a module takes; JumpingKnowledge, compiled or not, wants them as a list."""
+    if type(getattr(module, "_orig_mod", module)).__name__ == "JumpingKnowledge":
         return lambda *rows: module(list(rows))
     return module
 

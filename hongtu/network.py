@@ -64,7 +64,8 @@ class Network:
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
         self._transform_first = [layer.transform_first for layer in self.layers]
         self.activate()
-        self.wiring = wire(resolve(modules), self.layer_index)
+        readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
+        self.wiring = wire(resolve(modules), self.layer_index, readers)
         self.chunk = 0
         self.shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
         self.same_as: dict[int, int | None] = {}  # per given value, which of (z, s elements...) it is
@@ -178,7 +179,9 @@ class Network:
         given = [*known.values()]
         if index > 0:
             number, layer = self.layer_index[index - 1], self.layers[index - 1]
-            others = [known[source] for source in self.wiring.sources[number][1:]] if self._ends(index - 1) else []
+            first, *beside = self.wiring.sources[number]
+            numbers = ([first] if layer.reads_input else []) + (beside if self._ends(index - 1) else [])
+            others = [known[source] for source in numbers]
             given += [a, *s]
             if self._writes[layer]:
                 a, s, others = a.clone(), tuple(part.clone() for part in s), [x.clone() for x in others]
@@ -204,12 +207,13 @@ class Network:
     def _taken(
         self, source: int, stage: int, known: dict[int, Tensor], given: list[Tensor], module: nn.Module
     ) -> Tensor:
-        """A value for a module, copied where the module may write to it and others read it."""
+        """A value for a module, copied where the module may write to it and others read it: modules, or autograd."""
         x = known[source]
         if not self._writes[module]:
             return x
-        others = [*given, *(value for number, value in known.items() if number != source)]
-        return _apart(x, others) if self.wiring.is_own(source, stage) else x.clone()
+        if x.requires_grad or not self.wiring.is_own(source, stage):
+            return x.clone()
+        return _apart(x, [*given, *(value for number, value in known.items() if number != source)])
 
     def _begins(self, index: int) -> bool:
         """Whether layer ``index`` is the first of those that the engine runs in place of its module."""

@@ -20,7 +20,8 @@ from hongtu.connections import Entry, as_modules
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.links import EdgeLoss, LinkLoss
-from hongtu.losses import Losses, MeanLoss
+from hongtu.loss_terms import Losses
+from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm

@@ -24,7 +24,7 @@ from hongtu.errors import InputError
 from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.links import EdgeLoss, LinkLoss
-from hongtu.losses import Losses
+from hongtu.loss_terms import Losses
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network
 from hongtu.nn.context import RowContext

@@ -12,12 +12,13 @@ def run(layer, graph, h, parts=1, context=None):
     """transform, aggregate and update on the whole graph cut into blocks: [V, F] -> [V, F']."""
     blocks = make_blocks(graph, cut(graph.num_vertices, parts), h.dtype)
     context = bind(layer, context or RowContext())
+    given = h
     for part in layer.expand():
-        h = _run_part(part, blocks, h, context)
+        h = _run_part(part, blocks, h, given, context)
     return h
 
 
-def _run_part(layer, blocks, h, context):
+def _run_part(layer, blocks, h, given, context):
     def rowwise(method, *inputs):
         outputs = []
         for block in blocks:
@@ -33,7 +34,7 @@ def _run_part(layer, blocks, h, context):
     a = torch.cat(outputs)
     if layer.combines:
         a, s = torch.cat(rowwise(layer.combine, a, s)), None
-    return torch.cat(rowwise(layer.update, a, s))
+    return torch.cat(rowwise(layer.update, a, s, *([given] if layer.reads_input else [])))
 
 
 def _pick(x, block):

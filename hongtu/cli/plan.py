@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Plan, and print the plan."""
     from hongtu.artifact import open_artifact
-    from hongtu.losses import DEFAULT
+    from hongtu.loss_terms import DEFAULT
     from hongtu.plan.hardware import load_hardware
     from hongtu.plan.report import traffic_chart
     from hongtu.planning import plan_model

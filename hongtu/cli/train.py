@@ -223,7 +223,7 @@ def make_loss(options: argparse.Namespace, artifact: Artifact) -> Any:
     """
     import torch
 
-    from hongtu.losses import DEFAULT, balanced_weights
+    from hongtu.loss_terms import DEFAULT, balanced_weights
 
     if options.class_weights is None and not options.label_smoothing:
         return options.loss or DEFAULT[artifact.task]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from hongtu.block import Block
@@ -33,34 +32,30 @@ class APPNP(NormalizedSum):
         add_self_loops = add_self_loops and normalize  # as torch_geometric
         super().__init__(add_self_loops, normalize)
         self.K, self.alpha = K, alpha
-        self.hops = nn.ModuleList(
-            _Step(alpha, dropout, add_self_loops, normalize, first=k == 0, last=k == K - 1) for k in range(K)
-        )
+        self.hops = nn.ModuleList(_Step(alpha, dropout, add_self_loops, normalize) for _ in range(K))
 
     def expand(self) -> list[Layer]:
         return list(self.hops)
 
 
 class _Step(NormalizedSum):
-    """h_(k-1), h_0 -> h_k, h_0: the rows of h_0 go along, side by side with those of h_k, but are not exchanged."""
+    """h_(k-1), h_0 -> h_k: the rows of h_0 stay where they are for all steps."""
 
-    def __init__(
-        self, alpha: float, dropout: float, add_self_loops: bool, normalize: bool, *, first: bool, last: bool
-    ) -> None:
+    reads_input = True
+
+    def __init__(self, alpha: float, dropout: float, add_self_loops: bool, normalize: bool) -> None:
         super().__init__(add_self_loops, normalize)
-        self.alpha, self.first, self.last = alpha, first, last
+        self.alpha = alpha
         self.edge_dropout = Dropout(dropout)
         if dropout > 0:
             self.reduce = None
 
     @property
     def combines(self) -> bool:
-        return False
+        return self.reduce is not None
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        x, start = (h, h) if self.first else h.chunk(2, dim=1)
-        z, own = self.spread(x)
-        return z, (start,) if own is None else (start, own)
+        return self.spread(h)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         if self.reduce is not None:
@@ -72,13 +67,9 @@ class _Step(NormalizedSum):
         if not self.add_self_loops:
             return a
         loop_D1 = self.loop_R(block.rows).unsqueeze(1)
-        return a + self.edge_dropout(loop_D1, block.num_graph_edges + block.rows.ids) * s[1]
+        return a + self.edge_dropout(loop_D1, block.num_graph_edges + block.rows.ids) * s
 
-    def update(self, a: Tensor, s: Skip) -> Tensor:
-        start = s[0]
-        if self.reduce is not None:
-            spread = self.combine(a, s[1] if self.add_self_loops else None)
-        else:
-            spread = self.scale_R1() * a if self.normalize else a
-        h = (1 - self.alpha) * spread + self.alpha * start
-        return h if self.last else torch.cat([h, start], dim=1)
+    def update(self, a: Tensor, s: Skip, start: Tensor) -> Tensor:  # type: ignore[override]
+        if self.reduce is None and self.normalize:
+            a = self.scale_R1() * a
+        return (1 - self.alpha) * a + self.alpha * start

@@ -12,7 +12,7 @@ from torch.nn.functional import leaky_relu
 from hongtu.block import Block
 from hongtu.nn.attention import Attention
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Activation, Skip, glorot, linear
+from hongtu.nn.layer import Activation, Skip, glorot, linear, zeros
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:
@@ -80,7 +80,7 @@ class GATConv(Attention):
             self.att_edge = torch.nn.Parameter(torch.empty(1, heads, out_channels))
             glorot(self.att_edge)
         width = heads * out_channels if concat else out_channels
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(width)) if bias else None)
+        self.register_parameter("bias", zeros(width, bias))
         self.attention_dropout = Dropout(dropout)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
@@ -113,4 +113,4 @@ class GATConv(Attention):
         return (weight_HKP * self.att_edge.squeeze(0).unsqueeze(2)).sum(1).t()
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self.activate(a if self.bias is None else a + self.bias)
+        return self.finish(a, self.bias)

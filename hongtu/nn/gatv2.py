@@ -13,7 +13,7 @@ from hongtu.block import Block
 from hongtu.nn.attention import Attention
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.gat import check_fill_value, loop_rows
-from hongtu.nn.layer import Activation, Skip, glorot, linear
+from hongtu.nn.layer import Activation, Skip, glorot, linear, zeros
 
 
 class GATv2Conv(Attention):
@@ -61,7 +61,7 @@ class GATv2Conv(Attention):
         self.share_weights, self.residual = share_weights, residual
         width = heads * out_channels if concat else out_channels
         self.att = torch.nn.Parameter(torch.empty(1, heads, out_channels))
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(width)) if bias else None)
+        self.register_parameter("bias", zeros(width, bias))
         self.lin_l = linear(in_channels, heads * out_channels, bias=bias, glorot_weight=True)
         self.lin_r = self.lin_l
         if not share_weights:
@@ -105,4 +105,4 @@ class GATv2Conv(Attention):
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         h = a + s[-1] if self.residual else a
-        return self.activate(h if self.bias is None else h + self.bias)
+        return self.finish(h, self.bias)

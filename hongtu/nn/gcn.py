@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.nn.layer import Activation, Skip, linear
+from hongtu.nn.layer import Activation, Skip, linear, zeros
 from hongtu.nn.normalized import NormalizedSum
 
 
@@ -44,7 +44,7 @@ class GCNConv(NormalizedSum):
         super().__init__(add_self_loops, normalize, improved, activation=activation, input_dropout=input_dropout)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.lin = linear(in_channels, out_channels, bias=False, glorot_weight=True)
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(out_channels)) if bias else None)
+        self.register_parameter("bias", zeros(out_channels, bias))
 
     @property
     def can_transform_first(self) -> bool:
@@ -57,4 +57,4 @@ class GCNConv(NormalizedSum):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
             return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias), fresh=True)
-        return self.activate(a) if self.bias is None else self.activate(a + self.bias, fresh=True)
+        return self.finish(a, self.bias)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, linear, zeros
 
 
 class GGCNConv(Convolution):
@@ -39,7 +39,7 @@ class GGCNConv(Convolution):
         self.lin_value = linear(in_channels, out_channels, bias=True)
         if root_weight:
             self.lin_skip = linear(in_channels, out_channels, bias=False)
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(out_channels)) if bias else None)
+        self.register_parameter("bias", zeros(out_channels, bias))
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -51,5 +51,4 @@ class GGCNConv(Convolution):
         return block.gated_sum(z, s[0] if self.root_weight else s)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        h = a + s[1] if self.root_weight else a
-        return self.activate(h if self.bias is None else h + self.bias)
+        return self.finish(a + s[1] if self.root_weight else a, self.bias)

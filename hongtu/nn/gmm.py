@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear, takes_mean
+from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear, takes_mean, zeros
 
 LEAST = 1e-15  # added to variances
 
@@ -54,7 +54,7 @@ class GMMConv(Convolution):
             glorot(parameter)
         if root_weight:
             self.root = linear(in_channels, out_channels, bias=False, glorot_weight=True)
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(out_channels)) if bias else None)
+        self.register_parameter("bias", zeros(out_channels, bias))
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -68,5 +68,4 @@ class GMMConv(Convolution):
         return sum_DG / block.in_degree.clamp(min=1).unsqueeze(1) if self.mean else sum_DG
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        h = a + s if self.root_weight else a
-        return self.activate(h if self.bias is None else h + self.bias)
+        return self.finish(a + s if self.root_weight else a, self.bias)

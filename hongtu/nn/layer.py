@@ -34,6 +34,8 @@ class Layer(torch.nn.Module):
         uses_edge_type: the same for ``block.edge_type``.
         edge_exponentials: columns of every edge of which ``aggregate`` takes an exponential; only predicted seconds
             depend on it.
+        reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
+            once for all.
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
@@ -44,6 +46,7 @@ class Layer(torch.nn.Module):
     uses_statistics: bool = False
     uses_edge_features: bool = False
     uses_edge_type: bool = False
+    reads_input: bool = False
     edge_data_optional: bool = False
     edge_exponentials: int = 0
     transform_first: bool = False
@@ -143,6 +146,10 @@ class Convolution(Layer):
             return h
         return torch.relu_(h) if fresh and self.activation is torch.relu else self.activation(h)
 
+    def finish(self, h: Tensor, bias: Tensor | None) -> Tensor:
+        """The activation of h + bias, if there is one."""
+        return self.activate(h) if bias is None else self.activate(h + bias, fresh=True)
+
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:
     if activation is None or callable(activation):
@@ -175,6 +182,11 @@ def linear(in_channels: int, out_channels: int, bias: bool, glorot_weight: bool 
     if glorot_weight:
         glorot(layer.weight)
     return layer
+
+
+def zeros(columns: int, wanted: bool) -> torch.nn.Parameter | None:
+    """A bias, or None."""
+    return torch.nn.Parameter(torch.zeros(columns)) if wanted else None
 
 
 def glorot(parameter: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean
+from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean, zeros
 
 
 class NNConv(Convolution):
@@ -44,7 +44,7 @@ class NNConv(Convolution):
         self.root_weight = root_weight
         if root_weight:
             self.lin = linear(in_channels, out_channels, bias=False)
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(out_channels)) if bias else None)
+        self.register_parameter("bias", zeros(out_channels, bias))
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -56,5 +56,4 @@ class NNConv(Convolution):
         return block.segment_mean(message_EG) if self.mean else block.segment_sum(message_EG)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        h = a + s if self.root_weight else a
-        return self.activate(h if self.bias is None else h + self.bias)
+        return self.finish(a + s if self.root_weight else a, self.bias)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, takes_mean
+from hongtu.nn.layer import Activation, Convolution, Skip, glorot, takes_mean, zeros
 
 
 class RGCNConv(Convolution):
@@ -58,7 +58,7 @@ class RGCNConv(Convolution):
         glorot(self.weight)
         self.register_parameter("comp", None if num_bases is None else _matrix(num_relations, num_bases))
         self.register_parameter("root", _matrix(in_channels, out_channels) if root_weight else None)
-        self.register_parameter("bias", torch.nn.Parameter(torch.zeros(out_channels)) if bias else None)
+        self.register_parameter("bias", zeros(out_channels, bias))
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -79,7 +79,7 @@ class RGCNConv(Convolution):
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         h = a if self.root is None else torch.addmm(a, s, self.root)
-        return self.activate(h if self.bias is None else h + self.bias)
+        return self.finish(h, self.bias)
 
 
 def _matrix(rows: int, columns: int) -> torch.nn.Parameter:

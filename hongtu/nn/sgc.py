@@ -57,7 +57,7 @@ class SGConv(NormalizedSum):
         mapped = self.expand()[0].transform_first
         if not mapped:
             return self.activate(self.lin(a), fresh=True)
-        return self.activate(a if self.lin.bias is None else a + self.lin.bias)
+        return self.finish(a, self.lin.bias)
 
     def map(self, h: Tensor) -> Tensor:
         """h W^T: before the first hop or behind the last."""

@@ -14,7 +14,7 @@ import torch
 
 import hongtu
 from hongtu.nn import GATConv, GCNConv
-from tests import training
+from tests import problems
 
 EPOCHS = 200
 
@@ -42,7 +42,7 @@ def accuracy(problem, recipe, seed, grain=(1, 1), epochs=EPOCHS):
     make, rate = RECIPES[recipe]
     torch.manual_seed(seed)
     trainer = hongtu.Trainer(
-        training.prepare(problem, *grain),
+        problems.prepare(problem, *grain),
         make(problem.width, problem.classes),
         optimizer=functools.partial(torch.optim.Adam, lr=rate, weight_decay=5e-4),
         seed=seed,
@@ -52,12 +52,12 @@ def accuracy(problem, recipe, seed, grain=(1, 1), epochs=EPOCHS):
 
 
 def test_gcn_on_cora(data_graph):
-    assert accuracy(training.planetoid(data_graph("planetoid-cora")), "gcn", 0) >= 0.78
+    assert accuracy(problems.planetoid(data_graph("planetoid-cora")), "gcn", 0) >= 0.78
 
 
 def test_gat_on_cora(data_graph):
     """Fewer epochs than the recipe's: GAT is slow."""
-    assert accuracy(training.planetoid(data_graph("planetoid-cora")), "gat", 0, epochs=60) >= 0.76
+    assert accuracy(problems.planetoid(data_graph("planetoid-cora")), "gat", 0, epochs=60) >= 0.76
 
 
 def torch_geometric_accuracy(problem, recipe, seed):
@@ -96,7 +96,7 @@ def main(seeds: int = 5) -> None:
     """Print the mean of the seeds for every recipe, ours and torch_geometric's."""
     data = Path(__file__).resolve().parents[3] / "shared" / "data"
     for name, recipe in (("planetoid-cora", "gcn"), ("planetoid-citeseer", "gcn"), ("planetoid-cora", "gat")):
-        problem = training.planetoid(data / name)
+        problem = problems.planetoid(data / name)
         for title, run in (("hongtu", accuracy), ("torch_geometric", torch_geometric_accuracy)):
             found = [run(problem, recipe, seed) for seed in range(seeds)]
             seen = [round(x, 3) for x in found]

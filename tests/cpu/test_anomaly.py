@@ -13,8 +13,9 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import AnomalyError
-from tests import training
-from tests.training import STRATEGIES, H
+from tests import problems, training
+from tests.models import H
+from tests.training import STRATEGIES
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 VICTIM = 5  # the hub
@@ -57,7 +58,7 @@ def make(strategy="full", **options):
     poison = Poison(first)
     layers = [first, nn.Linear(H, H), poison, hnn.SAGEConv(H, 3)]
     options = {"strategy": strategy, "dtype": torch.float64, "optimizer": training.sgd} | options
-    return hongtu.Trainer(training.prepare(training.awkward(), 2, 3), layers, **options), poison
+    return hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, **options), poison
 
 
 @strategies
@@ -90,7 +91,7 @@ def test_a_gradient_is_found(strategy):
 
 
 def test_the_loss_is_found():
-    victim = int(torch.from_numpy(training.awkward().masks["train"]).nonzero()[7])
+    victim = int(torch.from_numpy(problems.awkward().masks["train"]).nonzero()[7])
     out_of_victim = make()[0].predict()[victim]
 
     def loss(out, target):
@@ -112,7 +113,7 @@ def test_a_parameter_is_found():
 def test_embeddings_are_looked_at_too():
     from tests.faults.run import make_trainer, prepare
 
-    trainer = make_trainer(prepare(training.new_path()))
+    trainer = make_trainer(prepare(problems.new_path()))
     trainer.train_epoch()
     with torch.no_grad():
         trainer.embedding.weight[3] = float("nan")
@@ -134,7 +135,7 @@ def test_without_detection_the_run_goes_on(tmp_path):
 
 
 def test_the_command_stops_with_what_is_kept(tmp_path, capsys):
-    graph = training.prepare(training.awkward(), 2, 3)
+    graph = problems.prepare(problems.awkward(), 2, 3)
     command = ["train", str(graph.path), "--lr", "1e17", "--model", "gcn", "--layers", "9", "--epochs", "50"]
     assert main([*command, "--run", str(tmp_path / "run"), "--save-every", "1"]) == 1
     err = capsys.readouterr().err
@@ -150,7 +151,7 @@ def test_deterministic_mode_is_torchs_while_layers_run():
             seen.append(torch.are_deterministic_algorithms_enabled())
             return x + 0
 
-    graph = training.prepare(training.awkward(), 2, 3)
+    graph = problems.prepare(problems.awkward(), 2, 3)
     trainer = hongtu.Trainer(graph, [hnn.GCNConv(6, 3), Looks()], deterministic=True)
     seen.clear()  # planning
     trainer.fit(1, eval_every=1)

@@ -15,20 +15,12 @@ from hongtu.dry import DryBackend
 from hongtu.errors import InputError
 from hongtu.plan.passes import gradient
 from hongtu.plan.strategy import Strategy
-from tests import staged, training
-from tests.cpu.test_counters import check_counters
-from tests.cpu.test_exact import NOTHING, SINGLE, SWITCHES, check, few_train
-from tests.training import GRAINS, STRATEGIES, H, Model
+from tests import additions, problems, staged, training
+from tests.models import H, Model
+from tests.training import GRAINS, NOTHING, SINGLE, STRATEGIES, SWITCHES, check
 
 grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
-
-
-class Sum(nn.Module):
-    """Any number of rows."""
-
-    def forward(self, *rows):
-        return sum(rows)
 
 
 class Mixed(nn.Module):
@@ -38,78 +30,28 @@ class Mixed(nn.Module):
         return a + b.sum(0)
 
 
-def gcnii(conv):
-    return lambda f, c: [
-        (nn.Linear(f, H), "x -> x0"), nn.ReLU(),
-        (conv(H, 0.1, 0.5, 1), "x0, x0 -> x"), nn.ReLU(),
-        (conv(H, 0.2, 0.5, 2, shared_weights=False), "x, x0 -> x"), nn.ReLU(),
-        (conv(H, 0.3, normalize=False), "x, x0 -> x"), nn.Linear(H, c),
-    ]  # fmt: skip
+MODELS = additions.CONNECTIONS
 
 
-def jumping(sage, gat, knowledge, mode):
-    """BatchNorm and jumping knowledge: the second layer's rows are read by the third and by the last module."""
-    options = ("lstm", H, 3) if mode == "lstm" else (mode,)
-    return lambda f, c: [
-        (sage(f, H), "x -> x1"), nn.BatchNorm1d(H), nn.ReLU(), (gat(H, H), "x1 -> x2"), nn.ReLU(),
-        (sage(H, H), "x2 -> x3"), (knowledge(*options), "x1, x2, x3 -> x"), nn.Linear(3 * H if mode == "cat" else H, c),
-    ]  # fmt: skip
+def test_torch_geometrics_jumping_knowledge():
+    """Its module stands in our list as well."""
 
+    def jumping(lib, f, c):
+        return [
+            (lib.SAGEConv(f, H), "x -> x1"), (lib.GATConv(H, H), "x1 -> x2"),
+            (pyg.JumpingKnowledge("lstm", H, 2), "x1, x2 -> x"), nn.Linear(H, c),
+        ]  # fmt: skip
 
-def dense(gcn, sage, gin, knowledge, inplace):
-    """The features and every layer's rows reach all later ones; the last is a residual around a normalisation. What
-    works in place leaves the rows that others read alone."""
-    return lambda f, c: [
-        (gcn(f, 4), "x -> a"), nn.Tanh(), (knowledge("cat"), "x, a -> h"), (sage(f + 4, 4), "h -> b"),
-        (nn.ReLU(inplace=inplace), "b -> r"), (knowledge("cat"), "x, a, r -> h"), (gin(nn.Linear(f + 8, H)), "h -> g"),
-        (nn.BatchNorm1d(H), "g -> n"), (Sum(), "n, g, n -> y"), (sage(H, H), "y -> y"), (Sum(), "g, y -> y"),
-        (nn.ELU(inplace=inplace), "a -> e"), (knowledge("cat"), "y, b, e -> y"), nn.Linear(H + 8, c),
-    ]  # fmt: skip
-
-
-MODELS = (
-    Model("gcnii", gcnii(hnn.GCN2Conv), gcnii(pyg.GCN2Conv)),
-    Model(
-        "cat",
-        jumping(hnn.SAGEConv, hnn.GATConv, hnn.JumpingKnowledge, "cat"),
-        jumping(pyg.SAGEConv, pyg.GATConv, pyg.JumpingKnowledge, "cat"),
-    ),
-    Model(
-        "dense",
-        dense(hnn.GCNConv, hnn.SAGEConv, hnn.GINConv, hnn.JumpingKnowledge, True),
-        dense(pyg.GCNConv, pyg.SAGEConv, pyg.GINConv, pyg.JumpingKnowledge, False),
-    ),
-)
-models = pytest.mark.parametrize("model", MODELS, ids=repr)
-
-
-@strategies
-@grains
-@models
-def test_awkward_graph(model, grain, strategy):
-    """Exact, counted as predicted, within the budget."""
-    for budget in ("64KiB", None) if strategy == "full" else ("64KiB",):
-        check_counters(check(model, training.awkward(), grain, strategy=strategy, device_memory=budget, epochs=2))
-    if grain == (2, 3):
-        check_counters(check(model, training.awkward(), grain, strategy=strategy, device_memory="smallest", epochs=2))
-
-
-@pytest.mark.parametrize("mode", ["max", "lstm"])
-def test_jumping_knowledge(mode):
-    """torch_geometric's own module stands in our list as well."""
-    theirs = jumping(pyg.SAGEConv, pyg.GATConv, pyg.JumpingKnowledge, mode)
-    for knowledge in (hnn.JumpingKnowledge, pyg.JumpingKnowledge):
-        model = Model(mode, jumping(hnn.SAGEConv, hnn.GATConv, knowledge, mode), theirs)
-        check(model, training.directed_weighted(), (2, 3), epochs=2, device_memory="smallest")
+    check(additions.of(jumping, "theirs"), problems.directed_weighted(), (2, 3), epochs=2, device_memory="smallest")
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_savings(name):
     """Each alone, and all but one."""
-    for strategy in (replace(NOTHING, **{name: True}), replace(Strategy(), **{name: False})):
-        for model in MODELS[1:]:
-            check(model, few_train(), (2, 3), strategy=strategy, device_memory="smallest", epochs=2)
-    check(MODELS[0], few_train(), (2, 3), strategy=strategy, epochs=2)
+    alone, without = replace(NOTHING, **{name: True}), replace(Strategy(), **{name: False})
+    for strategy, model in ((alone, MODELS[1]), (without, MODELS[1]), (without, MODELS[2])):
+        check(model, problems.few_train(), (2, 3), strategy=strategy, device_memory="64KiB", epochs=2)
+    check(MODELS[0], problems.few_train(), (2, 3), strategy=without, epochs=2)
 
 
 def test_nothing_is_stored_twice():
@@ -117,11 +59,16 @@ def test_nothing_is_stored_twice():
     strategy = Strategy(transform_first=False, fuse_last_layer=False)
 
     def plan(layers):
-        artifact = training.prepare(training.awkward(), 2, 3)
+        artifact = problems.prepare(problems.awkward(), 2, 3)
         return hongtu.Trainer(artifact, layers, strategy=strategy, device_memory="1MiB").plan.passes
 
     jumps = plan(
-        [(hnn.SAGEConv(6, H), "x -> x1"), (hnn.SAGEConv(H, H), "x1 -> x2"), (Sum(), "x1, x2 -> y"), hnn.SAGEConv(H, 3)]
+        [
+            (hnn.SAGEConv(6, H), "x -> x1"),
+            (hnn.SAGEConv(H, H), "x1 -> x2"),
+            (additions.Sum(), "x1, x2 -> y"),
+            hnn.SAGEConv(H, 3),
+        ]
     )
     assert {name for name in jumps.width if name[0] == "v"} == set()
     assert [p.values for p in jumps.train if p.layer == 1] == [("z1",)] * 2
@@ -135,8 +82,13 @@ def test_nothing_is_stored_twice():
     assert [p.values for p in initial.train][1:] == [("v0.1",)] * 6 + [()]
     assert [p.name for p in initial.train if "v0.1" in p.frees] == ["backward 0"]
 
-    skipping = plan([hnn.SAGEConv(6, H), (hnn.SAGEConv(H, 6), "x -> y"), (Sum(), "y, y -> y"), hnn.SAGEConv(6, 3)])
+    skipping = plan(
+        [hnn.SAGEConv(6, H), (hnn.SAGEConv(H, 6), "x -> y"), (additions.Sum(), "y, y -> y"), hnn.SAGEConv(6, 3)]
+    )
     assert not any(p.values for p in skipping.train)
+
+    steps = plan([nn.Linear(6, H), hnn.APPNP(3, 0.2), nn.Linear(H, 3)])
+    assert {name for name in steps.width if name[0] in "sv"} == {"v0.0"}, "h_0 is one tensor, whatever K"
 
 
 def test_functions_and_branches():
@@ -159,16 +111,16 @@ def test_functions_and_branches():
 
     model = Model("branches", modules(hnn.GCNConv, hnn.SAGEConv), modules(pyg.GCNConv, pyg.SAGEConv))
     for strategy in STRATEGIES:
-        check(model, training.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=2)
-    layers = model.build(training.awkward())
+        check(model, problems.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=2)
+    layers = model.build(problems.awkward())
     layers[2] = (join, "a, b -> x")
-    trainer = hongtu.Trainer(training.prepare(training.awkward(), 1, 7), layers, dtype=torch.float64)
-    expected = training.train_reference(model, training.awkward()).losses[0]
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 1, 7), layers, dtype=torch.float64)
+    expected = training.train_reference(model, problems.awkward()).losses[0]
     assert trainer.train_epoch().loss == pytest.approx(expected, rel=1e-12)
 
 
 def test_snapshots_planning_again_and_copies_keep_the_headers(tmp_path):
-    problem = training.awkward()
+    problem = problems.awkward()
     through = training.train(training.make_trainer(MODELS[2], problem, (2, 3)), 4)
     first = training.make_trainer(MODELS[2], problem, (2, 3))
     first.fit(2, eval_every=1)
@@ -180,12 +132,12 @@ def test_snapshots_planning_again_and_copies_keep_the_headers(tmp_path):
 
 def test_staged_devices():
     for gpus, model in ((1, MODELS[0]), (3, MODELS[2])):
-        staged.check(model, training.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
+        staged.check(model, problems.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
 
 
 def test_single_precision():
     for model in MODELS:
-        check(model, training.awkward(), (2, 3), tolerance=SINGLE, dtype=torch.float32, epochs=2)
+        check(model, problems.awkward(), (2, 3), tolerance=SINGLE, dtype=torch.float32, epochs=2)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +154,4 @@ def test_single_precision():
 )
 def test_lists_that_make_no_model_are_refused(layers, why):
     with pytest.raises(InputError, match=why):
-        hongtu.Trainer(training.prepare(training.awkward(), 1, 1), layers)
+        hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers)

@@ -16,7 +16,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
-from tests import training
+from tests import problems, training
 
 MODELS = {
     "gcn": lambda f, c: pyg.GCN(f, 8, 2, c, dropout=0.5),
@@ -60,10 +60,10 @@ def output(model, problem):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name):
-    problem = training.problem_of(training.graphs.Graph("plain", training.awkward_graph().edges, None, 64))
+    problem = problems.problem_of(training.graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     model, layers = both(name, problem)
     trainer = hongtu.Trainer(
-        training.prepare(problem, 2, 3), layers, loss=lambda out, _: out.sum(1), dtype=torch.float64
+        problems.prepare(problem, 2, 3), layers, loss=lambda out, _: out.sum(1), dtype=torch.float64
     )
     torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
     trainer.train_epoch()
@@ -97,12 +97,12 @@ def test_refused(case):
 
 
 def test_a_module_in_two_places_keeps_one_set_of_weights():
-    problem = training.problem_of(training.graphs.Graph("plain", training.awkward_graph().edges, None, 64))
+    problem = problems.problem_of(training.graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     conv, lin = pyg.GCNConv(8, 8), torch.nn.Linear(8, 8)
     steps = [(m, "x, edge_index -> x") if m is conv else m for m in (conv, lin, conv, lin)]
     first, last = (pyg.SAGEConv(problem.width, 8), "x, edge_index -> x"), torch.nn.Linear(8, problem.classes)
     model = shaken(pyg.Sequential("x, edge_index", [first, *steps, last])).double()
-    trainer = hongtu.Trainer(training.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
     assert trainer.model[1] is trainer.model[3] and trainer.model[2] is trainer.model[4]
     trainer.train_epoch()
     hongtu.to_pyg(trainer.model, model)
@@ -111,9 +111,9 @@ def test_a_module_in_two_places_keeps_one_set_of_weights():
 
 def test_a_function_that_mixes_rows_is_refused_behind_a_layer_that_makes_them_equal():
     model = pyg.GCN(6, 8, 2, 4, act=lambda h: h - h.mean(0))
-    problem = training.awkward()
+    problem = problems.awkward()
     with pytest.raises(InputError, match="mixes the rows"):
-        hongtu.Trainer(training.prepare(problem), hongtu.from_pyg(pyg.GCN(problem.width, 8, 2, 4, act=model.act)))
+        hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(pyg.GCN(problem.width, 8, 2, 4, act=model.act)))
 
 
 def test_edge_features_keep_their_weights():

@@ -13,8 +13,9 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.plan.strategy import Strategy
-from tests import training
-from tests.training import GRAINS, STRATEGIES, H, Model
+from tests import problems, training
+from tests.models import H, Model
+from tests.training import GRAINS, STRATEGIES
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -64,7 +65,7 @@ models = pytest.mark.parametrize("model", MODELS, ids=repr)
 @functools.cache
 def losses(model, grain, strategy, budget, seed=3, epochs=4):
     trainer = training.make_trainer(
-        model, training.awkward(), grain, strategy=strategy, device_memory=budget, seed=seed
+        model, problems.awkward(), grain, strategy=strategy, device_memory=budget, seed=seed
     )
     return [trainer.train_epoch().loss for _ in range(epochs)]
 
@@ -85,7 +86,7 @@ def test_the_losses_of_every_cut_are_the_same(model):
 
 @models
 def test_masks_change_with_the_epoch_and_with_the_seed(model):
-    trainer = training.make_trainer(model, training.awkward(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0), seed=3)
+    trainer = training.make_trainer(model, problems.awkward(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0), seed=3)
     first, second = (trainer.train_epoch().loss for _ in range(2))
     assert first != second
     assert losses(model, (1, 1), "none", None, seed=4)[0] != losses(model, (1, 1), "none", None)[0]
@@ -93,10 +94,10 @@ def test_masks_change_with_the_epoch_and_with_the_seed(model):
 
 @models
 def test_no_dropout_in_evaluation(model):
-    trainer = training.make_trainer(model, training.awkward(), (2, 3))
+    trainer = training.make_trainer(model, problems.awkward(), (2, 3))
     before = trainer.predict()
     assert torch.equal(before, trainer.predict())
-    plain = training.make_trainer(model, training.awkward(), (2, 3))
+    plain = training.make_trainer(model, problems.awkward(), (2, 3))
     for module in plain.model.modules():
         if isinstance(module, hnn.Dropout):
             module.p = 0.0
@@ -107,7 +108,7 @@ def test_no_dropout_in_evaluation(model):
 
 def test_evaluation_between_epochs_changes_nothing():
     expected = losses(MODELS[0], (2, 3), "full", None)
-    trainer = training.make_trainer(MODELS[0], training.awkward(), (2, 3), seed=3)
+    trainer = training.make_trainer(MODELS[0], problems.awkward(), (2, 3), seed=3)
     found = []
     for _ in range(4):
         trainer.evaluate()
@@ -131,9 +132,9 @@ FIRST = {
 @pytest.mark.parametrize("name", FIRST)
 def test_dropout_of_the_features_takes_place(name, strategy):
     """In evaluation such a dropout hands the features on as they are; in training it must not be left out."""
-    problem = training.awkward()
-    artifact = training.prepare(problem, 2, 3)
-    blank = training.prepare(blank_awkward(), 2, 3)
+    problem = problems.awkward()
+    artifact = problems.prepare(problem, 2, 3)
+    blank = problems.prepare(blank_awkward(), 2, 3)
     torch.manual_seed(0)
     state = nn.ModuleList(FIRST[name](problem.width, problem.classes, 0.0)).state_dict()
     found = []
@@ -149,7 +150,7 @@ def test_dropout_of_the_features_takes_place(name, strategy):
 
 @functools.cache
 def blank_awkward():
-    problem = training.awkward()
+    problem = problems.awkward()
     return dataclasses.replace(problem, features=np.zeros_like(problem.features))
 
 
@@ -162,7 +163,7 @@ def blank_awkward():
 def first_loss(make, state, grain, strategy):
     layers = make()
     nn.ModuleList(layers).double().load_state_dict(state)
-    artifact = training.prepare(training.awkward(), *grain)
+    artifact = problems.prepare(problems.awkward(), *grain)
     trainer = hongtu.Trainer(artifact, layers, optimizer=training.sgd, dtype=torch.float64, strategy=strategy, seed=5)
     return trainer.train_epoch().loss, trainer.gradients()
 
@@ -293,10 +294,10 @@ def test_gradients_match_finite_differences(make, strategy):
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_a_model_with_dropout_can_be_evaluated(make):
     layers = make()
-    trainer = hongtu.Trainer(training.prepare(training.awkward(), 2, 2), layers, strategy="paper")
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 2), layers, strategy="paper")
     first = trainer.predict()
     trainer.train_epoch()
-    assert first.shape == trainer.predict().shape == (training.awkward().num_vertices, 3)
+    assert first.shape == trainer.predict().shape == (problems.awkward().num_vertices, 3)
 
 
 class Recorder(hnn.Layer):
@@ -320,7 +321,7 @@ def test_forward_and_recomputation_draw_the_same_numbers(strategy):
     layer = Recorder()
     layers = [nn.Linear(6, 3), layer]
     strategy = Strategy(fuse_last_layer=False, keep=False) if strategy == "full" else strategy
-    trainer = hongtu.Trainer(training.prepare(training.awkward(), 2, 3), layers, strategy=strategy)
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, strategy=strategy)
     layer.seen.clear()
     trainer.train_epoch()
     calls = {}
@@ -337,7 +338,7 @@ def test_forward_and_recomputation_draw_the_same_numbers(strategy):
 
 
 def test_the_callers_random_numbers_are_left_alone():
-    trainer = hongtu.Trainer(training.prepare(training.awkward(), 2, 3), two(Gated)(), device_memory="1MiB")
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), two(Gated)(), device_memory="1MiB")
     torch.manual_seed(9)
     expected = torch.rand(3)
     torch.manual_seed(9)
@@ -358,7 +359,7 @@ def test_one_dropout_module_used_twice_drops_different_elements():
 
     layers = [dropout, Watch(), nn.Linear(6, 6), hnn.GINConv(nn.Linear(6, 6)), nn.Softplus(), dropout, Watch(),
               hnn.GINConv(nn.Linear(6, 3))]  # fmt: skip
-    trainer = hongtu.Trainer(training.prepare(training.awkward(), 1, 1), layers, dtype=torch.float64)
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers, dtype=torch.float64)
     kept.clear()
     trainer.train_epoch()
     assert 0.3 < float((kept[0] == kept[1]).double().mean()) < 0.7

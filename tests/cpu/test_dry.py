@@ -16,9 +16,10 @@ import torch
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
 from hongtu.plan.strategy import Strategy, get_strategy
-from tests import training
+from tests import problems, training
+from tests.models import SIX
 from tests.staged import EXACT, budget, check
-from tests.training import SIX, STRATEGIES
+from tests.training import STRATEGIES
 
 try:
     DryBackend()
@@ -37,7 +38,7 @@ strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 @grains
 @six
 def test_training_is_exact(model, grain, strategy):
-    problem, device = training.awkward(), DryBackend(seed=grain[0])
+    problem, device = problems.awkward(), DryBackend(seed=grain[0])
     check(model, problem, grain, device=device, strategy=strategy, device_memory="smallest")
     if strategy == "full":
         check(model, problem, grain, device=device, strategy=strategy)
@@ -48,7 +49,7 @@ def test_training_is_exact(model, grain, strategy):
 @six
 def test_batches_overlap_and_stay_exact(model):
     """Two sets of staging memory, caches that evict, every order of work."""
-    problem, strategy = training.directed_weighted(), replace(Strategy(), resident=False, group=False)
+    problem, strategy = problems.directed_weighted(), replace(Strategy(), resident=False, group=False)
     for seed in range(4):
         device = DryBackend(seed=seed)
         some = budget(model, problem, (4, 8), 1.5, device=device, strategy=strategy)
@@ -58,7 +59,7 @@ def test_batches_overlap_and_stay_exact(model):
 
 
 def test_memory_that_kernels_take_for_hubs_is_planned():
-    problem = training.awkward()
+    problem = problems.awkward()
     hub = np.stack([np.arange(600) % problem.num_vertices, np.zeros(600, dtype=np.int64)])
     weights = np.ones(600, dtype=np.float32)
     edges, weights = np.concatenate([problem.edges, hub], axis=1), np.concatenate([problem.weights, weights])
@@ -71,7 +72,7 @@ def test_memory_that_kernels_take_for_hubs_is_planned():
 @pytest.mark.parametrize("gpus", [1, 2, 3])
 def test_partitions_share_gpus(gpus):
     """Streams and parameters are those of a GPU, whatever the number of its partitions."""
-    problem = training.awkward()
+    problem = problems.awkward()
     for model in SIX[:1] + SIX[4:5]:
         check(model, problem, (4, 8), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
 
@@ -80,11 +81,11 @@ def test_partitions_share_gpus(gpus):
 def test_rows_that_a_gpu_does_not_reach_take_a_detour(model):
     for strategy in STRATEGIES:
         device = DryBackend(seed=5, detours=True)
-        check(model, training.awkward(), (4, 8), device=device, strategy=strategy, device_memory="smallest")
+        check(model, problems.awkward(), (4, 8), device=device, strategy=strategy, device_memory="smallest")
 
 
 def test_evaluation_and_prediction(tmp_path):
-    problem, model = training.awkward(), SIX[0]
+    problem, model = problems.awkward(), SIX[0]
     found = {}
     for device in ("cpu", "dry"):
         trainer = training.make_trainer(model, problem, (4, 8), device=device)
@@ -95,7 +96,7 @@ def test_evaluation_and_prediction(tmp_path):
 
 
 def test_an_error_in_a_layer_leaves_a_trainer_that_works():
-    problem, model = training.awkward(), SIX[0]
+    problem, model = problems.awkward(), SIX[0]
     trainer = training.make_trainer(model, problem, (4, 8), device="dry")
     good = trainer.train_epoch().loss
 
@@ -123,12 +124,12 @@ PLANS = {  # what overlaps, and in how many sets of staging memory
 def budget_of(plan: str, model: str) -> int:
     strategy, times = PLANS[plan]
     chosen = next(m for m in SIX if repr(m) == model)
-    return budget(chosen, training.awkward(), (4, 8), times, device=DryBackend(), strategy=strategy)
+    return budget(chosen, problems.awkward(), (4, 8), times, device=DryBackend(), strategy=strategy)
 
 
 def gradients(plan: str, model: str, seed: int, ignored: frozenset[str] = frozenset()) -> tuple[torch.Tensor, set[str]]:
     """All gradients of an epoch, and the reasons of its waits."""
-    problem, device = training.awkward(), DryBackend(seed=seed, ignored=ignored)
+    problem, device = problems.awkward(), DryBackend(seed=seed, ignored=ignored)
     chosen = next(m for m in SIX if repr(m) == model)
     options = {"device": device, "strategy": PLANS[plan][0], "device_memory": budget_of(plan, model)}
     trainer = training.make_trainer(chosen, problem, (4, 8), **options, detect_anomaly=False)

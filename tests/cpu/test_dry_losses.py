@@ -8,9 +8,9 @@ import torch
 import hongtu
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
-from hongtu.losses import LossTerm
-from tests import training
-from tests.training import DEEP
+from hongtu.loss_terms import LossTerm
+from tests import problems, training
+from tests.models import DEEP
 
 try:
     DryBackend()
@@ -27,7 +27,7 @@ LOSSES = {
 def test_losses(name):
     options = {"loss": LOSSES[name](), "device_memory": "256KiB"}
     trainers = [
-        training.make_trainer(DEEP, training.awkward(), (2, 3), device=device, **options)
+        training.make_trainer(DEEP, problems.awkward(), (2, 3), device=device, **options)
         for device in ("cpu", DryBackend(seed=1))
     ]
     found = [training.train(trainer, 2) for trainer in trainers]
@@ -37,11 +37,11 @@ def test_losses(name):
 
 
 def test_propagation():
-    problem, found = training.awkward(), []
+    problem, found = problems.awkward(), []
     labels, mask = torch.from_numpy(problem.labels), torch.from_numpy(problem.masks["train"])
     for device in ("cpu", DryBackend(seed=2)):
         options = {"device": device, "device_memory": "128KiB", "dtype": torch.float64}
-        propagation = hongtu.Propagation(training.prepare(problem, 2, 3), 3, **options)
+        propagation = hongtu.Propagation(problems.prepare(problem, 2, 3), 3, **options)
         found.append(hongtu.LabelPropagation(5, 0.8)(propagation, labels, mask))
         assert propagation.record.bytes == propagation.plan.bytes
         assert propagation.record.arena_bytes == propagation.plan.arena_bytes

@@ -10,7 +10,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from tests import training
+from tests import problems, training
 from tests.training import GRAINS, STRATEGIES
 
 WIDTH, HIDDEN = 5, 6
@@ -32,10 +32,10 @@ OPTIMIZERS = {"Adam": torch.optim.Adam, "Adagrad": torch.optim.Adagrad, "SGD": t
 
 
 def artifact(grain):
-    problem = training.awkward()
+    problem = problems.awkward()
     m, n = grain
     return problem, hongtu.preprocess_graph(
-        problem.edges, problem.num_vertices, training.new_path(), features=f"embedding:{WIDTH}", labels=problem.labels,
+        problem.edges, problem.num_vertices, problems.new_path(), features=f"embedding:{WIDTH}", labels=problem.labels,
         masks=problem.masks, edge_weight=problem.weights, partitions=m, chunks=n,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments import ladder, paper, preprocess_rates, prune, readme
+from experiments import deep_models, ladder, paper, preprocess_rates, prune, readme
 from hongtu.cli.main import main as hongtu_main
 from hongtu.plan.hardware import A100X4
 
@@ -47,6 +47,16 @@ def test_prune(graph, monkeypatch, capsys):
     options = ["--share", 0.05, "--features", "random:8", "--hidden", 8, "--epochs", 2]
     run(monkeypatch, prune, graph, *options)
     assert "5.0% labelled" in capsys.readouterr().out
+
+
+def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch):
+    """GCNII, and GraphSAGE with BatchNorm and jumping knowledge; ``compare`` checks counters and losses."""
+    out = tmp_path / "deep.jsonl"
+    options = ["--features", "random:16", "--hidden", 16, "--chunks", 64, "--epochs", 2, "--share", 0.1, "--out", out]
+    run(monkeypatch, deep_models, graph, *options)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["model"] for row in rows] == list(deep_models.MODELS)
+    assert all(row["peak"] <= row["budget"] <= 0.1 * row["need"] for row in rows)
 
 
 def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):

@@ -13,8 +13,8 @@ from hongtu.device import CpuDevice
 from hongtu.kept import Missing, Place, saving
 from hongtu.kept_memory import REGION, KeptMemory, slot_bytes
 from hongtu.metrics import Traffic
-from tests import training
-from tests.training import DEEP, SIX, Model
+from tests import problems, training
+from tests.models import DEEP, SIX, Model
 
 
 def storage(*shape: int) -> torch.UntypedStorage:
@@ -61,7 +61,7 @@ def test_a_device_counts_copies_until_they_are_gone() -> None:
 
 @pytest.mark.parametrize("model", [*SIX, DEEP], ids=repr)
 def test_no_number_depends_on_it(model: Model, monkeypatch) -> None:
-    problem = training.awkward()
+    problem = problems.awkward()
     found = []
     for least in (1, 1 << 40):
         monkeypatch.setattr(hongtu.device, "LEAST", least)
@@ -73,11 +73,11 @@ def test_no_number_depends_on_it(model: Model, monkeypatch) -> None:
 
 def test_rows_of_one_chunk_alone_are_kept_as_layers_made_them() -> None:
     """They take no planned memory; rows that are exchanged do."""
-    trainer = training.make_trainer(DEEP, training.awkward(), (1, 3))
+    trainer = training.make_trainer(DEEP, problems.awkward(), (1, 3))
     plan = trainer.plan
     moved = {name for p in plan.passes.every for name in (p.exchange, p.flush)}
     assert not plan.pieces & moved
-    budgeted = training.make_trainer(DEEP, training.awkward(), (1, 3), device_memory="1GB")
+    budgeted = training.make_trainer(DEEP, problems.awkward(), (1, 3), device_memory="1GB")
     assert not budgeted.plan.pieces
 
 
@@ -86,7 +86,7 @@ def test_the_stage_behind_the_cached_aggregate_is_computed_again_where_it_is_lit
         first = [hnn.SAGEConv(f, 8, activation="relu"), hnn.Dropout(0.2)]
         return [*first, hnn.SAGEConv(8, 8, activation="elu"), hnn.SAGEConv(8, 8), hnn.SAGEConv(8, c)]
 
-    model, problem = Model("deep sage", layers, layers), training.awkward()
+    model, problem = Model("deep sage", layers, layers), problems.awkward()
     trainer = training.make_trainer(model, problem, (2, 3))
     assert [p.name for p in trainer.plan.passes.train if p.again] == ["forward 0", "backward 0"]
     other = training.make_trainer(model, problem, (2, 3), strategy="paper")
@@ -110,7 +110,7 @@ def test_what_is_missing_comes_from_the_first_operation_that_saved_it() -> None:
         outs = stage(x)
     theirs = {tensor.data_ptr() for tensor in maps}
     missing = Missing(places, lambda tensor: tensor.data_ptr() not in theirs)
-    assert sorted(place[0].numel() for place in places)[-2:] == [8, 12], "what is left are the maps"
+    assert sorted(place.rows.numel() for place in places)[-2:] == [8, 12], "what is left are the maps"
     runs.clear()
     missing.restore(lambda: stage(x))
     assert runs == ["begin"], "it stopped when all was there"

@@ -19,66 +19,29 @@ from hongtu.embedding import NAME
 from hongtu.errors import InputError
 from hongtu.moments import Moments
 from hongtu.plan.strategy import Strategy
-from tests import graphs, staged, training
-from tests.cpu.test_counters import check_counters
-from tests.cpu.test_exact import NOTHING, SINGLE, SWITCHES, check, few_train
-from tests.training import GRAINS, STRATEGIES, H, Model
+from tests import additions, graphs, problems, staged, training
+from tests.models import H, Model
+from tests.training import GRAINS, NOTHING, SINGLE, STRATEGIES, SWITCHES, check
 
 grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-def between(gcn, sage, gat, batch_norm):
-    """Normalisations between three layers; torch's own stands in both lists."""
-    return lambda f, c: [
-        gcn(f, H), nn.BatchNorm1d(H), nn.ReLU(), sage(H, H), batch_norm(H), nn.ReLU(), gat(H, c),
-    ]  # fmt: skip
-
-
-def everywhere(first, second, graph_norm, pair_norm, layer_norm):
-    """First and last in the list, several in a row, between row-wise modules."""
-    return lambda f, c: [
-        graph_norm(f), first(f, 4), pair_norm(), graph_norm(4), nn.ELU(), nn.Linear(4, H), layer_norm(H),
-        nn.Linear(H, H), second(H, c), pair_norm(2.0, True), layer_norm(c, affine=False),
-    ]  # fmt: skip
-
-
-THEIRS = (pyg.GCNConv, pyg.SAGEConv, pyg.GraphNorm, pyg.PairNorm, pyg.LayerNorm)
-MODELS = (
-    Model(
-        "between",
-        between(hnn.GCNConv, hnn.SAGEConv, hnn.GATConv, hnn.BatchNorm),
-        between(pyg.GCNConv, pyg.SAGEConv, pyg.GATConv, pyg.BatchNorm),
-    ),
-    Model(
-        "everywhere",
-        everywhere(hnn.GCNConv, hnn.SAGEConv, hnn.GraphNorm, hnn.PairNorm, hnn.LayerNorm),
-        everywhere(*THEIRS),
-    ),
-)
-models = pytest.mark.parametrize("model", MODELS, ids=repr)
-
-
-@strategies
-@grains
-@models
-def test_awkward_graph(model, grain, strategy):
-    """Exact, counted as predicted, within the budget."""
-    for budget in ("64KiB", None) if strategy == "full" else ("64KiB",):
-        check_counters(check(model, training.awkward(), grain, strategy=strategy, device_memory=budget, epochs=2))
-    if grain == (2, 3):
-        check_counters(check(model, training.awkward(), grain, strategy=strategy, device_memory="smallest", epochs=2))
+MODELS = additions.NORMS
 
 
 def test_modules_of_torch_geometric_stand_for_themselves():
     """The lists hold the same kinds of modules but for the convolutions; state_dict keys are theirs."""
-    model = Model("theirs", everywhere(hnn.GCNConv, hnn.SAGEConv, *THEIRS[2:]), everywhere(*THEIRS))
-    trainer = check(model, training.directed_weighted(), (2, 3), device_memory="smallest", epochs=2)
+
+    def everywhere(lib, f, c):
+        return [
+            pyg.GraphNorm(f), lib.GCNConv(f, 4), pyg.PairNorm(), pyg.BatchNorm(4), nn.ELU(), lib.SAGEConv(4, c),
+            pyg.LayerNorm(c),
+        ]  # fmt: skip
+
+    model = additions.of(everywhere, "theirs")
+    trainer = check(model, problems.directed_weighted(), (2, 3), device_memory="smallest", epochs=2)
     assert isinstance(trainer.model[0], pyg.GraphNorm)
-    check(
-        Model("batch", between(hnn.GCNConv, hnn.SAGEConv, hnn.GATConv, pyg.BatchNorm), MODELS[0].reference),
-        training.directed_weighted(), (2, 3), epochs=2,
-    )  # fmt: skip
 
 
 OPTIONS = (
@@ -96,8 +59,8 @@ def test_options_of_batch_norm(options):
         return lambda f, c: [first(f, H), nn.BatchNorm1d(H, **options), nn.Tanh(), second(H, c)]
 
     model = Model("options", modules(hnn.GATConv, hnn.GCNConv), modules(pyg.GATConv, pyg.GCNConv))
-    trainer = check(model, training.awkward(), (2, 3), epochs=3)
-    check_evaluation(model, trainer, training.awkward(), 4)
+    trainer = check(model, problems.awkward(), (2, 3), epochs=3)
+    check_evaluation(model, trainer, problems.awkward(), 4)
 
 
 def check_evaluation(model, trainer, problem, epochs):
@@ -131,15 +94,15 @@ def frozen(modules):
 def test_frozen_normalisations():
     model = Model("frozen", *(lambda f, c, of=of: frozen(of(f, c)) for of in (MODELS[0].layers, MODELS[0].reference)))
     for strategy in STRATEGIES:
-        trainer = check(model, training.awkward(), (1, 7), strategy=strategy, epochs=3)
+        trainer = check(model, problems.awkward(), (1, 7), strategy=strategy, epochs=3)
         trainer.evaluate()
         assert [module.training for module in trainer.model] == [True, False, True, True, True, True, True]
-        check_evaluation(model, trainer, training.awkward(), 4)
+        check_evaluation(model, trainer, problems.awkward(), 4)
 
 
 def test_normalisation_that_is_frozen_later():
     """Nothing of the statistics of the epochs before is left."""
-    problem, model = training.awkward(), MODELS[0]
+    problem, model = problems.awkward(), MODELS[0]
     trainer = training.make_trainer(model, problem, (2, 3))
     reference = model.build_reference(problem)
     optimizer = training.sgd(reference.parameters())
@@ -159,9 +122,9 @@ def test_normalisation_that_is_frozen_later():
 
 
 def test_a_model_that_evaluates_as_a_whole_trains():
-    problem = training.awkward()
+    problem = problems.awkward()
     layers = [layer.eval() for layer in MODELS[0].build(problem)]
-    trainer = hongtu.Trainer(training.prepare(problem, 1, 7), layers, dtype=torch.float64)
+    trainer = hongtu.Trainer(problems.prepare(problem, 1, 7), layers, dtype=torch.float64)
     trainer.train_epoch()
     trainer.model.eval()
     trainer.train_epoch()
@@ -172,22 +135,22 @@ def test_a_model_that_evaluates_as_a_whole_trains():
 def test_savings(name):
     """Each alone, and all but one; what follows the last normalisation is pruned."""
     for strategy in (replace(NOTHING, **{name: True}), replace(Strategy(), **{name: False})):
-        trainer = check(MODELS[0], few_train(), (2, 3), strategy=strategy, device_memory="smallest", epochs=2)
+        trainer = check(MODELS[0], problems.few_train(), (2, 3), strategy=strategy, device_memory="64KiB", epochs=2)
         hops = {p.layer: p.hops for p in trainer.plan.passes.train}
         above = {3: 1, 4: 0} if strategy.prune else {}
         assert hops == dict.fromkeys(hops) | above
-    check(MODELS[1], few_train(), (2, 3), strategy=strategy, epochs=2)
+    check(MODELS[1], problems.few_train(), (2, 3), strategy=strategy, epochs=2)
 
 
 def test_chunks_of_one_vertex():
-    problem = training.problem_of(graphs.Graph("twelve", np.random.default_rng(3).integers(0, 12, (2, 40)), None, 12))
+    problem = problems.problem_of(graphs.Graph("twelve", np.random.default_rng(3).integers(0, 12, (2, 40)), None, 12))
     for grain, model in zip(((1, 12), (4, 3)), MODELS, strict=True):
         check(model, problem, grain, epochs=2, device_memory="smallest")
 
 
 def test_one_vertex_is_refused_as_torch_does():
     artifact = hongtu.preprocess_graph(
-        np.zeros((2, 1), dtype=np.int64), 1, training.new_path(), features=np.ones((1, 3), np.float32),
+        np.zeros((2, 1), dtype=np.int64), 1, problems.new_path(), features=np.ones((1, 3), np.float32),
         labels=np.zeros(1, np.int64), masks={"train": np.ones(1, bool)}, partitions=1, chunks=1,
     )  # fmt: skip
     for norm in (nn.BatchNorm1d(3), pyg.BatchNorm(3)):
@@ -201,13 +164,13 @@ def test_one_vertex_is_refused_as_torch_does():
 
 @functools.cache
 def large_means():
-    problem = training.awkward()
+    problem = problems.awkward()
     return dataclasses.replace(problem, features=problem.features + np.float32(1e4))
 
 
 def test_single_precision():
     """Also where the mean is 10,000 times the deviation: as exact as what float32 holds of the rows."""
-    check(MODELS[0], training.awkward(), (2, 3), tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
+    check(MODELS[0], problems.awkward(), (2, 3), tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
     model = Model(
         "large",
         lambda f, c: [nn.BatchNorm1d(f), hnn.SAGEConv(f, c)],
@@ -229,9 +192,9 @@ def test_moments_of_uneven_parts():
 
 def test_learned_features_are_normalised():
     """What comes back to embeddings by way of the statistics."""
-    problem = training.awkward()
+    problem = problems.awkward()
     artifact = hongtu.preprocess_graph(
-        problem.edges, problem.num_vertices, training.new_path(), features="embedding:4", labels=problem.labels,
+        problem.edges, problem.num_vertices, problems.new_path(), features="embedding:4", labels=problem.labels,
         masks=problem.masks, partitions=2, chunks=3,
     )  # fmt: skip
     for budget in (None, "1MiB"):
@@ -262,7 +225,7 @@ def test_multi_label_and_dropout_around():
 
     options = {"loss": "bce_with_logits", "optimizer": training.sgd, "dtype": torch.float64}
     whole, *others = (
-        training.train(hongtu.Trainer(training.prepare(training.multi_label(), *grain), layers(), **options), 3)
+        training.train(hongtu.Trainer(problems.prepare(problems.multi_label(), *grain), layers(), **options), 3)
         for grain in ((1, 1), (1, 7), (4, 8))
     )
     for other in others:
@@ -270,7 +233,7 @@ def test_multi_label_and_dropout_around():
 
 
 def test_a_resumed_run_has_the_same_statistics(tmp_path):
-    problem = training.awkward()
+    problem = problems.awkward()
     through = training.make_trainer(MODELS[0], problem, (2, 3))
     through.fit(4, eval_every=1)
     first = training.make_trainer(MODELS[0], problem, (2, 3))
@@ -286,29 +249,12 @@ def test_a_resumed_run_has_the_same_statistics(tmp_path):
 def test_staged_devices():
     """CUDA's engine on the CPU, several GPUs with a network each."""
     for gpus, model in ((1, MODELS[1]), (3, MODELS[0])):
-        staged.check(model, training.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
+        staged.check(model, problems.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
 
 
-class Standardised(hnn.Normalization):
-    """One of the user's own."""
-
-    def normalize(self, x, mean, var):
-        return (x - mean.to(x.dtype)) / (1 + var.sum().sqrt().to(x.dtype))
-
-
-class StandardisedWhole(nn.Module):
-    def forward(self, x):
-        return (x - x.mean(0)) / (1 + x.var(0, correction=0).sum().sqrt())
-
-
-def test_a_normalisation_of_ones_own():
-    def modules(conv, norm):
-        return lambda f, c: [conv(f, H), norm(), conv(H, c)]
-
-    model = Model("own", modules(hnn.SAGEConv, Standardised), modules(pyg.SAGEConv, StandardisedWhole))
-    check(model, training.awkward(), (2, 3), device_memory="smallest", epochs=2)
+def test_a_normalisation_of_ones_own_by_itself():
     x = torch.randn(7, 3, dtype=torch.float64)
-    torch.testing.assert_close(Standardised()(x), StandardisedWhole()(x))
+    torch.testing.assert_close(additions.Standardised()(x), additions.StandardisedWhole()(x))
 
 
 class ResidualBatchNorm(nn.BatchNorm1d):
@@ -342,10 +288,10 @@ def hooked(module):
     ids=["batch", "graph", "theirs", "hook", "layer-hook"],
 )
 def test_what_would_not_run_is_refused(module, message):
-    problem = training.awkward()
+    problem = problems.awkward()
     layers = [hnn.SAGEConv(problem.width, H), module, hnn.SAGEConv(H, problem.classes)]
     with pytest.raises(InputError, match=message):
-        hongtu.Trainer(training.prepare(problem), layers)
+        hongtu.Trainer(problems.prepare(problem), layers)
 
 
 class Renamed(nn.BatchNorm1d):
@@ -353,6 +299,6 @@ class Renamed(nn.BatchNorm1d):
 
 
 def test_a_subclass_that_changes_nothing_is_taken():
-    problem = training.awkward()
+    problem = problems.awkward()
     layers = [hnn.SAGEConv(problem.width, H), Renamed(H), hnn.LayerNorm(H), hnn.SAGEConv(H, problem.classes)]
-    hongtu.Trainer(training.prepare(problem), layers).train_epoch()
+    hongtu.Trainer(problems.prepare(problem), layers).train_epoch()

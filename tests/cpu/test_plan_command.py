@@ -17,14 +17,14 @@ from hongtu.plan.hardware import CPU, load_hardware
 from hongtu.plan.shapes import StageWork
 from hongtu.plan.transfer import plan_transfers
 from hongtu.planning import plan_model
-from tests import training
+from tests import problems, training
 
 MODELS = (["--model", "gcn", "--hidden", "8", "--layers", "3"], ["--model", "gat", "--hidden", "8", "--heads", "2"])
 
 
 @pytest.fixture(scope="module")
 def artifact():
-    return training.prepare(training.awkward(), 2, 6)
+    return problems.prepare(problems.awkward(), 2, 6)
 
 
 def output(capsys, *argv):

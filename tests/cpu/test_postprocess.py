@@ -16,7 +16,7 @@ from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError, InputError
 from hongtu.preprocess.pipeline import preprocess_directory
-from tests import training
+from tests import problems
 from tests.training import GRAINS, STRATEGIES
 
 EXACT = 1e-9
@@ -44,7 +44,7 @@ def smallest_budget(artifact, **options):
 
 def make(problem, grain, *, budget="smallest", columns=None, **options):
     options = {"dtype": torch.float64, "columns": columns or problem.classes} | options
-    artifact = training.prepare(problem, *grain)
+    artifact = problems.prepare(problem, *grain)
     limit = smallest_budget(artifact, **options) if budget == "smallest" else budget
     return hongtu.Propagation(artifact, device_memory=limit, **options)
 
@@ -64,7 +64,7 @@ def train_mask(problem):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 def test_label_propagation(grain, strategy):
-    for problem in (training.awkward(), training.directed_weighted()):
+    for problem in (problems.awkward(), problems.directed_weighted()):
         propagation = make(problem, grain, strategy=strategy)
         y, mask = torch.from_numpy(problem.labels), train_mask(problem)
         found = hongtu.LabelPropagation(LAYERS, 0.8)(propagation, y, mask)
@@ -77,7 +77,7 @@ def test_label_propagation(grain, strategy):
 
 @pytest.mark.parametrize("normalize", ["source", "destination", "none"])
 def test_other_normalisations_and_a_step_of_ones_own(normalize):
-    problem = training.directed_weighted()
+    problem = problems.directed_weighted()
     values = torch.from_numpy(np.random.default_rng(0).normal(size=(problem.num_vertices, 5)))
     fixed = torch.arange(problem.num_vertices) % 3 == 0
 
@@ -97,7 +97,7 @@ def test_other_normalisations_and_a_step_of_ones_own(normalize):
 @pytest.mark.parametrize("autoscale", [True, False])
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 def test_correct_and_smooth(grain, autoscale):
-    problem = training.awkward()
+    problem = problems.awkward()
     propagation = make(problem, grain)
     y, mask = torch.from_numpy(problem.labels), train_mask(problem)
     soft = torch.from_numpy(np.random.default_rng(1).normal(size=(problem.num_vertices, 3))).softmax(1)
@@ -113,12 +113,12 @@ def test_correct_and_smooth(grain, autoscale):
 
 
 def test_the_command(capsys):
-    graph = training.prepare(training.awkward(), 2, 3)
+    graph = problems.prepare(problems.awkward(), 2, 3)
     command = ["propagate", str(graph.path), "--alpha", "0.8", "--steps", "7", "--device-memory", "1MiB"]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     propagation = hongtu.Propagation(graph, 3, device_memory="1MiB")
-    problem = training.awkward()
+    problem = problems.awkward()
     y, mask = torch.from_numpy(problem.labels), train_mask(problem)
     hit = hongtu.LabelPropagation(7, 0.8)(propagation, y, mask).argmax(1) == y
     for split in ("val", "test"):
@@ -158,7 +158,7 @@ def test_ogbn_arxiv(data_graph, tmp_path):
     ],
 )
 def test_what_is_not_labels_is_refused(arguments, message):
-    propagation = make(training.awkward(), (2, 3), budget=None)
+    propagation = make(problems.awkward(), (2, 3), budget=None)
     with pytest.raises(InputError, match=message):
         hongtu.LabelPropagation(2, 0.5)(propagation, *arguments)
 
@@ -166,4 +166,4 @@ def test_what_is_not_labels_is_refused(arguments, message):
 def test_other_options_are_refused():
     for options, message in (({"normalize": "rows"}, "'rows'"), ({"columns": 0}, "at least 1")):
         with pytest.raises(InputError, match=message):
-            hongtu.Propagation(training.prepare(training.awkward(), 2, 3), **({"columns": 3} | options))
+            hongtu.Propagation(problems.prepare(problems.awkward(), 2, 3), **({"columns": 3} | options))

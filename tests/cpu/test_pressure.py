@@ -7,15 +7,17 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import hongtu
 from hongtu import host_memory
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
-from tests import training
+from tests import problems
 from tests.faults.memory import Hungry
-from tests.training import STRATEGIES, H
+from tests.models import H
+from tests.training import STRATEGIES
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -27,7 +29,7 @@ def sated():
 
 
 def artifact():
-    return training.prepare(training.awkward(), 2, 8)
+    return problems.prepare(problems.awkward(), 2, 8)
 
 
 def make(strategy="full", budget="14KB", **options):
@@ -54,6 +56,29 @@ def test_planning_again_loses_nothing():
     assert losses + losses_of(records) == pytest.approx(expected, rel=1e-12)
     assert all(size <= 14_000 for name, size in trainer.peak_bytes.items() if name.startswith("device"))
     assert records[-1].rows == trainer.plan.rows and records[-1].arena_bytes == trainer.plan.arena_bytes
+
+
+def test_statistics_of_the_whole_graph_are_observed_once_an_epoch():
+    """The epoch that is planned again begins anew: its first part has observed nothing."""
+
+    def normalised(**options):
+        torch.manual_seed(0)
+        layers = [
+            (hnn.SAGEConv(6, H), "x -> x1"), hnn.BatchNorm(H), nn.ReLU(), (Hungry(H, H), "x1 -> x2"),
+            nn.BatchNorm1d(H), (hnn.JumpingKnowledge("cat"), "x1, x2 -> x"), hnn.SAGEConv(2 * H, 3),
+        ]  # fmt: skip
+        return hongtu.Trainer(artifact(), layers, dtype=torch.float64, device_memory="30KB", **options)
+
+    undisturbed = normalised()
+    expected = losses_of(undisturbed.fit(4))
+    trainer = normalised(on_oom="replan")
+    losses = losses_of(trainer.fit(2))
+    Hungry.per_row = 500
+    with pytest.warns(UserWarning, match="planned again"):
+        losses += losses_of(trainer.fit(2))
+    assert losses == pytest.approx(expected, rel=1e-12)
+    for found, buffer in zip(trainer.model.buffers(), undisturbed.model.buffers(), strict=True):
+        torch.testing.assert_close(found, buffer, rtol=1e-9, atol=1e-9)
 
 
 @strategies

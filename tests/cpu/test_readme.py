@@ -16,6 +16,7 @@ import torch
 
 import hongtu
 from hongtu.cli.main import main as command
+from hongtu.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -112,3 +113,35 @@ def check_user_layer(layer, path):
         return [record.loss for record in trainer.fit(2, progress=False)]
 
     torch.testing.assert_close(losses("24MiB"), losses(None), rtol=1e-12, atol=0)
+
+
+def models_table():
+    """The rows of the README's table of models: what the first two cells name, and the whole text."""
+    text = README.read_text().split("[start:models]")[1].split("[end:models]")[0]
+    _, *lines = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `"))
+    names = [[re.findall(r"`([\w.]+)", cell) for cell in line[:2]] for line in lines]
+    return names, text
+
+
+def test_the_table_of_models_names_every_public_class():
+    names, text = models_table()
+    ours = {name for first, _ in names for name in first}
+    public = {name for name in hongtu.nn.__all__ if isinstance(getattr(hongtu.nn, name), type)}
+    public |= {"hongtu.LabelPropagation", "hongtu.CorrectAndSmooth", "hongtu.LossTerm", "hongtu.LinkLoss"}
+    assert ours == public
+    assert all(f"`{name}" in text for name in MODELS)
+
+
+def test_what_the_table_of_models_names_exists():
+    import torch_geometric.nn as pyg
+    from torch_geometric import transforms
+
+    names, _ = models_table()
+    for first, second in names:
+        for name in second:
+            place = transforms if name.startswith("transforms.") else pyg
+            assert name == "aggr." or hasattr(place, name.split(".")[-1])
+        for name in first if second == ["aggr."] else ():
+            assert hasattr(pyg.aggr, name)
+        for name in first:
+            assert hasattr(hongtu if name.startswith("hongtu.") else hongtu.nn, name.split(".")[-1])

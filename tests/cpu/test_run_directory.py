@@ -16,13 +16,13 @@ from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.snapshot import read_snapshot, write_snapshot
-from tests import training
+from tests import problems
 from tests.faults.run import make_trainer, prepare, same_result
 
 
 @functools.cache
 def artifact():
-    return prepare(training.new_path())
+    return prepare(problems.new_path())
 
 
 def names(directory):
@@ -111,7 +111,7 @@ def test_snapshots_of_another_run_are_not_mixed_in(tmp_path):
     ],
 )
 def test_a_refusal_names_the_layer_that_differs(layers, message, tmp_path):
-    graph = training.prepare(training.awkward(), 2, 3)
+    graph = problems.prepare(problems.awkward(), 2, 3)
     trainer = hongtu.Trainer(graph, [hnn.GCNConv(6, 5, activation="relu"), hnn.GCNConv(5, 3)])
     trainer.save(tmp_path / "snapshot")
     with pytest.raises(InputError, match=message):
@@ -130,7 +130,7 @@ def test_a_function_of_the_users_has_the_same_name_in_every_process(tmp_path):
         def extra_repr(self):
             return f"function={self.function}"
 
-    graph = training.prepare(training.awkward(), 2, 3)
+    graph = problems.prepare(problems.awkward(), 2, 3)
     hongtu.Trainer(graph, [hnn.GCNConv(6, 3), Applies()]).save(tmp_path / "snapshot")
     hongtu.Trainer(graph, [hnn.GCNConv(6, 3), Applies()]).load(tmp_path / "snapshot")
 
@@ -168,7 +168,7 @@ def test_loading_never_executes_code(tmp_path):
 
 
 def train(directory, *arguments, epochs=4):
-    graph = training.prepare(training.awkward(), 2, 3)
+    graph = problems.prepare(problems.awkward(), 2, 3)
     return main(["train", str(graph.path), "--hidden", "5", "--dropout", "0.5", "--epochs", str(epochs),
                  "--run", str(directory), "--save-every", "2", "--eval-every", "2", *arguments])  # fmt: skip
 

@@ -17,14 +17,14 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError, OutputError
-from tests import training
+from tests import problems
 from tests.faults.run import same_result
 
 NOBODY = 65534
 
 
 def artifact():
-    return training.prepare(training.awkward(), 2, 3)
+    return problems.prepare(problems.awkward(), 2, 3)
 
 
 def make(graph=None):

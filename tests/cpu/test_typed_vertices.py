@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
-import torch_geometric.nn as pyg
-from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from tests import staged, training
-from tests.cpu.test_counters import check_counters
-from tests.cpu.test_edge_data import T, awkward
+from tests import additions, problems, staged
 from tests.neutral import contents, pieces, write
-from tests.training import STRATEGIES, H
 
-WIDTHS = (3, 7, 2)
+WIDTHS = problems.TYPE_WIDTHS
 SMALL = ["--partitions", "2", "--chunks", "3"]
 
 
-def typed(num_vertices, seed=5):
-    """The type of every vertex and each type's features."""
-    rng = np.random.default_rng(seed)
-    kind = rng.integers(0, len(WIDTHS), num_vertices)
-    return kind, [rng.normal(size=(int((kind == k).sum()), w)).astype(np.float32) for k, w in enumerate(WIDTHS)]
-
-
 def in_files(**changes):
-    kind, parts = typed(24)
+    kind, parts = problems.typed(24)
     given = {**pieces(), "features": None, "vertex_type": kind}
     return given | {f"features_{k}": part for k, part in enumerate(parts)} | changes
 
@@ -42,7 +29,7 @@ def test_directory_and_arrays_give_the_same_artifact(tmp_path):
     given = in_files()
     assert main(["preprocess", str(write(tmp_path / "in", given)), str(tmp_path / "out"), *SMALL]) == 0
     artifact = hongtu.open_artifact(tmp_path / "out", verify=True)
-    kind, parts = typed(24)
+    kind, parts = problems.typed(24)
     masks = {split: given[f"{split}_mask"] for split in ("train", "val", "test")}
     options = {"labels": given["labels"], "masks": masks, "partitions": 2, "chunks": 3}
     hongtu.preprocess_graph(
@@ -57,7 +44,7 @@ def test_directory_and_arrays_give_the_same_artifact(tmp_path):
         assert np.all(rows[:, 0] == k) and not rows[:, 1 + WIDTHS[k] :].any()
 
 
-KIND, PARTS = typed(24)
+KIND, PARTS = problems.typed(24)
 REFUSED = {
     "no types": (in_files(vertex_type=None), [], ["vertex_type.npy: missing", "features_0, features_1"]),
     "no features": (in_files(features_0=None), [], ["features beside", "missing"]),
@@ -93,55 +80,8 @@ def test_a_manifest_whose_widths_do_not_fit_is_refused(tmp_path):
             hongtu.open_artifact(tmp_path / "out")
 
 
-def layers(problem):
-    torch.manual_seed(0)
-    return [
-        hnn.TypedLinear(WIDTHS, 6), hnn.RGCNConv(6, H, T, num_bases=2, activation="relu"),
-        hnn.RGCNConv(H, problem.classes, T),
-    ]  # fmt: skip
-
-
-def reference(problem, epochs):
-    """HeteroDictLinear, then two RGCNConv, on the whole graph."""
-    kind, parts = typed(problem.num_vertices)
-    widths = {str(k): width for k, width in enumerate(WIDTHS)}
-    first, second = pyg.RGCNConv(6, H, T, num_bases=2), pyg.RGCNConv(H, problem.classes, T)
-    modules = nn.ModuleList([pyg.HeteroDictLinear(widths, 6), first, second]).double()
-    modules.load_state_dict(nn.ModuleList(layers(problem)).double().state_dict())
-    optimizer, outcome = training.sgd(modules.parameters()), training.Outcome()
-    ends, types = problem.edge_index, torch.from_numpy(problem.edge_type)
-    mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        rows = modules[0]({str(k): torch.from_numpy(part).double() for k, part in enumerate(parts)})
-        h = torch.cat([rows[str(k)] for k in range(len(WIDTHS))])[np.argsort(np.argsort(kind, kind="stable"))]
-        out = second(torch.relu(first(h, ends, types)), ends, types)
-        loss = nn.functional.cross_entropy(out[mask], labels[mask])
-        loss.backward()
-        outcome.losses.append(float(loss.detach()))
-        outcome.gradients.append({name: p.grad.clone() for name, p in modules.named_parameters()})
-        optimizer.step()
-    return outcome
-
-
-@pytest.mark.parametrize("grain", [(1, 7), (4, 8)], ids=["m1n7", "m4n8"])
-def test_relations_between_typed_vertices_are_exact(grain):
-    problem = awkward()
-    kind, parts = typed(problem.num_vertices)
-    artifact = hongtu.preprocess_graph(
-        problem.edges, problem.num_vertices, training.new_path("typed"), features=parts, vertex_type=kind,
-        labels=problem.labels, masks=problem.masks, edge_type=problem.edge_type, partitions=grain[0], chunks=grain[1],
-    )  # fmt: skip
-    expected = reference(problem, 3)
-    for strategy in STRATEGIES:
-        options = {"optimizer": training.sgd, "dtype": torch.float64, "strategy": strategy}
-        budget = training.smallest_budget(artifact, lambda: layers(problem), **options)
-        for memory in (budget, None) if strategy == "full" else (budget,):
-            trainer = hongtu.Trainer(artifact, layers(problem), device_memory=memory, **options)
-            training.assert_same(training.train(trainer, 3), expected, 1e-9)
-            check_counters(trainer)
-    trainer = hongtu.Trainer(artifact, layers(problem), device=staged.dry(), **options)
-    training.assert_same(training.train(trainer, 3), expected, 1e-9)
+def test_relations_between_typed_vertices_on_devices_with_memory_of_their_own():
+    staged.check(additions.TYPED, problems.typed_vertices(), (4, 8), device=staged.dry())
 
 
 def test_the_command_line_projects_them(tmp_path, capsys):
@@ -163,4 +103,4 @@ def test_models_of_the_command_line_read_what_lies_beside_edges(model, tmp_path,
 
 
 def test_a_graph_without_types_has_none():
-    assert training.prepare(dataclasses.replace(awkward()), 1, 1).vertex_type_widths == ()
+    assert problems.prepare(problems.edge_data(), 1, 1).vertex_type_widths == ()

@@ -16,18 +16,18 @@ from hongtu import callbacks, evaluators
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from tests import training
+from tests import problems
 
 
 def problem():
-    return training.awkward()
+    return problems.awkward()
 
 
 def make(**options):
     torch.manual_seed(2)
     given = problem()
     layers = [hnn.GCNConv(given.width, 5), torch.nn.ReLU(), hnn.SAGEConv(5, given.classes)]
-    return hongtu.Trainer(training.prepare(given, 2, 3), layers, **options)
+    return hongtu.Trainer(problems.prepare(given, 2, 3), layers, **options)
 
 
 # ------------------------------------------------------------------------------------------------- predict and embed
@@ -91,7 +91,7 @@ def test_refused(call, message, tmp_path):
 def run(tmp_path, monkeypatch):
     """A finished run of two GCN layers in the current directory."""
     monkeypatch.chdir(tmp_path)
-    artifact = training.prepare(problem(), 2, 3)
+    artifact = problems.prepare(problem(), 2, 3)
     assert main(f"train {artifact.path} --hidden 6 --epochs 3 --run run --json".split()) == 0
     return artifact
 
@@ -140,11 +140,11 @@ def test_metrics_of_torchmetrics_and_ogb_agree_with_the_default():
 
 
 def test_a_multilabel_metric():
-    given = training.multi_label()
+    given = problems.multi_label()
     layers = [hnn.GCNConv(given.width, given.classes)]
     metric = torchmetrics.classification.MultilabelF1Score(given.classes, average="micro")
     options = {"loss": "bce_with_logits"}
-    artifact = training.prepare(given, 1, 2)
+    artifact = problems.prepare(given, 1, 2)
     ours = hongtu.Trainer(artifact, layers, **options).evaluate()
     theirs = hongtu.Trainer(artifact, layers, metric=metric, **options).evaluate()
     assert theirs == pytest.approx(ours, rel=1e-6)

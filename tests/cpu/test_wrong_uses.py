@@ -11,16 +11,16 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import BudgetError, InputError
-from tests import training
+from tests import problems
 
 V, F, C = 64, 6, 3
 
 
 def preprocess(**changed):
     """The awkward graph in memory, with some arguments changed; None leaves one out."""
-    given = training.awkward()
+    given = problems.awkward()
     arguments = {
-        "edges": given.edges, "num_vertices": V, "artifact": training.new_path(), "features": given.features,
+        "edges": given.edges, "num_vertices": V, "artifact": problems.new_path(), "features": given.features,
         "labels": given.labels, "masks": given.masks, "partitions": 2, "chunks": 3,
     } | changed  # fmt: skip
     hongtu.preprocess_graph(**{name: value for name, value in arguments.items() if value is not None})
@@ -28,11 +28,11 @@ def preprocess(**changed):
 
 def make(layers=None, **options):
     layers = [hnn.GCNConv(F, 8), hnn.GCNConv(8, C)] if layers is None else layers
-    return hongtu.Trainer(training.prepare(training.awkward(), 2, 3), layers, **options)
+    return hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, **options)
 
 
 def nan_features():
-    features = training.awkward().features.copy()
+    features = problems.awkward().features.copy()
     features[7, 2] = np.nan
     return features
 
@@ -50,18 +50,18 @@ class Skips(hnn.Layer):
         return self.lin(h)
 
 
-LABELS = training.awkward().labels
-MASKS = training.awkward().masks
+LABELS = problems.awkward().labels
+MASKS = problems.awkward().masks
 
 WRONG = {
     # the graph
     "edges as rows of pairs": (
-        lambda: preprocess(edges=training.awkward().edges.T.copy()),
+        lambda: preprocess(edges=problems.awkward().edges.T.copy()),
         "expected int32 or int64 [2, E]",
         "transpose",
     ),
     "ids that start at 1": (
-        lambda: preprocess(edges=training.awkward().edges + 12),
+        lambda: preprocess(edges=problems.awkward().edges + 12),
         "expected 0 to 63",
         "remove the edge or add the vertex",
     ),

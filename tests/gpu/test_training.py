@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from hongtu.plan.strategy import Strategy
-from tests import training
+from tests import problems, training
+from tests.models import DEEP, SIX
 from tests.staged import SINGLE, budget, check
-from tests.training import DEEP, SIX, STRATEGIES
+from tests.training import STRATEGIES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GRAINS = ((1, 7), (4, 8))  # (m, n); partitions share the GPUs that there are
@@ -24,7 +25,7 @@ strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 @grains
 @six
 def test_training_is_exact(model, grain, strategy):
-    problem = training.awkward()
+    problem = problems.awkward()
     check(model, problem, grain, device="cuda", strategy=strategy, device_memory="smallest")
     if strategy == "full":
         check(model, problem, grain, device="cuda", strategy=strategy)
@@ -33,13 +34,13 @@ def test_training_is_exact(model, grain, strategy):
 @grains
 @six
 def test_training_in_single_precision(model, grain):
-    problem = training.directed_weighted()
+    problem = problems.directed_weighted()
     check(model, problem, grain, device="cuda", dtype=torch.float32, tolerance=SINGLE)
 
 
 @six
 def test_batches_overlap_and_caches_evict(model):
-    problem, strategy = training.directed_weighted(), replace(Strategy(), resident=False, group=False)
+    problem, strategy = problems.directed_weighted(), replace(Strategy(), resident=False, group=False)
     some = budget(model, problem, (4, 8), 1.5, device="cuda", strategy=strategy)
     trainer = check(model, problem, (4, 8), epochs=5, device="cuda", strategy=strategy, device_memory=some)
     assert trainer.plan.choice.staging == 2
@@ -48,14 +49,14 @@ def test_batches_overlap_and_caches_evict(model):
 def test_dropout_draws_the_same_numbers_as_on_the_cpu():
     found = {}
     for device in ("cpu", "cuda"):
-        trainer = training.make_trainer(DEEP, training.awkward(), (4, 8), device=device)
+        trainer = training.make_trainer(DEEP, problems.awkward(), (4, 8), device=device)
         found[device] = training.train(trainer, 2).losses
     assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-9)
 
 
 def test_prediction_and_evaluation():
-    trainer = training.make_trainer(SIX[0], training.awkward(), (4, 8), device="cuda")
-    beside = training.make_trainer(SIX[0], training.awkward(), (4, 8))
+    trainer = training.make_trainer(SIX[0], problems.awkward(), (4, 8), device="cuda")
+    beside = training.make_trainer(SIX[0], problems.awkward(), (4, 8))
     trainer.fit(2, eval_every=1)
     beside.fit(2, eval_every=1)
     torch.testing.assert_close(trainer.predict(), beside.predict(), rtol=1e-9, atol=1e-9)
