@@ -50,7 +50,7 @@ def test_savings(name):
     """Each alone, and all but one."""
     alone, without = replace(NOTHING, **{name: True}), replace(Strategy(), **{name: False})
     for strategy, model in ((alone, MODELS[1]), (without, MODELS[1]), (without, MODELS[2])):
-        check(model, problems.few_train(), (2, 3), strategy=strategy, device_memory="64KiB", epochs=2)
+        check(model, problems.few_train(), (2, 3), strategy=strategy, device_memory="100KiB", epochs=2)
     check(MODELS[0], problems.few_train(), (2, 3), strategy=without, epochs=2)
 
 

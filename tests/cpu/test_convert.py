@@ -16,7 +16,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
-from tests import problems, training
+from tests import graphs, problems
 
 MODELS = {
     "gcn": lambda f, c: pyg.GCN(f, 8, 2, c, dropout=0.5),
@@ -60,7 +60,7 @@ def output(model, problem):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name):
-    problem = problems.problem_of(training.graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     model, layers = both(name, problem)
     trainer = hongtu.Trainer(
         problems.prepare(problem, 2, 3), layers, loss=lambda out, _: out.sum(1), dtype=torch.float64
@@ -97,7 +97,7 @@ def test_refused(case):
 
 
 def test_a_module_in_two_places_keeps_one_set_of_weights():
-    problem = problems.problem_of(training.graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     conv, lin = pyg.GCNConv(8, 8), torch.nn.Linear(8, 8)
     steps = [(m, "x, edge_index -> x") if m is conv else m for m in (conv, lin, conv, lin)]
     first, last = (pyg.SAGEConv(problem.width, 8), "x, edge_index -> x"), torch.nn.Linear(8, problem.classes)
