@@ -134,7 +134,11 @@ class Missing:
         with suppress(_Restored), saved_tensors_hooks(save, lambda x: x):
             if waiting:
                 stage()
-        assert not waiting, "the stage saves something else than before"
+        if waiting:
+            raise RuntimeError(
+                "a stage did not save again what it saved in forward; layers must compute the same from the same rows, "
+                "and draw random numbers from torch or by hongtu.nn.Dropout only"
+            )
 
 
 class _Restored(Exception):

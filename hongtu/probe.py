@@ -104,9 +104,16 @@ def _largest_rows(numbers: int, rows: int, topology: Topology) -> SparseRows:
     return SparseRows(start, np.zeros(numbers, dtype=np.int32), np.zeros(numbers, dtype=np.float32), 1)
 
 
+class _Zeros(HostStore):
+    """Rows that the probe's one chunk reads and no chunk has written are zero, too: layers may look at them."""
+
+    def create(self, name: str, columns: int, *, zero: bool) -> None:
+        super().create(name, columns, zero=True)
+
+
 def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     v = plan.topology.num_vertices
-    host = HostStore(v, dtype)
+    host = _Zeros(v, dtype)
     if plan.shape.sparse_input is not None:
         keep_sparse(host, plan.shape.sparse_input)
     else:

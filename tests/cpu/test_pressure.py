@@ -110,6 +110,16 @@ def test_where_no_grain_is_fine_enough():
     assert trainer.epoch == 0 and losses_of(trainer.fit(2)) == losses_of(make().fit(2))
 
 
+def test_a_probe_looks_at_zeros_alone():
+    """Not at memory that nobody has written to; torch fills that with NaN where it is to be deterministic."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        Hungry.per_call = 200_000
+        assert max(make().plan.workspace.values()) < 200_000
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_evaluation_plans_again_too():
     trainer = make(on_oom="replan")
     expected = trainer.predict()
