@@ -58,7 +58,6 @@ def lines(results: Path) -> list[str]:
             (read(results / "bench" / "budgets.jsonl"), budgets),
             (read(results / "bench" / "growth.jsonl"), growth),
             (read(results / "bench" / "estimator.jsonl"), estimator),
-            (read(results / "cpu_epoch.jsonl"), cpu_epoch),
             (read(results / "ladder.jsonl"), ladder),
             (read(results / "rows_loaded.jsonl"), rows_loaded),
             (read(results / "prune.jsonl"), prune),
@@ -86,6 +85,9 @@ def systems(rows: list[Row]) -> list[str]:
             f"{ours[0]['process_bytes'] / best['process_bytes']:.2f}x the memory of torch_geometric's fastest form "
             f"({best['system']})"
         )
+        dense = next((row for row in own if row["system"] == "dense"), None)
+        if dense is not None:
+            text += f", {ours[0]['seconds'] / dense['seconds']:.2f}x the time that torch takes for its dense products"
         for row in own:
             if row["strategy"] == "full" and row["share"] is not None:
                 text += f"; in {row['share']:.0%} of what it needs in memory {row['seconds'] / ours[0]['seconds']:.2f}x"
@@ -126,27 +128,6 @@ def estimator(rows: list[Row]) -> list[str]:
         f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations, error "
         f"{statistics.median(errors):.0%} in the median, {errors[-1]:.0%} at most."
     ] if len(errors) >= HELD_OUT else []  # fmt: skip
-
-
-def cpu_epoch(rows: list[Row]) -> list[str]:
-    """In memory on ogbn-arxiv made undirected, the last measurement of each model."""
-    found = []
-    for row in {row["model"]: row for row in rows}.values():
-        seconds, peak = row["seconds"], row["peak_bytes"]
-        best = min(
-            (name for name in seconds if not name.startswith(("hongtu", "dense"))), key=lambda name: seconds[name]
-        )
-        text = (
-            f"ogbn-arxiv, undirected, {row['model']} of {row['layers']} layers, hidden {row['hidden']}, in memory: "
-            f"{seconds['hongtu'] / seconds[best]:.2f}x the time and {peak['hongtu'] / peak[best]:.2f}x the memory of "
-            f"torch_geometric's fastest form ({best}), {seconds['hongtu'] / seconds['dense']:.2f}x the time of its "
-            "dense products alone"
-        )
-        for name in seconds:
-            if name.startswith("hongtu, "):
-                text += f"; in {name.removeprefix('hongtu, ')} {seconds[name] / seconds['hongtu']:.2f}x of that time"
-        found.append(text + ".")
-    return found
 
 
 def ladder(rows: list[Row]) -> list[str]:
