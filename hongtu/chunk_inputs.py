@@ -54,7 +54,7 @@ class ChunkInputs:
         active = view.active_rows(chunk)
         self.index = None if active is None else active - np.int32(self.first)
         self.num_dst = self.end - self.first if active is None else len(active)
-        self._here = dict(pieces)
+        self._here: dict[str, Tensor] = {}
         if self.index is not None:
             self._bring_array("row_in_chunk", self.index)
         self._bring("ids", "topology")
@@ -77,7 +77,7 @@ class ChunkInputs:
     def open(self) -> None:
         """Inside ``compute``: make what was brought into what layers see."""
         p = self._p
-        here = {name: x if name in self._pieces else self._lasting(x) for name, x in self._here.items()}
+        here = {name: self._lasting(tensor) for name, tensor in self._here.items()} | self._pieces
         if f"{FEATURES} value" in here:
             here[FEATURES] = self._dense(FEATURES, here)
         self.position = here.get("row_in_chunk")

@@ -51,8 +51,7 @@ class ChunkRun:
         self.device = executor.devices[i]
         self.host, self.network, self.plan = executor.host, executor.networks[i], executor.plan
         self.shape = None if p.layer is None else self.plan.shape.layers[p.layer]
-        rows = self.plan.resident - self.plan.pieces
-        own = {name: executor.own_rows(name, i) for name in _touched(p) if name in rows}
+        own = {name: executor.own_rows(name, i) for name in _touched(p) if name in self.plan.placed}
         pieces = {name: self._piece(name, chunk) for name in (*p.inputs, *p.gradients) if name in self.plan.pieces}
         self.inputs = ChunkInputs(self.plan, p, needs, self.device, self.host, own, pieces, i, batch, chunk, turn.set)
         self.chunk, self.key = chunk, (p.stage, chunk)

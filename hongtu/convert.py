@@ -173,8 +173,12 @@ def _convolution(conv: nn.Module, title: str) -> nn.Module:
     return layer.to(next((p.dtype for p in conv.parameters()), torch.float32))
 
 
+def _sums(conv: Any) -> bool:
+    return conv.aggr in ("add", "sum")
+
+
 def _check_sum(conv: Any, title: str) -> None:
-    if conv.aggr not in ("add", "sum"):
+    if not _sums(conv):
         raise InputError(
             f"from_pyg: {title} has aggr={conv.aggr!r}, which only its sum has a counterpart for; leave it out"
         )
@@ -203,7 +207,7 @@ def _sage(conv: Any, title: str) -> nn.Module | None:
 
 
 def _gin(conv: Any, title: str) -> nn.Module | None:
-    if conv.aggr not in ("add", "sum"):
+    if not _sums(conv):
         return None
     layer = GINConv(_mlp(conv.nn, title), conv.initial_eps, isinstance(conv.eps, nn.Parameter))
     with torch.no_grad():

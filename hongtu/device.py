@@ -9,11 +9,9 @@ a :class:`~hongtu.workspace.WorkspaceTracker`. Their sum never exceeds the budge
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from hongtu.metrics import Traffic
 from hongtu.pool import Pool
 from hongtu.products import substitutes
 from hongtu.streams import Inline, Streams
-from hongtu.workspace import Sample, WorkspaceTracker
+from hongtu.workspace import NONE, Sample, Substitutes, WorkspaceTracker
 
 
 class Device(ABC):
@@ -53,7 +51,7 @@ class Device(ABC):
         traffic: Traffic,
         streams: Streams,
         kernels: Kernels,
-        substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+        substitutes: Substitutes = NONE,
     ) -> None:
         self.name, self.budget, self.traffic = name, budget, traffic
         self.streams, self.kernels = streams, kernels

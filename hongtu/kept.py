@@ -42,7 +42,16 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
-Form = tuple[Any, ...]  # storage offset, size, stride
+Form = tuple[torch.dtype, Any]  # what a tensor is beside its storage: dtype; offset, size and stride
+
+
+def _form(x: Tensor) -> Form:
+    return x.dtype, (x.storage_offset(), x.size(), x.stride())
+
+
+def _tensor(storage: torch.UntypedStorage, form: Form) -> Tensor:
+    dtype, place = form
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
 
 
 class Place:
@@ -108,25 +117,23 @@ class Missing:
     """
 
     def __init__(self, places: list[Place], made: Callable[[Tensor], bool]) -> None:
-        self._first: dict[int, list[tuple[Place, torch.dtype, Form]]] = {}
-        first_of: dict[int, int] = {}
+        found: dict[int, tuple[int, list[tuple[Place, Form]]]] = {}  # by storage, the first number and all places
         for number, place in enumerate(places):
-            x = place.rows
-            if made(x):
-                first = first_of.setdefault(x.untyped_storage()._cdata, number)
-                form = x.storage_offset(), x.size(), x.stride()
-                self._first.setdefault(first, []).append((place, x.dtype, form))
-        for known in self._first.values():
-            for place, dtype, _ in known:
+            if made(place.rows):
+                _, there = found.setdefault(place.rows.untyped_storage()._cdata, (number, []))
+                there.append((place, _form(place.rows)))
+        self._by_first = dict(found.values())
+        for there in self._by_first.values():
+            for place, (dtype, _) in there:
                 place.move(torch.empty(0, dtype=dtype))
 
     def restore(self, stage: Callable[[], Any]) -> None:
         """Run the stage, with gradients, until all is there."""
-        waiting, number = dict(self._first), itertools.count()
+        waiting, number = dict(self._by_first), itertools.count()
 
         def save(x: Tensor) -> Tensor:
-            for place, dtype, form in waiting.pop(next(number), ()):
-                place.move(torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), *form))
+            for place, form in waiting.pop(next(number), ()):
+                place.move(_tensor(x.untyped_storage(), form))
             if not waiting:
                 raise _Restored
             return x.detach()
@@ -162,9 +169,7 @@ class Settled:
         if storage._cdata not in self._copies:
             self._copies[storage._cdata] = storage, self._keep(storage)
         copied = self._copies[storage._cdata][1]
-        if copied is None:
-            return x
-        return torch.empty(0, dtype=x.dtype).set_(copied, x.storage_offset(), x.size(), x.stride())
+        return x if copied is None else _tensor(copied, _form(x))
 
 
 @dataclass

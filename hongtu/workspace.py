@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Substitutes = Mapping[Any, Callable[..., Any]]  # by operation, what to call in its place
+NONE: Substitutes = MappingProxyType({})
+
 
 class WorkspaceTracker(TorchDispatchMode):
     """Adds every storage that an operation creates while the mode is active, until that storage is released.
@@ -26,9 +29,7 @@ class WorkspaceTracker(TorchDispatchMode):
         live: bytes of live storages; ``peak`` is the highest so far, ``recent`` since the mode was entered last.
     """
 
-    def __init__(
-        self, on_growth: Callable[[int], None], substitutes: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, on_growth: Callable[[int], None], substitutes: Substitutes = NONE) -> None:
         super().__init__()
         self.live = self.peak = self.recent = 0
         self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True

@@ -18,7 +18,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.links import EdgeLoss
 from tests import problems
-from tests.models import DEEP, SIX, H, Model
+from tests.models import DEEP, SIX, H, Model, Wrapped
 from tests.problems import EDGE_COLUMNS, EDGE_TYPES, TYPE_WIDTHS, Problem
 
 Row = tuple[Model, Callable[[], Problem]]
@@ -248,20 +248,14 @@ def typed(lib, f, c):
     return [first, lib.RGCNConv(6, H, T, num_bases=2), nn.ReLU(), lib.RGCNConv(H, c, T)]
 
 
-class Wrapped(nn.Module):
-    """A torch_geometric convolution under the name that ``PyGLayer`` gives it."""
-
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
+class WrappedWithEdgeData(Wrapped):
     def forward(self, h, edge_index, edge_attr, edge_type):
         given = {"edge_type": edge_type} if isinstance(self.conv, pyg.RGCNConv) else {"edge_attr": edge_attr}
         return self.conv(h, edge_index, **given)
 
 
 def wrapped(lib, f, c):
-    wrap = hnn.PyGLayer if lib is hnn else Wrapped
+    wrap = hnn.PyGLayer if lib is hnn else WrappedWithEdgeData
     first = wrap(pyg.GENConv(f, H, norm=None, edge_dim=P))
     return [first, nn.ReLU(), wrap(pyg.RGCNConv(H, H, T, aggr="max")), wrap(pyg.TransformerConv(H, c, edge_dim=P))]
 

@@ -35,6 +35,17 @@ class CommNetReference(nn.Module):
         return self.lin_self(h) + self.lin_neighbour(mean)
 
 
+class Wrapped(nn.Module):
+    """A torch_geometric convolution under the name that ``PyGLayer`` gives it."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, h: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(h, edge_index)
+
+
 class Rowwise(nn.Module):
     """A function of rows, as a module."""
 

@@ -59,18 +59,22 @@ class Needs:
     labels: bool
 
 
+def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
+    """The layers whose update or transform a pass's stage runs."""
+    return [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
+
+
 def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     """What a pass needs besides vertex rows."""
     layer = None if p.layer is None else shape.layers[p.layer]
     edges = layer is not None and (p.exchange is not None or p.flush is not None)
-    nearby = [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
     return Needs(
         edges=edges,
         weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
         edge_features=shape.edges.features if edges and layer.edge_features else 0,
         edge_type=edges and layer.edge_type,
         identity=edges and layer.reduce is None,
-        statistics=any(shape.layers[k].uses_statistics for k in nearby),
+        statistics=any(shape.layers[k].uses_statistics for k in layers_near(p, shape)),
         labels=p.loss,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.plan.arena import layers_near
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import FEATURES, Pass
@@ -168,7 +169,7 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
         "aggregate_chunks": chunks if p.layer is not None else 0,
         "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
         "loss_chunks": chunks if p.loss else 0,
-        "statistics_chunks": chunks * sum(plan.shape.layers[k].uses_statistics for k in _layers_near(plan, p)),
+        "statistics_chunks": chunks * sum(plan.shape.layers[k].uses_statistics for k in layers_near(p, plan.shape)),
         "flops": 2 * vertices * (sweeps * stage_work.parameters - saved) * item / 4,  # rates are of 4-byte numbers
         "swept": vertices * (sweeps * (rows + stage_work.columns) + loss) * item,
     }
@@ -192,11 +193,6 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     }
     runs_function = p.exchange is not None
     return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
-
-
-def _layers_near(plan: ExecutionPlan, p: Pass) -> list[int]:
-    """The layers whose update or transform a pass's stage runs."""
-    return [k for k in (p.layer, p.stage) if k is not None and k < len(plan.shape.layers)]
 
 
 def _input_wanted(plan: ExecutionPlan, p: Pass) -> bool:

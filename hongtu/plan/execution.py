@@ -90,10 +90,15 @@ class ExecutionPlan:
     def resident(self) -> frozenset[str]:
         return self.choice.resident
 
-    @property
+    @cached_property
     def pieces(self) -> frozenset[str]:
         """Of the resident tensors those that no buffer is planned for: layers' own memory, counted as they take it."""
         return self.passes.pieces & self.resident
+
+    @cached_property
+    def placed(self) -> frozenset[str]:
+        """The other ones, with rows for all vertices of a partition."""
+        return self.resident - self.pieces
 
     def view(self, p: Pass) -> Topology:
         """The chunks with the destinations that a pass computes."""
@@ -333,7 +338,7 @@ class ExecutionPlan:
             live = {FEATURES} if passes is self.passes.setup else set(self.passes.constant)
             for p in passes:
                 live |= set(p.creates)
-                alive[p.name] = frozenset((live & self.resident) - self.pieces)
+                alive[p.name] = self.placed & live
                 live -= set(p.frees)
         return alive
 

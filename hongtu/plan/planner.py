@@ -115,9 +115,8 @@ def _unlimited(
         rows = starting * hardware.memory_bandwidth / widest  # starting takes no longer than a sweep
         size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
         topology = topology.grouped(max(1, min(size, topology.chunks)))
-    schedule = _schedule(topology, paper_schedule, strategy)
-    if choice.resident and strategy.schedule != "paper":
-        schedule = _largest_first(topology)
+    free = choice.resident and strategy.schedule != "paper"
+    schedule = _largest_first(topology) if free else _schedule(topology, paper_schedule, strategy)
     return make_plan(topology, schedule, shape, strategy, choice=choice)
 
 

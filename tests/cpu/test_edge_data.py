@@ -15,7 +15,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
 from tests import additions, problems, staged, training
-from tests.models import H, Model
+from tests.models import H, Model, Wrapped
 from tests.training import SINGLE, STRATEGIES, check
 
 P, T = problems.EDGE_COLUMNS, problems.EDGE_TYPES
@@ -123,15 +123,6 @@ def test_evaluation_and_prediction_read_them():
         right = (expected.argmax(1) == torch.from_numpy(problem.labels)).numpy()
         test = problem.masks["test"]
         assert trainer.evaluate()["test"] == pytest.approx(right[test].mean())
-
-
-class Wrapped(nn.Module):
-    def __init__(self, conv):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, h, edge_index):
-        return self.conv(h, edge_index)
 
 
 def test_torch_geometric_layers_do_without_where_they_can():

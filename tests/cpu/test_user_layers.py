@@ -10,7 +10,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from tests import problems, training
-from tests.models import H, Model
+from tests.models import H, Model, Wrapped
 from tests.training import EXACT, STRATEGIES, check
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -226,17 +226,6 @@ class ZTwice(ZItself):
 def test_skip_that_is_z(layer, strategy):
     model = Model("z", lambda f, c: [layer(f, 4), layer(4, c)], lambda f, c: [ZItselfWhole(f, 4), ZItselfWhole(4, c)])
     check(model, problems.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=2)
-
-
-class Wrapped(nn.Module):
-    """A torch_geometric convolution under the name that ``PyGLayer`` gives it."""
-
-    def __init__(self, conv):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, h, edge_index):
-        return self.conv(h, edge_index)
 
 
 def wrapped(name, first, second):
