@@ -33,7 +33,7 @@ class Rows:
 
     ids: Tensor
     statistics: Tensor | None = None
-    memo: dict[Any, Tensor] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -110,7 +110,11 @@ class ChunkRun:
                 if run.missing is not None:
                     run.missing.restore(lambda: self._compute(gradients=True))
             else:
-                run, outs = self._compute(gradients=True)
+                self.network.gradients_only = not p.loss and p.moments is None
+                try:
+                    run, outs = self._compute(gradients=True)
+                finally:
+                    self.network.gradients_only = False
                 x = outs[0].detach() if p.loss or p.moments is not None else None
                 del outs
             incoming = self._incoming(x)

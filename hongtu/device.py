@@ -138,10 +138,12 @@ class Device(ABC):
         """
         start = perf_counter()
         counted = always or self._sample.takes(name, chunk)
-        with self._workspace.of(counted) or nullcontext():
+        with self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name)) or nullcontext():
             yield
-        if not always:
-            self._sample.ran(name, chunk, self._workspace.recent if counted else None)
+        if counted:
+            self._sample.counted(name, chunk, self._workspace.recent, substituted=self._workspace.substituted > 0)
+        else:
+            self._sample.ran(name, chunk)
         self.traffic.seconds["compute"] += perf_counter() - start
 
     def made_by_layers(self, tensor: Tensor) -> bool:

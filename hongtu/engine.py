@@ -189,7 +189,7 @@ class Engine:
         """What ran last: the pass, the module, the chunk."""
         current = self._executor.current
         assert current is not None
-        return current.name, self.network.current, divmod(self.network.chunk, self.plan.topology.chunks)
+        return current.name, self.network.current, divmod(self.network.chunk, self.plan.view(current).chunks)
 
     @property
     def features(self) -> Tensor:

@@ -214,7 +214,7 @@ class Executor:
         if transfers is not None:
             exchange = Exchange(self.devices, transfers, self.host, p, self.plan.resident)
         turns = [Turn(k, len(self.devices)) for k in range(max(self.plan.choice.staging, 1))]
-        batches = range(self.plan.schedule.shape[1])
+        batches = range(self.plan.schedule(p).shape[1])
         for step, batch in enumerate(reversed(batches) if p.direction == "backward" else batches):
             self._run_batch(p, batch, turns[step % len(turns)], exchange)
 
@@ -231,7 +231,7 @@ class Executor:
                 exchange.bring_ends(batch, turn)
         runs = []
         for i in range(len(self.devices)):
-            chunk = i * view.chunks + int(np.asarray(self.plan.schedule)[i, batch])
+            chunk = i * view.chunks + int(np.asarray(self.plan.schedule(p))[i, batch])
             if view.num_dst[chunk] > 0:
                 runs.append(ChunkRun(self, p, needs, i, batch, chunk, turn))
         for i, device in enumerate(self.devices):

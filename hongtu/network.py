@@ -71,6 +71,7 @@ class Network:
         self.same_as: dict[int, int | None] = {}  # per given value, which of (z, s elements...) it is
         self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
+        self.gradients_only = False  # nobody looks at what stages return
         self._current = 0
         self.given = 0  # columns of what the current module got
         self._forms: list[type | None] = [None] * len(self.layers)
@@ -196,7 +197,11 @@ class Network:
         number, layer = self.layer_index[index], self.layers[index]
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
-        result = self._run(number, TRANSFORM, rows, layer.transform, h)
+        self.context.gradients_only = self.gradients_only and self.watch is None and layer.built_in
+        try:
+            result = self._run(number, TRANSFORM, rows, layer.transform, h)
+        finally:
+            self.context.gradients_only = False
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result

@@ -256,11 +256,12 @@ def _stage_work(network: Network) -> tuple[StageWork, ...]:
     """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
     parts: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     entries: list[list[nn.Module]] = [[] for _ in parts]
-    transforms = [0] * len(parts)
+    transforms, maps = [0] * len(parts), [0] * len(parts)
     for index, layer in enumerate(network.layers):
         if layer.transform_first or not layer.linear_aggregate:
             parts[index].append(layer)
             transforms[index] = _count(layer)
+            maps[index] = transforms[index] if layer.transform_first and layer.built_in else 0
         else:
             parts[index + 1].append(layer)
             entries[index + 1] = [layer]
@@ -271,8 +272,9 @@ def _stage_work(network: Network) -> tuple[StageWork, ...]:
             entry=sum(_entry(module) for module in first),
             columns=sum(len(p) for module in modules for p in module.parameters() if p.ndim == 2),
             update=sum(_count(module) for module in modules) - transform,
+            mapped=mapped,
         )
-        for modules, first, transform in zip(parts, entries, transforms, strict=True)
+        for modules, first, transform, mapped in zip(parts, entries, transforms, maps, strict=True)
     )
 
 

@@ -39,8 +39,8 @@ def probe_workspace(
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model."""
     workspace: dict[str, int] = {}
-    for hops, view in plan.views.items():
-        names = {p.name for p in plan.passes.every if p.hops == hops}
+    for key, view in plan.views.items():
+        names = {p.name for p in plan.passes.every if plan.view_of(p) == key}
         found = _probe_view(plan, view, model, loss, dtype)
         # rows of a part of the graph are put into resident tensors by an int64 copy of their positions
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())

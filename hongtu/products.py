@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 BLOCK = 512  # rows of a block: its output stays in the processor's cache until it is copied
-LEAST = 32  # columns of anything smaller are not worth a call
+LEAST = 64 * 128  # numbers in the matrix that rows are multiplied with; anything smaller is not worth a call
+SHORT, LONG = 40, 256  # columns of two matrices of rows whose product is worth it
+LARGEST = 512 * 1024  # numbers in that product: it is added up block by block
 
 aten = torch.ops.aten
 
@@ -95,6 +97,8 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bo
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    if len(a) > b.shape[1]:  # the shorter side as rows
+        return _sum_of_products(b.t(), a.t()).t().contiguous()
     whole = len(b) // BLOCK * BLOCK
     out = _linear(a[:, :BLOCK], b[:BLOCK].t())
     for first in range(BLOCK, whole, BLOCK):
@@ -103,14 +107,13 @@ def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _rows_in_blocks(a: Tensor, b: Tensor) -> bool:
-    return len(a) >= BLOCK and a.is_contiguous() and min(b.shape) >= LEAST and _suits(a, b)
+    return len(a) >= BLOCK and a.is_contiguous() and b.numel() >= LEAST and _suits(a, b)
 
 
 def _sum_in_blocks(a: Tensor, b: Tensor) -> bool:
-    columns = min(len(a), b.shape[1])
-    return (
-        len(b) >= BLOCK > len(a) and columns >= LEAST and a.t().is_contiguous() and b.is_contiguous() and _suits(a, b)
-    )
+    short, long = sorted((len(a), b.shape[1]))
+    worth = short >= SHORT and long >= LONG and short * long <= LARGEST
+    return len(b) >= BLOCK and worth and a.t().is_contiguous() and b.is_contiguous() and _suits(a, b)
 
 
 def _suits(a: Tensor, b: Tensor) -> bool:

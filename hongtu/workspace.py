@@ -27,27 +27,31 @@ class WorkspaceTracker(TorchDispatchMode):
 
     Attributes:
         live: bytes of live storages; ``peak`` is the highest so far, ``recent`` since the mode was entered last.
+        substituted: since then, how many operations something else was called for.
     """
 
     def __init__(self, on_growth: Callable[[int], None], substitutes: Substitutes = NONE) -> None:
         super().__init__()
-        self.live = self.peak = self.recent = 0
+        self.live = self.peak = self.recent = self.substituted = 0
         self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
-    def of(self, counted: bool) -> WorkspaceTracker | None:
-        """The mode, which counts or only substitutes, or None where neither is to be done."""
+    def of(self, *, counted: bool, substitutes: bool = True) -> WorkspaceTracker | None:
+        """The mode, which counts or only substitutes, or None where neither is to be done: every operation would take
+        microseconds longer."""
         self._counts = counted
-        return self if counted or self._substitutes else None
+        return self if counted or (substitutes and self._substitutes) else None
 
     def __enter__(self) -> WorkspaceTracker:
-        self.recent = self.live
+        self.recent, self.substituted = self.live, 0
         return super().__enter__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = self._substitutes.get(func, func)(*args, **(kwargs or {}))
+        call = self._substitutes.get(func, func)
+        self.substituted += call is not func
+        out = call(*args, **(kwargs or {}))
         if not self._counts or func.is_view:
             return out
         given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
@@ -95,14 +99,25 @@ class Sample:
     def __init__(self) -> None:
         self._runs: Counter[tuple[str, int]] = Counter()
         self._most: dict[str, tuple[int, int]] = {}  # by pass, bytes and chunk
+        self._substituting: set[str] = set()  # passes
 
     def takes(self, name: str, chunk: int) -> bool:
         """Whether to count the next run of a chunk in a pass."""
         runs = self._runs[name, chunk]
         return runs == 0 or chunk == self._most[name][1] or (runs + chunk) % self.EVERY == 0
 
-    def ran(self, name: str, chunk: int, nbytes: int | None) -> None:
-        """It has run, and took so many bytes if it was counted."""
+    def substitutes(self, name: str) -> bool:
+        """Whether a chunk that was counted in a pass had an operation that something else was called for."""
+        return name in self._substituting
+
+    def ran(self, name: str, chunk: int) -> None:
+        """One has run that was not counted."""
         self._runs[name, chunk] += 1
-        if nbytes is not None and (name not in self._most or nbytes > self._most[name][0]):
+
+    def counted(self, name: str, chunk: int, nbytes: int, *, substituted: bool) -> None:
+        """One has run that took so many bytes."""
+        self.ran(name, chunk)
+        if name not in self._most or nbytes > self._most[name][0]:
             self._most[name] = nbytes, chunk
+        if substituted:
+            self._substituting.add(name)

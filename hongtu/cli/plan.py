@@ -86,6 +86,7 @@ def describe(
         "partitions": artifact.topology.partitions,
         "chunks": artifact.topology.chunks,
         "grain": plan.topology.chunks,
+        "setup_grain": (plan.topology if plan.once is None else plan.once[0]).chunks,
         "rows": plan.rows,
         "bytes": plan.bytes,
         "arena_bytes": plan.arena_bytes,

@@ -12,11 +12,12 @@ def tables(result: dict[str, Any]) -> str:
     """The plan for people."""
     model, budget = result["model"], result["device_memory"]
     grain = result["grain"] * result["partitions"]
+    once = "" if result["setup_grain"] == result["grain"] else f"; {result['setup_grain']} for what runs once"
     lines = [
         f"{result['artifact']}: {model['model']}, {model['layers']} layers, hidden {model['hidden']}; strategy "
         f"{result['strategy']}; {'no limit' if budget is None else size(budget)} per device",
         f"  {result['partitions']} partitions x {result['chunks']} chunks, run as {grain} "
-        f"({result['grain']} per partition)",
+        f"({result['grain']} per partition{once})",
         "",
         *_pass_table(result),
         "",

@@ -32,7 +32,7 @@ class CommNetConv(Convolution):
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         if self.transform_first:
-            return self.lin_neighbour(h), self.lin_self(h)
+            return self.mapped(h, self.lin_neighbour.weight), self.mapped(h, self.lin_self.weight)
         return h, h
 
     def update(self, a: Tensor, s: Skip) -> Tensor:

@@ -20,6 +20,7 @@ class RowContext:
         epoch: current epoch; new dropout masks in every one.
         training: False in evaluation: no dropout, whatever the modules say.
         rows: the vertices of the current call.
+        gradients_only: a chunk is computed again, and nobody looks at the numbers that the transform returns.
         calls: dropout calls so far within the current layer call; the executor resets it before each.
     """
 
@@ -27,6 +28,7 @@ class RowContext:
     epoch: int = 0
     training: bool = True
     rows: Rows | None = None
+    gradients_only: bool = False
     calls: int = 0
 
     def next_call(self) -> int:

@@ -52,7 +52,7 @@ class GCNConv(NormalizedSum):
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         x = self.input_dropout(h)
-        return self.spread(self.lin(x) if self.transform_first else x)
+        return self.spread(self.mapped(x, self.lin.weight) if self.transform_first else x)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:

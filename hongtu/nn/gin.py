@@ -42,7 +42,7 @@ class GINConv(Convolution):
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         if self.transform_first:
-            h = torch.nn.functional.linear(h, self.nn[0].weight)
+            h = self.mapped(h, self.nn[0].weight)
         return h, h
 
     def update(self, a: Tensor, s: Skip) -> Tensor:

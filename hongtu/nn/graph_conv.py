@@ -54,7 +54,7 @@ class GraphConv(Convolution):
         h = self.input_dropout(h)
         if not self.transform_first:
             return h, h
-        return torch.nn.functional.linear(h, self.lin_rel.weight), self.lin_root(h)
+        return self.mapped(h, self.lin_rel.weight), self.mapped(h, self.lin_root.weight)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         if self.reduce is not None:

@@ -6,9 +6,11 @@ Legend: R rows of a row-wise call, D destinations and S sources of a block, F fe
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hongtu.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -81,6 +83,19 @@ class Layer(torch.nn.Module):
         assert self.context is not None and self.context.rows is not None, "no current rows: bind() the model first"
         return self.context.rows
 
+    def mapped(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """h W^T + b, for a ``transform`` to return it as it is or times constants: where only its gradients are wanted,
+        there are no numbers in it."""
+        only = self.context is not None and self.context.gradients_only and self.built_in
+        if only and not torch.is_autocast_enabled(h.device.type):
+            return _MapGradients.apply(h, weight, bias)
+        return torch.nn.functional.linear(h, weight, bias)
+
+    @property
+    def built_in(self) -> bool:
+        """Whether nobody has overridden anything: what a subclass does with a result is not known."""
+        return type(self).__module__.startswith("hongtu.nn.")
+
     def expand(self) -> list[Layer]:
         """The layers that the engine runs in its place, in order: several for several aggregates in a row. Each that
         is not ``self`` is a submodule, which keeps the parameters under the names of this layer."""
@@ -115,6 +130,25 @@ class Layer(torch.nn.Module):
         raise NotImplementedError(
             f"{type(self).__name__} defines neither forward(block, h) nor an aggregate: give forward, or "
             "transform/aggregate/update, or set reduce = 'sum' | 'mean'"
+        )
+
+
+class _MapGradients(torch.autograd.Function):
+    """The gradients of h W^T + b, without its numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(h, weight)
+        return h.new_zeros(()).expand(len(h), len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (h, weight), (of_h, of_weight, of_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            grad.mm(weight) if of_h else None,
+            h.t().mm(grad).t() if of_weight else None,
+            grad.sum(0) if of_bias else None,
         )
 
 

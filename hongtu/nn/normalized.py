@@ -5,10 +5,12 @@ Legend: R rows of a row-wise call, F columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from hongtu.block import Rows
 from hongtu.nn.layer import Activation, Convolution, Skip
 
 
@@ -57,23 +59,35 @@ class NormalizedSum(Convolution):
 
     def scale_R1(self) -> Tensor:
         """[R, 1], D^-1/2."""
-        key = "normalized scale", self.add_self_loops, self.improved  # the same for most layers of a model
-        if key not in self.rows.memo:
-            self.rows.memo[key] = self._compute_scale_R1()
-        return self.rows.memo[key]
+        return self._remembered("scale", self._compute_scale_R1)
 
-    def loop_R(self, rows: Rows) -> Tensor:
-        """[R], the weight of the one self-loop of each vertex: its last stored one, or the added one."""
-        last_R = rows.statistics[:, 2]
-        return torch.where(last_R.isnan(), 2.0 if self.improved else 1.0, last_R)
+    def loop_R1(self) -> Tensor:
+        """[R, 1], the weight of the one self-loop of each vertex: its last stored one, or the added one."""
+        return self._remembered("loop", lambda: _or(self._statistics_R1[2], nan=2.0 if self.improved else 1.0))
 
     def _loop_correction_R1(self) -> Tensor:
         """[R, 1], what is missing from the aggregate, which holds every stored self-loop."""
-        return (self.loop_R(self.rows) - self.rows.statistics[:, 1]).unsqueeze(1)
+        return self._remembered("correction", lambda: self.loop_R1() - self._statistics_R1[1])
 
     def _compute_scale_R1(self) -> Tensor:
-        degree_R = self.rows.statistics[:, 0]
+        degree_R1 = self._statistics_R1[0]
         if self.add_self_loops:
-            degree_R = degree_R - self.rows.statistics[:, 1] + self.loop_R(self.rows)
-        scale_R = degree_R.pow(-0.5)
-        return scale_R.masked_fill(scale_R == torch.inf, 0).unsqueeze(1)
+            degree_R1 = degree_R1 + self._loop_correction_R1()
+        return _or(degree_R1.pow(-0.5), posinf=0.0)
+
+    @property
+    def _statistics_R1(self) -> tuple[Tensor, ...]:
+        """[R, 1] each: the sum of the in-edges' weights, that of the self-loops', and the last of these or NaN."""
+        return self._remembered("statistics", lambda: self.rows.statistics.split(1, dim=1))
+
+    def _remembered(self, what: str, compute: Callable[[], Any]) -> Any:
+        """The same for most layers of a model."""
+        key = what, self.add_self_loops, self.improved
+        if key not in self.rows.memo:
+            self.rows.memo[key] = compute()
+        return self.rows.memo[key]
+
+
+def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:
+    """x with other numbers in place of these."""
+    return torch.nan_to_num(x, nan=nan, posinf=posinf, neginf=-torch.inf)

@@ -66,8 +66,8 @@ class SAGEConv(Convolution):
         x = torch.relu(self.lin(h)) if self.project else h
         if not self.transform_first:
             return x, h if self.root_weight else None
-        z = torch.nn.functional.linear(x, self.lin_l.weight)
-        return z, torch.nn.functional.linear(h, self.lin_r.weight, self.lin_l.bias) if self.root_weight else None
+        z = self.mapped(x, self.lin_l.weight)
+        return z, self.mapped(h, self.lin_r.weight, self.lin_l.bias) if self.root_weight else None
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         return super().aggregate(block, z, s) if self.reduce is not None else self.aggr_module(block, z)

@@ -61,7 +61,7 @@ class SGConv(NormalizedSum):
 
     def map(self, h: Tensor) -> Tensor:
         """h W^T: before the first hop or behind the last."""
-        return nn.functional.linear(h, self.lin.weight)
+        return self.mapped(h, self.lin.weight)
 
 
 class _Hop(NormalizedSum):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.execution import ONCE, Choice, ExecutionPlan, View
 from hongtu.plan.pass_list import plan_passes
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
@@ -27,24 +29,29 @@ def sketch_plan(
     shape: NetworkShape,
     strategy: Strategy,
     choice: Choice,
-    known_views: dict[int | None, Topology] | None = None,
+    known_views: Mapping[Any, Topology] | None = None,
+    once: tuple[Topology, np.ndarray] | None = None,
 ) -> ExecutionPlan:
     """A plan at one grain whose transfers are not planned yet: its memory is that of the smallest caches.
 
     Args:
         schedule: int32 [m, B], chunk of each partition per batch.
         known_views: those of a plan with the same topology and receptive fields.
+        once: the chunks and the schedule of setup passes, where they have their own.
     """
     passes = plan_passes(shape, strategy, fuse=choice.fuse, keep=choice.keep, prune=bool(choice.fields))
-    views: dict[int | None, Topology] = {}
+    views: dict[View, Topology] = {}
     for hops in dict.fromkeys(p.hops for p in passes.every):
         if known_views is not None and hops in known_views:
             views[hops] = known_views[hops]
             continue
         everything = hops is None or bool(choice.fields[hops].all())
         views[hops] = topology if everything else topology.pruned(choice.fields[hops])
-    limits = {hops: batch_limits(view, schedule, strategy.reuse, choice.prefetch) for hops, view in views.items()}
-    return ExecutionPlan(topology, shape, strategy, choice, passes, schedule, views, limits)
+    schedules: dict[View, np.ndarray] = dict.fromkeys(views, schedule)
+    if once is not None and passes.setup:
+        views[ONCE], schedules[ONCE] = once
+    limits = {key: batch_limits(views[key], schedules[key], strategy.reuse, choice.prefetch) for key in views}
+    return ExecutionPlan(topology, shape, strategy, choice, passes, views, schedules, limits)
 
 
 def plan_caches(
@@ -65,14 +72,14 @@ def plan_caches(
         if (p.exchange is None and p.flush is None) or (count and p.when != "train"):
             continue
         if {p.exchange, p.flush} & plan.resident:
-            planned[p.name] = plan.resident_plans[p.hops]
+            planned[p.name] = plan.resident_plans[plan.view_of(p)]
             continue
         view = id(plan.view(p))
         capacity = plan.capacities(p, budget) if lookahead and budget is not None else None
         if p.when != "train" and capacity is not None:
             capacity = _reusable(capacity, [slots for at, slots in known if at == view], plan.limits_of(p))
         if (view, capacity) not in known:
-            arguments = plan.view(p), plan.schedule
+            arguments = plan.view(p), plan.schedule(p)
             known[view, capacity] = (
                 count_transfers(*arguments, capacity, prefetch, peer_cost)
                 if count and lookahead

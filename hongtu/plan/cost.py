@@ -164,6 +164,7 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     known = p.stage is not None and plan.shape.stage_work
     stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
     saved = stage_work.entry if p.direction != "forward" and not _input_wanted(plan, p) else 0
+    saved += stage_work.mapped if p.direction == "backward" and sweeps == 3 else 0
     stage: dict[str, Any] = {
         "chunks": chunks,
         "aggregate_chunks": chunks if p.layer is not None else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from hongtu.plan.transfer import (
     plan_resident,
 )
 from hongtu.topology import Topology
+
+ONCE: Literal["once"] = "once"  # the view of setup passes, where these run in finer chunks than the others
+View = int | None | Literal["once"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +71,9 @@ class ExecutionPlan:
         shape: the model as the planner sees it.
         strategy: the savings that may be on; ``choice``: those that are.
         passes: the passes of a training epoch, of an evaluation, and those that run once before.
-        schedule: int32 [m, B], chunk of each partition that runs in batch b.
-        views: the topology of passes by their ``hops``.
-        limits: by ``hops``, per device the largest requests of a batch.
+        views: the topology of passes by their ``hops``, or by ONCE.
+        schedules: int32 [m, B] for each of the views, chunk of each partition that runs in batch b.
+        limits: likewise, per device the largest requests of a batch.
         transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
         workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
     """
@@ -80,9 +83,9 @@ class ExecutionPlan:
     strategy: Strategy
     choice: Choice
     passes: PassList
-    schedule: np.ndarray
-    views: dict[int | None, Topology]
-    limits: dict[int | None, list[BatchLimits]]
+    views: dict[View, Topology]
+    schedules: dict[View, np.ndarray]
+    limits: dict[View, list[BatchLimits]]
     transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
 
@@ -100,15 +103,28 @@ class ExecutionPlan:
         """The other ones, with rows for all vertices of a partition."""
         return self.resident - self.pieces
 
+    def view_of(self, p: Pass) -> View:
+        """Which of the views a pass runs on."""
+        return ONCE if p.when == "setup" and ONCE in self.views else p.hops
+
     def view(self, p: Pass) -> Topology:
         """The chunks with the destinations that a pass computes."""
-        return self.views[p.hops]
+        return self.views[self.view_of(p)]
+
+    def schedule(self, p: Pass) -> np.ndarray:
+        """int32 [m, B], the chunks that a pass computes, batch by batch."""
+        return self.schedules[self.view_of(p)]
 
     def exchange_plan(self, p: Pass) -> TransferPlan | None:
         """What a pass exchanges, if it does."""
         found = self.transfers.get(p.name)
         assert not isinstance(found, TransferCounts), "this plan was only counted"
         return found
+
+    @property
+    def once(self) -> tuple[Topology, np.ndarray] | None:
+        """The chunks and the schedule of setup passes, where they have their own."""
+        return (self.views[ONCE], self.schedules[ONCE]) if ONCE in self.views else None
 
     # ---------------------------------------------------------------- traffic
 
@@ -284,12 +300,12 @@ class ExecutionPlan:
 
     def limits_of(self, p: Pass) -> list[BatchLimits]:
         """Per device, the largest requests of a batch in a pass."""
-        return self._resident_limits[p.hops] if {p.exchange, p.flush} & self.resident else self.limits[p.hops]
+        return (self._resident_limits if {p.exchange, p.flush} & self.resident else self.limits)[self.view_of(p)]
 
     @cached_property
-    def _resident_limits(self) -> dict[int | None, list[BatchLimits]]:
-        shared = {hops: batch_limits(view, self.schedule, "p2p") for hops, view in self.views.items()}
-        return {hops: [replace(limit, loads=0) for limit in limits] for hops, limits in shared.items()}
+    def _resident_limits(self) -> dict[View, list[BatchLimits]]:
+        shared = {key: batch_limits(view, self.schedules[key], "p2p") for key, view in self.views.items()}
+        return {key: [replace(limit, loads=0) for limit in limits] for key, limits in shared.items()}
 
     def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
         """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
@@ -313,10 +329,10 @@ class ExecutionPlan:
         return self.resident_rows(name, device) * self.passes.width[name] * self.shape.itemsize
 
     @cached_property
-    def resident_plans(self) -> dict[int | None, TransferPlan]:
-        """By ``hops``, the transfers of passes whose rows stay on their devices."""
-        wanted = {p.hops for p in self.passes.every if {p.exchange, p.flush} & self.resident}
-        return {hops: plan_resident(self.views[hops], self.schedule, self.choice.prefetch) for hops in wanted}
+    def resident_plans(self) -> dict[View, TransferPlan]:
+        """By view, the transfers of passes whose rows stay on their devices."""
+        wanted = {self.view_of(p) for p in self.passes.every if {p.exchange, p.flush} & self.resident}
+        return {key: plan_resident(self.views[key], self.schedules[key], self.choice.prefetch) for key in wanted}
 
     @cached_property
     def _mirror_slots(self) -> dict[str, dict[int, int]]:
@@ -325,7 +341,7 @@ class ExecutionPlan:
         found: dict[str, dict[int, int]] = {}
         for p in self.passes.every:
             for name in {p.exchange, p.flush} & self.resident:
-                for i, device in enumerate(self.resident_plans[p.hops].devices):
+                for i, device in enumerate(self.resident_plans[self.view_of(p)].devices):
                     slots = found.setdefault(str(name), {})
                     slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
         return found
@@ -370,7 +386,7 @@ class ExecutionPlan:
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays, each once."""
         found: dict[int, np.ndarray] = {}
-        _collect((self.topology, *self.views.values(), self.schedule, *self.transfers.values()), found)
+        _collect((self.topology, *self.views.values(), *self.schedules.values(), *self.transfers.values()), found)
         return list(found.values())
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from hongtu.errors import BudgetError
 from hongtu.plan.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.execution import ONCE, Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.prune import pays, receptive_field
 from hongtu.plan.residents import choose_residents, every_tensor
@@ -93,7 +93,7 @@ def _limited(
 def _with_edges(plan: ExecutionPlan, finest: ExecutionPlan, size: int) -> ExecutionPlan:
     """A plan made on neighbour sets alone, with the edges that it runs on."""
     topology = finest.topology.grouped(size)
-    return sketch_plan(topology, plan.schedule, plan.shape, plan.strategy, plan.choice)
+    return sketch_plan(topology, plan.schedules[None], plan.shape, plan.strategy, plan.choice, once=plan.once)
 
 
 def _unlimited(
@@ -136,7 +136,8 @@ def _improved(plan: ExecutionPlan, budget: int, probe: Probe, hardware: Hardware
     variants = [count(plan)]
     if plan.strategy.fuse_last_layer:
         choice = replace(plan.choice, fuse=True)
-        fused = sketch_plan(plan.topology, plan.schedule, plan.shape, plan.strategy, choice, plan.views)
+        order = plan.schedules[None]
+        fused = sketch_plan(plan.topology, order, plan.shape, plan.strategy, choice, plan.views, plan.once)
         fused = replace(fused, workspace=probe(fused))
         if smallest_budget(fused) <= budget:
             variants.append(count(fused))
@@ -166,7 +167,7 @@ def smallest_budget(plan: ExecutionPlan) -> int:
 def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy) -> np.ndarray:
     if strategy.schedule == "paper":
         return np.asarray(paper_schedule)
-    return np.tile(np.arange(topology.chunks, dtype=np.int32), (topology.partitions, 1))
+    return topology.input_order
 
 
 def _reordered(
@@ -174,7 +175,7 @@ def _reordered(
 ) -> list[tuple[int, ExecutionPlan]]:
     """The finest plan in Algorithm 4's order, if it fits: with it we never move more than the paper's reuse would."""
     schedule = np.asarray(paper_schedule)
-    if finest.strategy.reuse != "lookahead" or np.array_equal(schedule, finest.schedule):
+    if finest.strategy.reuse != "lookahead" or np.array_equal(schedule, finest.schedules[None]):
         return []
     plan = sketch_plan(finest.topology, schedule, finest.shape, finest.strategy, finest.choice, finest.views)
     plan = replace(plan, workspace=finest.workspace)
@@ -191,23 +192,33 @@ def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> 
     size = 2
     while size < 2 * finest.topology.chunks:
         finer = plans[-1][1] if plans else finest
-        views = {view: view.grouped_sets(2) for view in dict.fromkeys((finer.topology, *finer.views.values()))}
+        finer_views = {hops: view for hops, view in finer.views.items() if hops != ONCE}
+        views = {view: view.grouped_sets(2) for view in dict.fromkeys((finer.topology, *finer_views.values()))}
         grouped = views[finer.topology]
         schedule = _schedule(grouped, paper_schedule, finest.strategy)
-        known = {hops: views[view] for hops, view in finer.views.items()}
+        known = {hops: views[view] for hops, view in finer_views.items()}
         plan = sketch_plan(grouped, schedule, finest.shape, finest.strategy, finest.choice, known)
         growth = max(
             _ratio(getattr(view, name), getattr(finest.views[hops], name))
             for hops, view in plan.views.items()
             for name in ("num_dst", "num_sources", "chunk_edges")
         )
-        estimate = {name: int(taken * growth) for name, taken in finest.workspace.items()}
-        plan = replace(plan, workspace=estimate)
+        plan = replace(plan, workspace={name: int(taken * growth) for name, taken in finest.workspace.items()})
         if smallest_budget(plan) > budget:
-            break
+            plan = _setting_up_finely(plan, finest)
+            if smallest_budget(plan) > budget:
+                break
         plans.append((size, plan))
         size *= 2
     return plans
+
+
+def _setting_up_finely(plan: ExecutionPlan, finest: ExecutionPlan) -> ExecutionPlan:
+    """A plan whose setup passes run in the finest chunks: what they exchange is often the widest of all."""
+    order, once = plan.schedules[None], (finest.topology, finest.schedules[None])
+    found = sketch_plan(plan.topology, order, plan.shape, plan.strategy, plan.choice, plan.views, once)
+    at_finest = {p.name: finest.workspace[p.name] for p in plan.passes.setup if p.name in finest.workspace}
+    return replace(found, workspace=plan.workspace | at_finest)
 
 
 def _ratio(coarse: np.ndarray, fine: np.ndarray) -> float:

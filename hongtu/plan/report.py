@@ -72,14 +72,9 @@ class LoadCounter:
         return points
 
 
-def input_order(topology: Topology) -> np.ndarray:
-    """int32 [m, n], the schedule that runs chunks as they are numbered."""
-    return np.tile(np.arange(topology.chunks, dtype=np.int32), (topology.partitions, 1))
-
-
 def lookahead_summary(topology: Topology) -> dict[str, Any]:
     """Rows that one pass loads and pulls under lookahead in input order, with the slots that the paper's plan has."""
-    schedule = input_order(topology)
+    schedule = topology.input_order
     counter = LoadCounter(topology, schedule)
     owners, mirrors = lookahead_intervals(topology, schedule, counter.smallest)
     rows, pulled = (sum(len(row) for row, _, _ in columns) for columns in (owners, mirrors))
@@ -185,7 +180,7 @@ def traffic_chart(topology: Topology, title: str, plan: ExecutionPlan | None = N
     series, floor = [], 0
     for colour, size in enumerate((1, 4) if topology.chunks >= 4 else (1,)):
         grain = topology if size == 1 else topology.grouped(size)
-        counter = LoadCounter(grain, input_order(grain))
+        counter = LoadCounter(grain, grain.input_order)
         floor = counter.floor
         curve = [(slots / v, rows / v) for slots, rows in counter.curve()]
         chunks = f"{topology.partitions} x {grain.chunks} chunks"

@@ -69,12 +69,14 @@ class StageWork:
         entry: of these, those that multiply its own input, whose gradient may not be wanted.
         columns: of what its linear maps give.
         update: parameters before the transform at its end.
+        mapped: those of a transform at its end whose result is not computed again for its gradients.
     """
 
     parameters: int = 0
     entry: int = 0
     columns: int = 0
     update: int = 0
+    mapped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,7 +169,7 @@ def test_plan_model_is_the_trainers_plan(artifact):
     both = 2 * 6 * 8 + 8 + 2 * 8 * 3 + 3  # layer 0's sum is kept, layer 1 narrows first
     assert plan.shape.stage_work == (
         StageWork(),
-        StageWork(both, 2 * 6 * 8 + 8, 2 * 8 + 2 * 3, 2 * 6 * 8 + 8),
+        StageWork(both, 2 * 6 * 8 + 8, 2 * 8 + 2 * 3, 2 * 6 * 8 + 8, 2 * 8 * 3 + 3),
         StageWork(),
     )
 

@@ -11,7 +11,16 @@ from hongtu.workspace import WorkspaceTracker
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN, which multiplies the blocks"
 )
-SIZES = [(512, 64, 48), (513, 40, 33), (1500, 33, 96), (1024, 128, 32), (600, 4, 80), (100, 64, 64)]
+SIZES = [
+    (512, 64, 48),
+    (513, 40, 33),
+    (1500, 33, 96),
+    (1024, 128, 32),
+    (600, 4, 80),
+    (100, 64, 64),
+    (1100, 300, 48),
+    (700, 48, 300),
+]
 
 
 def matrix(rows: int, columns: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hongtu.device import CpuDevice
 from hongtu.metrics import Traffic
-from hongtu.workspace import Sample
+from hongtu.workspace import Sample, WorkspaceTracker
 
 
 def test_a_sample_has_every_chunk_first_then_the_largest_always_and_the_others_in_turn() -> None:
@@ -14,7 +15,10 @@ def test_a_sample_has_every_chunk_first_then_the_largest_always_and_the_others_i
     for run in range(2 * Sample.EVERY):
         counted = [chunk for chunk in range(5) if sample.takes("forward 0", chunk)]
         for chunk in range(5):
-            sample.ran("forward 0", chunk, (300 if chunk == 3 else 100) if chunk in counted else None)
+            if chunk in counted:
+                sample.counted("forward 0", chunk, 300 if chunk == 3 else 100, substituted=False)
+            else:
+                sample.ran("forward 0", chunk)
         seen.append(counted)
         assert 3 in counted and (run > 0 or counted == list(range(5)))
     assert sorted(chunk for counted in seen[1 : 1 + Sample.EVERY] for chunk in counted) == [
@@ -34,3 +38,17 @@ def test_a_device_counts_the_largest_chunk_in_every_epoch() -> None:
             with device.computing("forward 0", chunk, always=False):
                 torch.ones(floats)
         assert device.workspace_peak == 4 * 70
+
+
+def test_operations_are_looked_at_only_where_somebody_counts_or_replaces_them() -> None:
+    device, product = CpuDevice("device 0", None, Traffic()), torch.ops.aten.mm.default
+    device._workspace = WorkspaceTracker(lambda live: None, {product: lambda a, b: product(a, b) + 1})
+    a, looked = torch.ones(2, 2), {}
+    for run in range(2):
+        for name, operation in (("forward 0", torch.mm), ("fused 1", torch.add)):
+            for chunk in range(2):
+                with device.computing(name, chunk, always=False):
+                    looked[run, name, chunk] = _get_current_dispatch_mode() is not None
+                    assert torch.equal(operation(a, a), a + a + 1 if operation is torch.mm else a + a)
+    assert all(looked[0, name, chunk] for name in ("forward 0", "fused 1") for chunk in range(2))
+    assert looked[1, "forward 0", 1] and not looked[1, "fused 1", 1]
