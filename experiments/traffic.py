@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hongtu
 from hongtu.bench.records import append, machine
-from hongtu.plan.report import LoadCounter, input_order
+from hongtu.plan.report import LoadCounter
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     options = parser.parse_args()
     for path in options.artifacts:
         topology = hongtu.open_artifact(path).topology
-        counter, v = LoadCounter(topology, input_order(topology)), topology.num_vertices
+        counter, v = LoadCounter(topology, topology.input_order), topology.num_vertices
         row = machine("traffic") | {
             "graph": path.name,
             "chunks": topology.partitions * topology.chunks,

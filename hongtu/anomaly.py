@@ -74,12 +74,11 @@ class _Watch:
             self._raise(what, _first(x), None if ids is None or len(ids) != len(x) else int(ids[int(bad[0])]))
 
     def _raise(self, what: str, value: object, vertex: int | None) -> None:
-        plan, chunk = self.engine.plan, self.network.chunk
-        i, j = divmod(chunk, plan.topology.chunks)
-        batch = int(np.flatnonzero(np.asarray(plan.schedule)[i] == j)[0])
+        _, _, (i, j) = self.engine.place
         of = "" if vertex is None else f" for vertex {vertex}"
         raise AnomalyError(
-            f"epoch {self.epoch}: {what} is {value}{of}, in batch {batch} (chunk ({i}, {j})); {REMEDY}", vertex
+            f"epoch {self.epoch}: {what} is {value}{of}, in batch {self.engine.batch} (chunk ({i}, {j})); {REMEDY}",
+            vertex,
         )
 
 

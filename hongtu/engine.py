@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -190,6 +191,13 @@ class Engine:
         current = self._executor.current
         assert current is not None
         return current.name, self.network.current, divmod(self.network.chunk, self.plan.view(current).chunks)
+
+    @property
+    def batch(self) -> int:
+        """The batch in which that chunk is."""
+        current, (_, _, (i, j)) = self._executor.current, self.place
+        assert current is not None
+        return int(np.flatnonzero(np.asarray(self.plan.schedule(current))[i] == j)[0])
 
     @property
     def features(self) -> Tensor:

@@ -66,7 +66,7 @@ class _Step(NormalizedSum):
         a = block.attend(z, self.edge_dropout(weight_E1, block.edge_ids), z.shape[1])
         if not self.add_self_loops:
             return a
-        loop_D1 = self.loop_R1()
+        loop_D1 = self.loop_R1(block.rows)
         return a + self.edge_dropout(loop_D1, block.num_graph_edges + block.rows.ids) * s
 
     def update(self, a: Tensor, s: Skip, start: Tensor) -> Tensor:  # type: ignore[override]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.block import Rows
 from hongtu.nn.layer import Activation, Convolution, Skip
 
 
@@ -59,33 +60,34 @@ class NormalizedSum(Convolution):
 
     def scale_R1(self) -> Tensor:
         """[R, 1], D^-1/2."""
-        return self._remembered("scale", self._compute_scale_R1)
+        return self._remembered(self.rows, "scale", self._compute_scale_R1)
 
-    def loop_R1(self) -> Tensor:
+    def loop_R1(self, rows: Rows) -> Tensor:
         """[R, 1], the weight of the one self-loop of each vertex: its last stored one, or the added one."""
-        return self._remembered("loop", lambda: _or(self._statistics_R1[2], nan=2.0 if self.improved else 1.0))
+        added = 2.0 if self.improved else 1.0
+        return self._remembered(rows, "loop", lambda: _or(self._statistics_R1(rows)[2], nan=added))
 
     def _loop_correction_R1(self) -> Tensor:
         """[R, 1], what is missing from the aggregate, which holds every stored self-loop."""
-        return self._remembered("correction", lambda: self.loop_R1() - self._statistics_R1[1])
+        rows = self.rows
+        return self._remembered(rows, "correction", lambda: self.loop_R1(rows) - self._statistics_R1(rows)[1])
 
     def _compute_scale_R1(self) -> Tensor:
-        degree_R1 = self._statistics_R1[0]
+        degree_R1 = self._statistics_R1(self.rows)[0]
         if self.add_self_loops:
             degree_R1 = degree_R1 + self._loop_correction_R1()
         return _or(degree_R1.pow(-0.5), posinf=0.0)
 
-    @property
-    def _statistics_R1(self) -> tuple[Tensor, ...]:
+    def _statistics_R1(self, rows: Rows) -> tuple[Tensor, ...]:
         """[R, 1] each: the sum of the in-edges' weights, that of the self-loops', and the last of these or NaN."""
-        return self._remembered("statistics", lambda: self.rows.statistics.split(1, dim=1))
+        return self._remembered(rows, "statistics", lambda: rows.statistics.split(1, dim=1))
 
-    def _remembered(self, what: str, compute: Callable[[], Any]) -> Any:
+    def _remembered(self, rows: Rows, what: str, compute: Callable[[], Any]) -> Any:
         """The same for most layers of a model."""
         key = what, self.add_self_loops, self.improved
-        if key not in self.rows.memo:
-            self.rows.memo[key] = compute()
-        return self.rows.memo[key]
+        if key not in rows.memo:
+            rows.memo[key] = compute()
+        return rows.memo[key]
 
 
 def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:

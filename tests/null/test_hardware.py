@@ -14,7 +14,7 @@ from hongtu.plan.cost import LOSS_SWEEPS, Seconds, pass_seconds, predict_seconds
 from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
-from hongtu.plan.report import LoadCounter, input_order, traffic_chart
+from hongtu.plan.report import LoadCounter, traffic_chart
 from hongtu.plan.shapes import LayerShape, NetworkShape, StageWork
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
@@ -102,7 +102,7 @@ def test_equation_4_is_the_papers():
 @pytest.mark.parametrize("m, n", [(1, 1), (2, 3), (4, 8)])
 def test_seconds_are_bytes_over_rates(strategy, m, n):
     topology = random_topology(3, m, n)
-    plan = make_plan(topology, input_order(topology), shape(), STRATEGIES[strategy])
+    plan = make_plan(topology, topology.input_order, shape(), STRATEGIES[strategy])
     slow = free(host_link=2.0, peer_link=4.0, reuse_link=1.0, contiguous_link=8.0, host_add=16.0)
     seconds, moved = predict_seconds(plan, slow), plan.bytes
     assert seconds.load == moved["load"] / 2 and seconds.flush == moved["flush"] / 2
@@ -115,7 +115,7 @@ def test_seconds_are_bytes_over_rates(strategy, m, n):
 
 def test_compute_counts_edges_and_parameters():
     topology = random_topology(3, 2, 3)
-    plan = make_plan(topology, input_order(topology), shape(), STRATEGIES["full"])
+    plan = make_plan(topology, topology.input_order, shape(), STRATEGIES["full"])
     e, v, busy = 300, 60, int(np.count_nonzero(topology.num_dst))
     arithmetic = predict_seconds(plan, free(flops=2.0))
     assert arithmetic.aggregate == pytest.approx(e * 4 * (1 + 2))  # forward, and its transpose
@@ -134,14 +134,14 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(plan, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * v * item)
     fresh = predict_seconds(plan, free(sweep_bandwidth=1.0, fresh_bandwidth=0.5, largest_reused=1))
     assert fresh.rowwise == pytest.approx(2 * rows * v * item)
-    nobody = make_plan(topology, input_order(topology), shape(work=()), STRATEGIES["full"])
+    nobody = make_plan(topology, topology.input_order, shape(work=()), STRATEGIES["full"])
     assert predict_seconds(nobody, free(flops=2.0)).rowwise < 1e-20
 
 
 def test_functions_of_edges_run_again_in_backward():
     topology = random_topology(3, 2, 3)
     functions = shape(linear=False, reduce=None, exponentials=2)
-    plan = make_plan(topology, input_order(topology), functions, STRATEGIES["full"], choice=Choice(fuse=False))
+    plan = make_plan(topology, topology.input_order, functions, STRATEGIES["full"], choice=Choice(fuse=False))
     forward, backward = (p for p in plan.passes.train if p.layer == 0)
     of_both = {"function_bandwidth": 1.0}
     assert pass_seconds(plan, forward, free(**of_both)).aggregate == pytest.approx(2 * 300 * 4 * 4)
@@ -154,14 +154,14 @@ def test_functions_of_edges_run_again_in_backward():
 
 def test_devices_work_at_the_same_time():
     topology = random_topology(5, 4, 2)
-    plan = make_plan(topology, input_order(topology), shape(), STRATEGIES["full"])
+    plan = make_plan(topology, topology.input_order, shape(), STRATEGIES["full"])
     one = predict_seconds(plan, CPU)
     four = predict_seconds(plan, Hardware(**CPU.to_dict() | {"devices": 4}))
     many = predict_seconds(plan, Hardware(**CPU.to_dict() | {"devices": 9}))
     assert one.total / 4 <= four.total < one.total and many == four
     assert four.accumulate == pytest.approx(one.accumulate)  # one host adds for all
     overlapping = Choice(staging=2)
-    beside = make_plan(topology, input_order(topology), shape(), STRATEGIES["full"], choice=overlapping)
+    beside = make_plan(topology, topology.input_order, shape(), STRATEGIES["full"], choice=overlapping)
     sums = predict_seconds(plan, CPU)
     least = max(sums.load + sums.peer + sums.contiguous, sums.aggregate + sums.rowwise + sums.dispatch)
     assert least <= predict_seconds(beside, CPU).total < sums.total
@@ -172,7 +172,7 @@ def test_devices_work_at_the_same_time():
 def test_loads_are_counted_as_planned(m, n):
     for seed in range(20):
         topology = random_topology(seed, m, n, v=40, e=90)
-        schedule = input_order(topology)
+        schedule = topology.input_order
         counter = LoadCounter(topology, schedule)
         paper = plan_transfers(topology, schedule, "paper")
         assert counter.paper_rows == paper.rows_loaded
