@@ -18,7 +18,7 @@ CGROUP_FILES = ("memory.max", "memory.current", "inactive_file")
 CGROUP_1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
-KEPT = 256 << 20
+KEPT = (2 << 30) - 1  # the most that an int says
 
 
 def available_bytes() -> int | None:

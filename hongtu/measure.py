@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -22,7 +23,7 @@ from hongtu import row_copies
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
-from hongtu.plan.cost import partition_work, pass_seconds
+from hongtu.plan.cost import is_near, partition_work, pass_seconds, product_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
@@ -32,22 +33,35 @@ from hongtu.trainer import Trainer
 COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
 HOST_ROWS = 2**18  # 128 MiB: more than a cache holds
 MOVED = 2**16
-ROWS, WIDE = 2**14, 256  # of a dense product
+ROWS = 2**14  # of a dense product
+MATRICES = ((32, 48), (64, 32), (48, 96), (64, 64), (96, 80), (128, 128), (128, 256), (256, 64), (256, 256), (512, 128))
 REPEATS = 5
 FEATURES = 48
-GRAPHS = {"large": (80_000, 960_000, 32), "tiny": (2_000, 8_000, 40)}  # vertices, edges, chunks
-EPOCHS, MOST_EPOCHS = 3, 6
+GRAPHS = {  # kind, vertices, edges, chunks
+    "large": ("citation", 100_000, 1_200_000, 32),
+    "mixed": ("rmat", 60_000, 900_000, 32),
+    "tiny": ("citation", 2_000, 8_000, 40),
+}
+EPOCHS, MOST_EPOCHS = 4, 8
+NOTHING = 1e-15  # seconds
 # graph, model, hidden columns, layers, strategy; what people train is different
 RUNS = (
     ("large", "gcn", 32, 2, "full"),
     ("large", "gcn", 160, 2, "full"),
     ("large", "sage", 48, 2, "full"),
-    ("large", "commnet", 112, 3, "full"),
+    ("large", "commnet", 120, 3, "full"),
+    ("large", "gin", 88, 2, "full"),
     ("large", "gcn", 80, 2, "paper"),
     ("large", "gin", 40, 2, "paper"),
-    ("large", "gat", 48, 2, "full"),
+    ("large", "gat", 64, 2, "full"),
     ("large", "gat", 24, 2, "paper"),
     ("large", "ggcn", 24, 2, "full"),
+    ("large", "ggcn", 60, 2, "full"),
+    ("mixed", "gat", 104, 2, "full"),
+    ("mixed", "gcn", 128, 3, "full"),
+    ("mixed", "sage", 72, 2, "paper"),
+    ("mixed", "gat", 32, 2, "full"),
+    ("mixed", "ggcn", 32, 2, "paper"),
     ("tiny", "gcn", 16, 2, "paper"),
     ("tiny", "sage", 16, 3, "paper"),
     ("tiny", "gat", 16, 2, "paper"),
@@ -56,10 +70,15 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("summed", "memory_bandwidth", False),
     ("transposed", "transpose_bandwidth", False),
     ("summed_edges", "edge_seconds", True),
+    ("fetched", "fetch_bandwidth", False),
     ("function", "function_bandwidth", False),
     ("function_edges", "function_edge_seconds", True),
     ("exponentials", "exponential_seconds", True),
+    ("function_gradient", "function_gradient_bandwidth", False),
+    ("function_fetched", "function_fetch_bandwidth", False),
+    ("exponential_gradients", "exponential_gradient_seconds", True),
     ("swept", "sweep_bandwidth", False),
+    ("swept_near", "near_bandwidth", False),
     ("chunks", "stage_seconds", True),
     ("aggregate_chunks", "aggregate_stage_seconds", True),
     ("gradient_chunks", "gradient_stage_seconds", True),
@@ -71,11 +90,17 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
 
 def measure_cpu(name: str) -> Hardware:
     """A profile of the CPU device; host and device are the same memory."""
-    nominal = Hardware(**CPU.to_dict() | _links() | {"name": name})
+    nominal = Hardware(**CPU.to_dict() | _links() | {"name": name, "cache": _cache_bytes()})
     found = _rates(_passes(nominal))
     same = {"peer_link": "host_link", "reuse_link": "host_link"}  # host and device are one memory
     rates = nominal.to_dict() | found
     return Hardware(**rates | {link: rates[other] for link, other in same.items()})
+
+
+def _cache_bytes() -> int | None:
+    """Half of the largest cache: others use it, too."""
+    found = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) << 10 for size in found if size.endswith("K")), default=0) // 2 or CPU.cache
 
 
 def _best(call: Callable[[], object]) -> float:
@@ -104,11 +129,35 @@ def _fresh_rate() -> float:
     return 2 * source.nbytes / _best(source.clone)
 
 
-def _product_rate() -> float:
-    """Operations per second of a dense product that is wide enough to keep the cores busy."""
-    rows, weight = torch.ones(ROWS, WIDE), torch.ones(WIDE, WIDE)
+def _product_rates() -> dict[str, float]:
+    """Dense products of rows, and gradients of weights: operations, and bytes of rows, per second."""
     multiply = substitutes().get(torch.ops.aten.mm.default, torch.mm)
-    return 2 * ROWS * WIDE * WIDE / _best(lambda: multiply(rows, weight))
+    amounts, of_rows, of_weights = [], [], []
+    for inner, outer in MATRICES:
+        rows, weight, gradient = torch.ones(ROWS, inner), torch.ones(outer, inner), torch.ones(ROWS, outer)
+        amounts.append((2 * ROWS * inner * outer, 4 * ROWS * (inner + outer)))
+        there, back = _best(partial(multiply, rows, weight.t())), _best(partial(multiply, gradient, weight))
+        of_rows.append((there + back) / 2)
+        of_weights.append(_best(partial(multiply, rows.t(), gradient)))
+    found: dict[str, float] = {}
+    for name, seconds in (("flops", of_rows), ("weight_flops", of_weights)):
+        each = _explained(np.array(amounts, dtype=np.float64), np.array(seconds))
+        bandwidth = "product_bandwidth" if name == "flops" else "weight_bandwidth"
+        found |= {name: 1 / max(each[0], NOTHING), bandwidth: 1 / max(each[1], NOTHING)}
+    return found
+
+
+def _explained(amounts: np.ndarray, seconds: np.ndarray, unknown: np.ndarray | None = None) -> np.ndarray:
+    """Seconds of one of each amount, at least 0, with the smallest errors relative to the seconds.
+
+    Args:
+        amounts: [N, K].
+        seconds: [N], what was measured; unknown: what of it the amounts are to explain, None for all.
+    """
+    weighted = amounts / seconds[:, None]
+    scale = np.maximum(weighted.max(axis=0), 1e-300)
+    wanted = np.ones(len(seconds)) if unknown is None else np.maximum(unknown / seconds, 0)
+    return nnls(weighted / scale, wanted)[0] / scale
 
 
 def _links() -> dict[str, float]:
@@ -134,7 +183,7 @@ def _links() -> dict[str, float]:
         "host_add": 1 / more,
         "contiguous_link": _contiguous_rate(),
         "fresh_bandwidth": _fresh_rate(),
-        "flops": _product_rate(),
+        **_product_rates(),
     }
 
 
@@ -159,9 +208,12 @@ def _passes(hardware: Hardware) -> list[tuple[Amounts, float, float]]:
 def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> tuple[Amounts, float, float]:
     """What a pass does on the first device, its seconds, and of these what its copies and products should take."""
     found = pass_seconds(plan, p, hardware)
-    work = partition_work(plan, p, 0)
-    known = found.load + found.flush + found.peer + found.contiguous + found.accumulate + work.flops / hardware.flops
-    return asdict(work), seconds, known
+    work = partition_work(plan, p, 0, hardware.cache)
+    known = found.load + found.flush + found.peer + found.contiguous + found.accumulate
+    amounts = asdict(work) | {"swept_near": 0.0}
+    if is_near(work.largest, hardware):
+        amounts |= {"swept": 0.0, "swept_near": work.swept}
+    return amounts, seconds, known + product_seconds(work, hardware)
 
 
 def _pass_seconds(trainer: Trainer) -> dict[str, float]:
@@ -180,26 +232,21 @@ def _pass_seconds(trainer: Trainer) -> dict[str, float]:
 
 
 def _rates(passes: list[tuple[Amounts, float, float]]) -> dict[str, float]:
-    """The rates that explain the rest of what was measured; none for what is found to cost nothing."""
+    """The rates that explain the rest of what was measured."""
     amounts = np.array([[found[name] for name, _, _ in RATES] for found, _, _ in passes], dtype=np.float64)
     seconds, known = (np.array(column) for column in list(zip(*passes, strict=True))[1:])
-    weighted = amounts / seconds[:, None]
-    scale = np.maximum(weighted.max(axis=0), 1e-300)
-    each = nnls(weighted / scale, np.maximum(1 - known / seconds, 0))[0] / scale
-    return {
-        rate: float(cost if direct else 1 / cost)
-        for (_, rate, direct), cost in zip(RATES, each, strict=True)
-        if cost > 0
-    }
+    each = _explained(amounts, seconds, seconds - known)
+    costs = zip(RATES, np.maximum(each, NOTHING), strict=True)
+    return {rate: float(cost if direct else 1 / cost) for (_, rate, direct), cost in costs}
 
 
-def _artifact(path: Path, vertices: int, edges: int, chunks: int) -> Artifact:
+def _artifact(path: Path, kind: str, vertices: int, edges: int, chunks: int) -> Artifact:
     """Made by other processes: threads that preprocessing leaves behind slow down small kernels of this one."""
     graph, artifact = str(path / "graph"), str(path / "artifact")
     sizes = {"vertices": vertices, "edges": edges, "features": FEATURES, "classes": 8, "seed": 7}
     settings = {"partitions": 1, "chunks": chunks, "partitioner": "range", "order": "input"}
     path.mkdir()
-    for words, options in ((("generate", "citation", graph), sizes), (("preprocess", graph, artifact), settings)):
+    for words, options in ((("generate", kind, graph), sizes), (("preprocess", graph, artifact), settings)):
         given = (word for name, value in options.items() for word in (f"--{name}", str(value)))
         subprocess.run([sys.executable, "-m", "hongtu", *words, *given], check=True, stdout=subprocess.DEVNULL)
     return open_artifact(artifact)

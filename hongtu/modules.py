@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
-from hongtu.nn.layer import Layer
+from hongtu.nn.layer import Layer, has_hooks, is_plain
 from hongtu.nn.norm import Normalization
 from hongtu.nn.whole_graph import rules_of
 
@@ -36,8 +36,16 @@ def check_module(index: int, module: nn.Module) -> None:
         if base.__name__ != "JumpingKnowledge"
     ):
         raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
-    if isinstance(module, Layer | Normalization | nn.BatchNorm1d) and _hooks(module):
+    if isinstance(module, Layer | Normalization | nn.BatchNorm1d) and has_hooks(module):
         raise InputError(f"{title}: it has hooks, which would not be called; remove them, or hook a module inside it")
+    for part in module.bare_maps if isinstance(module, Layer) else ():
+        if not is_plain(part):
+            name = next(name for name, inside in module.named_modules() if inside is part)
+            raise InputError(
+                f"{title}: its {name} is a {type(part).__name__}{' with hooks' if has_hooks(part) else ''}, expected a "
+                "plain torch.nn.Linear: its weight is used without calling it; torch.nn.utils.parametrizations can "
+                "change that"
+            )
     if rules_of(module) is not None:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise InputError(f"{title}: its width is not known yet; use torch.nn.BatchNorm1d(columns)")
@@ -63,11 +71,6 @@ def check_module(index: int, module: nn.Module) -> None:
                 f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
                 "graph; use hongtu.nn.BatchNorm, GraphNorm, PairNorm or LayerNorm"
             )
-
-
-def _hooks(module: nn.Module) -> bool:
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names)
 
 
 @contextmanager

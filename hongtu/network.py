@@ -105,7 +105,7 @@ class Network:
     def set_transform_first(self, wanted: Sequence[bool]) -> None:
         """Choose, per layer, the side of the exchange on which it applies its first linear map, where it can."""
         pairs = zip(wanted, self.layers, strict=True)
-        self._transform_first = [first and layer.can_transform_first for first, layer in pairs]
+        self._transform_first = [first and layer.may_transform_first for first, layer in pairs]
         self.activate()
 
     def activate(self) -> None:

@@ -30,7 +30,7 @@ from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, StageWork
+from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
 from hongtu.tracing import constant_layers, trace
@@ -219,7 +219,7 @@ def _choose_sides(
 
     best = seconds(chosen)
     for index, layer in enumerate(network.layers):
-        if layer.can_transform_first:
+        if layer.may_transform_first:
             trial = [*chosen[:index], True, *chosen[index + 1 :]]
             found = seconds(trial)
             if found < best or (keeps and found < best * ABOUT):
@@ -234,7 +234,7 @@ MOST_SIDES = 3  # layers of which every combination is tried
 def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool, ...]]:
     """Sides to try where the chosen ones do not fit, those first: every combination, or, of many layers, all on one
     side and each alone on its other one."""
-    free = [k for k, layer in enumerate(network.layers) if layer.can_transform_first]
+    free = [k for k, layer in enumerate(network.layers) if layer.may_transform_first]
     if len(free) <= MOST_SIDES:
         combinations = [dict(zip(free, picked)) for picked in itertools.product((False, True), repeat=len(free))]
     else:
@@ -254,40 +254,44 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
 
 def _stage_work(network: Network) -> tuple[StageWork, ...]:
     """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
-    parts: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
-    entries: list[list[nn.Module]] = [[] for _ in parts]
-    transforms, maps = [0] * len(parts), [0] * len(parts)
+    before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
+    last: list[list[nn.Module]] = [[] for _ in before]  # transforms
+    entries: list[list[nn.Module]] = [[] for _ in before]
     for index, layer in enumerate(network.layers):
         if layer.transform_first or not layer.linear_aggregate:
-            parts[index].append(layer)
-            transforms[index] = _count(layer)
-            maps[index] = transforms[index] if layer.transform_first and layer.built_in else 0
+            last[index].append(layer)
         else:
-            parts[index + 1].append(layer)
+            before[index + 1].append(layer)
             entries[index + 1] = [layer]
-    entries[0] = parts[0][:1]
+    entries[0] = (before[0] + last[0])[:1]
     return tuple(
         StageWork(
-            parameters=sum(_count(module) for module in modules),
-            entry=sum(_entry(module) for module in first),
-            columns=sum(len(p) for module in modules for p in module.parameters() if p.ndim == 2),
-            update=sum(_count(module) for module in modules) - transform,
-            mapped=mapped,
+            products=_products(*first, *then),
+            entry=sum((_entry(module) for module in entry), Products()),
+            mapped=_products(*(layer for layer in then if layer.transform_first and layer.built_in)),
+            before=_products(*first),
+            columns=sum(given),
+            widest=max(given, default=0),
         )
-        for modules, first, transform, mapped in zip(parts, entries, transforms, maps, strict=True)
+        for first, then, entry in zip(before, last, entries, strict=True)
+        for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
     )
 
 
-def _entry(module: nn.Module) -> int:
-    """Parameters that multiply a module's input: all, but of modules in a row those of the first that has some."""
+def _products(*modules: nn.Module) -> Products:
+    return sum((_product(p) for module in modules for p in module.parameters() if p.ndim > 1), Products())
+
+
+def _product(parameter: Tensor) -> Products:
+    return Products(parameter.numel(), sum(parameter.shape[-2:]))
+
+
+def _entry(module: nn.Module) -> Products:
+    """What multiplies a module's input: all, but of modules in a row those of the first that has some."""
     if isinstance(module, nn.Sequential):
-        return next((count for count in map(_entry, module) if count), 0)
-    own = sum(p.numel() for p in module.parameters(recurse=False))
-    return own + sum(map(_entry, module.children()))
-
-
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+        return next((found for found in map(_entry, module) if found.parameters), Products())
+    own = (_product(p) for p in module.parameters(recurse=False) if p.ndim > 1)
+    return sum((*own, *map(_entry, module.children())), Products())
 
 
 def _model_bytes(model: nn.Module) -> int:

@@ -97,12 +97,13 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bo
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    if len(a) > b.shape[1]:  # the shorter side as rows
-        return _sum_of_products(b.t(), a.t()).t().contiguous()
-    whole = len(b) // BLOCK * BLOCK
-    out = _linear(a[:, :BLOCK], b[:BLOCK].t())
-    for first in range(BLOCK, whole, BLOCK):
-        out += _linear(a[:, first : first + BLOCK], b[first : first + BLOCK].t())
+    out, whole = a.new_zeros((len(a), b.shape[1])), len(b) // BLOCK * BLOCK
+    for first in range(0, whole, BLOCK):
+        left, right = a[:, first : first + BLOCK], b[first : first + BLOCK]
+        if len(a) <= b.shape[1]:
+            out += _linear(left, right.t())
+        else:  # the shorter side as rows
+            out += _linear(right.t(), left).t()
     return out.addmm_(a[:, whole:], b[whole:]) if whole < len(b) else out
 
 

@@ -43,6 +43,10 @@ class CGConv(Convolution):
         self.lin_f = linear(2 * channels + dim, channels, bias=bias)
         self.lin_s = linear(2 * channels + dim, channels, bias=bias)
 
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        return self.lin_f, self.lin_s
+
     def _weights(self) -> tuple[Tensor, ...]:
         """Both products' weights of the destination, the source and the edge: [2 F, F], [2 F, F], [2 F, dim]."""
         both = torch.cat([self.lin_f.weight, self.lin_s.weight])

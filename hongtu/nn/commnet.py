@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, is_plain, linear
 
 
 class CommNetConv(Convolution):
@@ -27,7 +27,7 @@ class CommNetConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return True
+        return is_plain(self.lin_self) and is_plain(self.lin_neighbour)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)

@@ -107,6 +107,10 @@ class GATConv(Attention):
         own_logits_DH = leaky_relu(own_logits_DH, self.negative_slope)
         return self.attend_with_loops(block, z, logits_EH, own_z[:, :width], own_logits_DH)
 
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        return () if self.edge_dim is None else (self.lin_edge,)
+
     def _edge_weight(self) -> Tensor:
         """[P, H]: logits are linear in the P edge features, so that no [E, H K] tensor is needed."""
         weight_HKP = self.lin_edge.weight.view(self.heads, self.out_channels, -1)

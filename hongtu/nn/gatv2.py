@@ -82,6 +82,10 @@ class GATv2Conv(Attention):
         own = (z,) if self.add_self_loops else ()
         return z, (query, *own, *((self.res(h),) if self.residual else ()))
 
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        return () if self.edge_dim is None else (self.lin_edge,)
+
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         query = s[0]
         if self.edge_dim is None:

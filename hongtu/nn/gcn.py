@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.nn.layer import Activation, Skip, linear, zeros
+from hongtu.nn.layer import Activation, Skip, is_plain, linear, zeros
 from hongtu.nn.normalized import NormalizedSum
 
 
@@ -48,13 +48,15 @@ class GCNConv(NormalizedSum):
 
     @property
     def can_transform_first(self) -> bool:
-        return True
+        return is_plain(self.lin)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         x = self.input_dropout(h)
         return self.spread(self.mapped(x, self.lin.weight) if self.transform_first else x)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        if not self.transform_first:
+        if self.transform_first:
+            return self.finish(a, self.bias)
+        if is_plain(self.lin):
             return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias), fresh=True)
-        return self.finish(a, self.bias)
+        return self.finish(self.lin(a), self.bias)

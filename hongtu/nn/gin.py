@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.nn.layer import Activation, Convolution, Skip
+from hongtu.nn.layer import Activation, Convolution, Skip, has_hooks, is_plain
 
 
 class GINConv(Convolution):
@@ -37,7 +37,12 @@ class GINConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return isinstance(self.nn, torch.nn.Sequential) and len(self.nn) > 0 and type(self.nn[0]) is torch.nn.Linear
+        return (
+            type(self.nn) is torch.nn.Sequential
+            and len(self.nn) > 0
+            and is_plain(self.nn[0])
+            and not has_hooks(self.nn)
+        )
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)

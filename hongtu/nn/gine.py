@@ -42,6 +42,10 @@ class GINEConv(Convolution):
         register_eps(self, eps, train_eps)
         self.lin = None if edge_dim is None else linear(edge_dim, in_channels or _input_width(nn), bias=True)
 
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        return () if self.lin is None else (self.lin,)
+
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         if self.lin is None:
             message_EF = block.gather(z) + block.edge_features

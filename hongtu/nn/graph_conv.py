@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hongtu.block import Block
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, is_plain, linear
 
 
 class GraphConv(Convolution):
@@ -48,7 +48,7 @@ class GraphConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return self.reduce is not None
+        return self.reduce is not None and is_plain(self.lin_rel) and is_plain(self.lin_root)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -63,5 +63,11 @@ class GraphConv(Convolution):
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
-            return self.activate(torch.addmm(self.lin_rel(a), s, self.lin_root.weight.t()), fresh=True)
+            plain = is_plain(self.lin_root)
+            h = (
+                torch.addmm(self.lin_rel(a), s, self.lin_root.weight.t())
+                if plain
+                else self.lin_rel(a) + self.lin_root(s)
+            )
+            return self.activate(h, fresh=True)
         return self.activate(a + s if self.lin_rel.bias is None else a + s + self.lin_rel.bias, fresh=True)

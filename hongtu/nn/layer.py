@@ -18,6 +18,7 @@ from hongtu.nn.dropout import Dropout
 
 Skip = Tensor | tuple[Tensor, ...] | None
 Activation = str | Callable[[Tensor], Tensor] | None
+TRANSFORMS = {"can_transform_first", "transform", "aggregate", "combine", "update", "spread", "map", "mapped"}
 
 
 class Layer(torch.nn.Module):
@@ -63,6 +64,17 @@ class Layer(torch.nn.Module):
         return False
 
     @property
+    def may_transform_first(self) -> bool:
+        """Whether it can, and no subclass has overridden what that is about."""
+        definer = next(base for base in type(self).__mro__ if not vars(base).keys().isdisjoint(TRANSFORMS))
+        return self.can_transform_first and "can_transform_first" in vars(definer)
+
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        """Submodules of which the layer takes the weight without calling them."""
+        return ()
+
+    @property
     def linear_aggregate(self) -> bool:
         """Whether ``aggregate`` is linear in ``z``, ignores ``s`` and has no parameters; a subclass may set True."""
         return self.reduce is not None
@@ -85,7 +97,7 @@ class Layer(torch.nn.Module):
 
     def mapped(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """h W^T + b, for a ``transform`` to return it as it is or times constants: where only its gradients are wanted,
-        there are no numbers in it."""
+        there are no numbers in it. For the weight of a module that ``is_plain``."""
         only = self.context is not None and self.context.gradients_only and self.built_in
         if only and not torch.is_autocast_enabled(h.device.type):
             return _MapGradients.apply(h, weight, bias)
@@ -150,6 +162,18 @@ class _MapGradients(torch.autograd.Function):
             h.t().mm(grad).t() if of_weight else None,
             grad.sum(0) if of_bias else None,
         )
+
+
+def is_plain(module: torch.nn.Module) -> bool:
+    """Whether a module is h W^T + b and nothing else, so that its weight says it all."""
+    linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+    return linear and not has_hooks(module)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling it calls something else, too."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in names)
 
 
 class Convolution(Layer):

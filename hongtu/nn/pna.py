@@ -91,6 +91,10 @@ class PNAConv(Convolution):
         self.post_nns = nn.ModuleList(_mlp(wide, out_channels // towers, post_layers, act) for _ in range(towers))
         self.lin = linear(out_channels, out_channels, bias=True)
 
+    @property
+    def bare_maps(self) -> tuple[nn.Module, ...]:
+        return tuple(pre[0] for pre in self.pre_nns)
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         towers = h.reshape(len(h), -1, self.columns).expand(-1, self.towers, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hongtu.block import Block
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Activation, Convolution, Skip, is_plain, linear
 
 
 class SAGEConv(Convolution):
@@ -59,7 +59,7 @@ class SAGEConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return self.reduce is not None
+        return self.reduce is not None and is_plain(self.lin_l) and (not self.root_weight or is_plain(self.lin_r))
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -75,7 +75,9 @@ class SAGEConv(Convolution):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
             h = self.lin_l(a)
-            if self.root_weight:  # autocast leaves in-place operations alone
+            if self.root_weight and not (is_plain(self.lin_l) and is_plain(self.lin_r)):
+                h = h + self.lin_r(s)
+            elif self.root_weight:  # autocast leaves in-place operations alone
                 h = h.addmm_(s.to(h.dtype), self.lin_r.weight.t().to(h.dtype))
         elif self.root_weight:
             h = a + s

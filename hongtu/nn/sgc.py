@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hongtu.nn.layer import Activation, Layer, Skip, linear
+from hongtu.nn.layer import Activation, Layer, Skip, is_plain, linear
 from hongtu.nn.normalized import NormalizedSum
 
 
@@ -47,7 +47,7 @@ class SGConv(NormalizedSum):
 
     @property
     def can_transform_first(self) -> bool:
-        return self.K == 1
+        return self.K == 1 and is_plain(self.lin)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -58,6 +58,11 @@ class SGConv(NormalizedSum):
         if not mapped:
             return self.activate(self.lin(a), fresh=True)
         return self.finish(a, self.lin.bias)
+
+    @property
+    def map_is_own(self) -> bool:
+        """Whether no subclass has overridden what the first hop may do in its place."""
+        return all(getattr(type(self), name) is getattr(SGConv, name) for name in ("map", "update"))
 
     def map(self, h: Tensor) -> Tensor:
         """h W^T: before the first hop or behind the last."""
@@ -73,7 +78,7 @@ class _Hop(NormalizedSum):
 
     @property
     def can_transform_first(self) -> bool:
-        return self.first
+        return self.first and is_plain(self._owner[0].lin) and self._owner[0].map_is_own
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)

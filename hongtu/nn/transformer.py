@@ -69,6 +69,10 @@ class TransformerConv(Attention):
         query = self.lin_query(h)
         return z, (query, self.lin_skip(h)) if self.root_weight else query
 
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        return () if self.edge_dim is None else (self.lin_edge,)
+
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
         query = s[0] if self.root_weight else s

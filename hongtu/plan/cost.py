@@ -16,8 +16,9 @@ from hongtu.plan.arena import layers_near
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.shapes import StageWork
+from hongtu.plan.shapes import Products, StageWork
 
+TENSORS = 8  # of a chunk's rows that a stage has in use
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 
 
@@ -97,7 +98,7 @@ def _hidden(s: Seconds) -> float:
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> Seconds:
-    traffic, work = plan.device_traffic(p, i), partition_work(plan, p, i)
+    traffic, work = plan.device_traffic(p, i), partition_work(plan, p, i, hardware.cache)
     moved, rows = traffic.bytes, traffic.rows
     return Seconds(
         load=moved["load"] / hardware.host_link + rows["load"] * hardware.row_seconds,
@@ -117,8 +118,11 @@ class Work:
     Attributes:
         summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
         summed_edges: edges that either looks at.
-        function: bytes of rows that functions of edges touch; function_edges: the edges; exponentials: those they take.
-        flops: multiplications and additions of dense products, in those of 4-byte numbers.
+        fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none.
+        function: bytes of rows that functions of edges touch; function_edges: the edges; exponentials: those they take;
+            function_gradient, exponential_gradients: the same for their gradients.
+        flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
+            what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
         swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
             these, loss_chunks the loss, function_chunks a function of edges, and statistics_chunks degrees that a layer
@@ -128,10 +132,17 @@ class Work:
     summed: float = 0.0
     transposed: float = 0.0
     summed_edges: float = 0.0
+    fetched: float = 0.0
+    function_fetched: float = 0.0
     function: float = 0.0
+    function_gradient: float = 0.0
     function_edges: float = 0.0
     exponentials: float = 0.0
+    exponential_gradients: float = 0.0
     flops: float = 0.0
+    product_bytes: float = 0.0
+    weight_flops: float = 0.0
+    weight_bytes: float = 0.0
     swept: float = 0.0
     largest: int = 0
     chunks: int = 0
@@ -142,14 +153,34 @@ class Work:
     statistics_chunks: int = 0
 
 
-def partition_work(plan: ExecutionPlan, p: Pass, i: int) -> Work:
-    """What partition ``i`` computes in a pass."""
+def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None) -> Work:
+    """What partition ``i`` computes in a pass.
+
+    Args:
+        cache: bytes of the device's, None for none.
+    """
     view = plan.view(p)
     own = slice(i * view.chunks, (i + 1) * view.chunks)
     num_dst = view.num_dst[own]
     work = _work(plan, p, int(num_dst.sum()), int(view.chunk_edges[own].sum()), int(np.count_nonzero(num_dst)))
     widest = max((plan.passes.width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
-    return replace(work, largest=int(num_dst.max()) * widest * plan.shape.itemsize)
+    work = replace(work, largest=int(num_dst.max()) * widest * plan.shape.itemsize)
+    if cache is None:
+        return work
+    sources, edges = view.num_sources[own], view.chunk_edges[own]
+
+    def missed(moved: float, visits: int) -> float:
+        """Of bytes that move, with so many visits to a row for every edge, those that are in no cache."""
+        row = moved / max(int(edges.sum()), 1) / visits
+        once = sources * row
+        share = np.maximum(1 - cache / np.maximum(once, 1), 0)
+        return visits * float((once + np.maximum(edges - sources, 0) * row * share).sum())
+
+    return replace(
+        work,
+        fetched=missed(work.summed, 1) + missed(work.transposed, 2),  # a transpose reads and writes
+        function_fetched=missed(work.function / 2, 1) + missed(work.function_gradient, 2),
+    )
 
 
 def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) -> Work:
@@ -160,18 +191,28 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     item, width = plan.shape.itemsize, plan.passes.width
     rows = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
     loss = LOSS_SWEEPS * plan.shape.output if p.loss else 0
-    sweeps = 1 if p.direction == "forward" else 2 if p.keep and not p.again else 3
     known = p.stage is not None and plan.shape.stage_work
     stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
-    saved = stage_work.entry if p.direction != "forward" and not _input_wanted(plan, p) else 0
-    saved += stage_work.mapped if p.direction == "backward" and sweeps == 3 else 0
+    backward, again = p.direction != "forward", p.again or not p.keep
+    sweeps = 2 * backward + (not backward or again)
+    products, gradients = Products(), Products()
+    if not backward or again:
+        products += stage_work.products
+    if backward:
+        gradients += stage_work.products
+        products += stage_work.products
+        products += stage_work.entry.times(-(not _input_wanted(plan, p)))
+        products += stage_work.mapped.times(-(again and p.direction == "backward"))
     stage: dict[str, Any] = {
         "chunks": chunks,
         "aggregate_chunks": chunks if p.layer is not None else 0,
         "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
         "loss_chunks": chunks if p.loss else 0,
         "statistics_chunks": chunks * sum(plan.shape.layers[k].uses_statistics for k in layers_near(p, plan.shape)),
-        "flops": 2 * vertices * (sweeps * stage_work.parameters - saved) * item / 4,  # rates are of 4-byte numbers
+        "flops": 2 * vertices * products.parameters * item / 4,  # rates are of 4-byte numbers
+        "product_bytes": vertices * products.columns * item,
+        "weight_flops": 2 * vertices * gradients.parameters * item / 4,
+        "weight_bytes": vertices * gradients.columns * item,
         "swept": vertices * (sweeps * (rows + stage_work.columns) + loss) * item,
     }
     if p.layer is None or (p.exchange is None and p.flush is None):
@@ -186,11 +227,13 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
             "summed_edges": looks,
         }
         return Work(**stage, **sums)
-    times = (forward or not p.keep) + 2 * transpose
+    once, back, each = forward or not p.keep, 2 * transpose, edges * plan.shape.layers[p.layer].exponentials
     functions: dict[str, Any] = {
-        "function": 2 * times * touched,
-        "function_edges": times * edges,
-        "exponentials": times * edges * plan.shape.layers[p.layer].exponentials,
+        "function": 2 * once * touched,
+        "function_gradient": 2 * back * touched,
+        "function_edges": (once + back) * edges,
+        "exponentials": once * each,
+        "exponential_gradients": back * each,
     }
     runs_function = p.exchange is not None
     return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
@@ -219,14 +262,38 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
         work.summed / hardware.memory_bandwidth
         + work.transposed / hardware.transpose_bandwidth
         + work.function / hardware.function_bandwidth
+        + work.function_gradient / hardware.function_gradient_bandwidth
     )
-    arithmetic = (work.summed + work.transposed + work.function) / 2 / hardware.flops
-    fixed = work.summed_edges * hardware.edge_seconds + work.function_edges * hardware.function_edge_seconds
+    arithmetic = (work.summed + work.transposed + work.function + work.function_gradient) / 2 / hardware.flops
+    fixed = work.fetched / hardware.fetch_bandwidth + work.function_fetched / hardware.function_fetch_bandwidth
+    fixed += work.summed_edges * hardware.edge_seconds + work.function_edges * hardware.function_edge_seconds
     fixed += work.exponentials * hardware.exponential_seconds
+    fixed += work.exponential_gradients * hardware.exponential_gradient_seconds
     return max(moved, arithmetic) + fixed
 
 
 def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
     """Products, then everything else that touches rows: one after the other."""
-    reused = hardware.largest_reused is None or work.largest <= hardware.largest_reused
-    return work.flops / hardware.flops + work.swept / (hardware.sweep_bandwidth if reused else hardware.fresh_bandwidth)
+    return product_seconds(work, hardware) + work.swept / _sweep_bandwidth(work.largest, hardware)
+
+
+def product_seconds(work: Work, hardware: Hardware) -> float:
+    """What dense products take: their operations, and bringing and taking away rows."""
+    return (
+        work.flops / hardware.flops
+        + work.product_bytes / hardware.product_bandwidth
+        + work.weight_flops / hardware.weight_flops
+        + work.weight_bytes / hardware.weight_bandwidth
+    )
+
+
+def is_near(largest: int, hardware: Hardware) -> bool:
+    """Whether a chunk's tensors stay in the cache from one operation to the next."""
+    return hardware.cache is not None and largest * TENSORS <= hardware.cache
+
+
+def _sweep_bandwidth(largest: int, hardware: Hardware) -> float:
+    if is_near(largest, hardware):
+        return hardware.near_bandwidth
+    reused = hardware.largest_reused is None or largest <= hardware.largest_reused
+    return hardware.sweep_bandwidth if reused else hardware.fresh_bandwidth

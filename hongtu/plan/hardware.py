@@ -13,6 +13,7 @@ from typing import Any
 
 from hongtu.errors import InputError
 
+OPTIONAL_BYTES = ("device_memory", "cache", "largest_reused")
 MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
 
 
@@ -30,20 +31,25 @@ class Hardware:
         row_seconds: what a sparse row takes between host and device beside its bytes.
         host_add: gradient rows added to host rows, beyond the time of their way to the host; all devices together.
         memory_bandwidth: rows that a sum over in-edges reads from a device's own memory.
+        fetch_bandwidth: what of them was not in the cache, beside that.
         transpose_bandwidth: rows that its transpose reads and writes there.
         edge_seconds: seconds that every edge of either takes beside its row.
         function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates), which read and
-            write a row per edge.
-        exponential_seconds: seconds of an exponential in a function of edges, beside that.
+            write a row per edge; function_gradient_bandwidth: of their gradients; function_fetch_bandwidth: what was
+            not in the cache.
+        exponential_seconds, exponential_gradient_seconds: what an exponential in these takes, beside that.
         sweep_bandwidth: contiguous rows that row-wise stages read and write beside their products.
-        fresh_bandwidth: the same where a chunk's rows take more than ``largest_reused``: their pages are cleared each
-            time.
-        flops: float32 operations per second of a dense product on one device.
+        near_bandwidth: the same where a chunk's rows are few beside ``cache``.
+        fresh_bandwidth: the same where they take more than ``largest_reused``: their pages are cleared each time.
+        flops, product_bandwidth: float32 operations per second of a dense product of rows on one device, and rows that
+            it takes and gives, which takes as long again.
+        weight_flops, weight_bandwidth: the same of a weight's gradient, a product over all rows.
         stage_seconds: fixed cost of running one chunk of one pass.
         aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds,
             statistics_stage_seconds: what a chunk costs beyond that where it aggregates, has gradients of that, has the
             loss, has a function of edges, for each layer that computes with degrees.
         device_memory: bytes of one device, or None where nothing but the host limits it.
+        cache: bytes of rows that stay in the last cache before the memory, or None where ``memory_bandwidth`` counts.
         largest_reused: bytes of a tensor that the allocator hands out again as it is, or None for any size.
         staged: whether devices have memory of their own, so that rows reach them through staging memory and copies
             run beside arithmetic.
@@ -58,14 +64,22 @@ class Hardware:
     row_seconds: float
     host_add: float
     memory_bandwidth: float
+    fetch_bandwidth: float
     transpose_bandwidth: float
     edge_seconds: float
     function_bandwidth: float
+    function_gradient_bandwidth: float
+    function_fetch_bandwidth: float
     function_edge_seconds: float
     exponential_seconds: float
+    exponential_gradient_seconds: float
     sweep_bandwidth: float
+    near_bandwidth: float
     fresh_bandwidth: float
     flops: float
+    product_bandwidth: float
+    weight_flops: float
+    weight_bandwidth: float
     stage_seconds: float
     aggregate_stage_seconds: float
     gradient_stage_seconds: float
@@ -73,6 +87,7 @@ class Hardware:
     function_stage_seconds: float
     statistics_stage_seconds: float
     device_memory: int | None = None
+    cache: int | None = None
     largest_reused: int | None = None
     staged: bool = False
 
@@ -81,13 +96,13 @@ class Hardware:
             value = getattr(self, field.name)
             if field.name == "name":
                 valid = isinstance(value, str) and bool(value)
-            elif field.name in ("device_memory", "largest_reused") and value is None:
+            elif field.name in OPTIONAL_BYTES and value is None:
                 continue
             elif field.name == "staged":
                 valid = isinstance(value, bool)
             else:
                 valid = isinstance(value, int | float) and not isinstance(value, bool) and 1e-60 < value < 1e60
-                valid &= isinstance(value, int) or field.name not in ("devices", "device_memory", "largest_reused")
+                valid &= isinstance(value, int) or field.name not in ("devices", *OPTIONAL_BYTES)
             if not valid:
                 kind = "a name" if field.name == "name" else "a positive number (devices and bytes: an integer)"
                 raise InputError(f"hardware profile: {field.name} is {value!r}, expected {kind}")
@@ -131,20 +146,29 @@ CPU = Hardware(
     row_seconds=1e-9,
     host_add=2e11,
     memory_bandwidth=3.7e10,
+    fetch_bandwidth=3.7e10,
     transpose_bandwidth=3.7e10,
     edge_seconds=7e-9,
     function_bandwidth=3.3e10,
+    function_gradient_bandwidth=3.3e10,
+    function_fetch_bandwidth=3.3e10,
     function_edge_seconds=1.1e-8,
     exponential_seconds=8e-10,
+    exponential_gradient_seconds=8e-10,
     sweep_bandwidth=1.9e10,
+    near_bandwidth=4e10,
     fresh_bandwidth=7.7e9,
-    flops=2e11,
+    flops=4e11,
+    product_bandwidth=3e10,
+    weight_flops=3e11,
+    weight_bandwidth=3e10,
     stage_seconds=1.2e-4,
     aggregate_stage_seconds=1.2e-4,
     gradient_stage_seconds=2.6e-4,
     loss_stage_seconds=2.9e-4,
     function_stage_seconds=4.6e-4,
     statistics_stage_seconds=1e-5,
+    cache=16 << 20,  # half of the third level: others use it, too
     largest_reused=32 << 20,  # of glibc: larger blocks are mapped, and their pages cleared, each time
 )
 
@@ -160,14 +184,22 @@ A100X4 = Hardware(
     row_seconds=1e-15,
     host_add=30e9,
     memory_bandwidth=1.9e12,
+    fetch_bandwidth=1.9e12,
     transpose_bandwidth=1.9e12,
     edge_seconds=1e-15,
     function_bandwidth=1.9e12,
+    function_gradient_bandwidth=1.9e12,
+    function_fetch_bandwidth=1.9e12,
     function_edge_seconds=1e-15,
     exponential_seconds=1e-15,
+    exponential_gradient_seconds=1e-15,
     sweep_bandwidth=1.9e12,
+    near_bandwidth=1.9e12,
     fresh_bandwidth=1.9e12,
     flops=19.5e12,
+    product_bandwidth=1.9e12,
+    weight_flops=19.5e12,
+    weight_bandwidth=1.9e12,
     stage_seconds=1e-4,
     aggregate_stage_seconds=1e-5,
     gradient_stage_seconds=1e-5,
@@ -188,14 +220,22 @@ H200 = Hardware(
     row_seconds=1e-15,
     host_add=40e9,
     memory_bandwidth=4.8e12,
+    fetch_bandwidth=4.8e12,
     transpose_bandwidth=4.8e12,
     edge_seconds=1e-15,
     function_bandwidth=4.8e12,
+    function_gradient_bandwidth=4.8e12,
+    function_fetch_bandwidth=4.8e12,
     function_edge_seconds=1e-15,
     exponential_seconds=1e-15,
+    exponential_gradient_seconds=1e-15,
     sweep_bandwidth=4.8e12,
+    near_bandwidth=4.8e12,
     fresh_bandwidth=4.8e12,
     flops=67e12,
+    product_bandwidth=4.8e12,
+    weight_flops=67e12,
+    weight_bandwidth=4.8e12,
     stage_seconds=1e-4,
     aggregate_stage_seconds=1e-5,
     gradient_stage_seconds=1e-5,
@@ -231,7 +271,7 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
     known = {field.name for field in fields(Hardware)}
-    optional = {"devices", "device_memory", "largest_reused", "staged"}
+    optional = {"devices", "staged", *OPTIONAL_BYTES}
     if not isinstance(entries, dict) or not known - optional <= entries.keys() <= known:
         found = set(entries) if isinstance(entries, dict) else set()
         raise InputError(

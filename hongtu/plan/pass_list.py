@@ -247,8 +247,8 @@ class _Builder:
         and what it computes for its last linear map takes at most an eighth of the products of an epoch."""
         if k != self.cached - 1 or not self.shape.stage_work:
             return False
-        forward_and_backward = 3 * sum(work.parameters for work in self.shape.stage_work)
-        return 8 * self.shape.stage_work[k + 1].update <= forward_and_backward
+        forward_and_backward = 3 * sum(work.products.parameters for work in self.shape.stage_work)
+        return 8 * self.shape.stage_work[k + 1].before.parameters <= forward_and_backward
 
     def _stage_0_backward(self) -> list[Pass]:
         if not self._goes_back(-1):

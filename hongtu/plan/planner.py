@@ -110,14 +110,24 @@ def _unlimited(
     if strategy.resident:
         choice = replace(choice, resident=every_tensor(plan.passes))
     if strategy.group:
-        widest = max(plan.passes.width.values()) * shape.itemsize
-        starting = hardware.stage_seconds + hardware.aggregate_stage_seconds
-        rows = starting * hardware.memory_bandwidth / widest  # starting takes no longer than a sweep
-        size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
-        topology = topology.grouped(max(1, min(size, topology.chunks)))
+        topology = topology.grouped(_group_size(plan, hardware))
     free = choice.resident and strategy.schedule != "paper"
     schedule = _largest_first(topology) if free else _schedule(topology, paper_schedule, strategy)
     return make_plan(topology, schedule, shape, strategy, choice=choice)
+
+
+def _group_size(plan: ExecutionPlan, hardware: Hardware) -> int:
+    """Chunks of a group where starting one takes no longer than a sweep over its rows, and the allocator has the memory
+    that a layer wants for them."""
+    topology, item = plan.topology, plan.shape.itemsize
+    widest = max(plan.passes.width.values()) * item
+    rows = (hardware.stage_seconds + hardware.aggregate_stage_seconds) * hardware.memory_bandwidth / widest
+    size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
+    if hardware.largest_reused is not None:
+        inside = max([widest, *(work.widest * item for work in plan.shape.stage_work)])
+        size = min(size, int(hardware.largest_reused // (int(topology.num_dst.max()) * inside)))
+    groups = -(-topology.chunks // max(1, min(size, topology.chunks)))
+    return -(-topology.chunks // groups)  # all about the same
 
 
 def _largest_first(topology: Topology) -> np.ndarray:

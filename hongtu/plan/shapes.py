@@ -61,22 +61,43 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
+class Products:
+    """Linear maps, per vertex.
+
+    Attributes:
+        parameters: of their matrices.
+        columns: of what they take and give.
+    """
+
+    parameters: int = 0
+    columns: int = 0
+
+    def __add__(self, other: Products) -> Products:
+        return Products(self.parameters + other.parameters, self.columns + other.columns)
+
+    def times(self, times: int) -> Products:
+        """So many of them."""
+        return Products(times * self.parameters, times * self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageWork:
     """About what a row-wise stage computes per vertex.
 
     Attributes:
-        parameters: that it uses.
-        entry: of these, those that multiply its own input, whose gradient may not be wanted.
-        columns: of what its linear maps give.
-        update: parameters before the transform at its end.
+        products: its linear maps.
+        entry: of these, those of its own input, whose gradient may not be wanted.
         mapped: those of a transform at its end whose result is not computed again for its gradients.
+        before: those before the transform at its end.
+        columns: of what they give; widest: of what one of them gives.
     """
 
-    parameters: int = 0
-    entry: int = 0
+    products: Products = Products()
+    entry: Products = Products()
+    mapped: Products = Products()
+    before: Products = Products()
     columns: int = 0
-    update: int = 0
-    mapped: int = 0
+    widest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.models import build_layers
 from hongtu.plan.hardware import CPU, load_hardware
-from hongtu.plan.shapes import StageWork
+from hongtu.plan.shapes import Products, StageWork
 from hongtu.plan.transfer import plan_transfers
 from hongtu.planning import plan_model
 from tests import problems, training
@@ -166,12 +166,9 @@ def test_plan_model_is_the_trainers_plan(artifact):
     trainer = hongtu.Trainer(artifact, layers, device_memory="30KiB")
     assert plan.bytes == trainer.plan.bytes == trainer.train_epoch().bytes
     assert plan.peak_bytes == trainer.plan.peak_bytes
-    both = 2 * 6 * 8 + 8 + 2 * 8 * 3 + 3  # layer 0's sum is kept, layer 1 narrows first
-    assert plan.shape.stage_work == (
-        StageWork(),
-        StageWork(both, 2 * 6 * 8 + 8, 2 * 8 + 2 * 3, 2 * 6 * 8 + 8, 2 * 8 * 3 + 3),
-        StageWork(),
-    )
+    first, last = Products(2 * 6 * 8, 2 * (6 + 8)), Products(2 * 8 * 3, 2 * (8 + 3))
+    work = StageWork(products=first + last, entry=first, mapped=last, before=first, columns=2 * 8 + 2 * 3, widest=8)
+    assert plan.shape.stage_work == (StageWork(), work, StageWork())  # layer 0's sum is kept, layer 1 narrows first
 
 
 def test_doctor(capsys, monkeypatch):
@@ -201,7 +198,7 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.measure.REPEATS", 1)
     monkeypatch.setattr("hongtu.measure.MOST_EPOCHS", 1)
-    monkeypatch.setattr("hongtu.measure.GRAPHS", dict.fromkeys(("large", "tiny"), (600, 3000, 8)))
+    monkeypatch.setattr("hongtu.measure.GRAPHS", dict.fromkeys(("large", "mixed", "tiny"), ("rmat", 600, 3000, 8)))
     file = tmp_path / "hardware.json"
     text = output(capsys, "doctor", "--measure", file)
     assert f"--hardware {file}" in text and "GFLOP/s" in text

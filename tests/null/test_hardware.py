@@ -15,7 +15,7 @@ from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart
-from hongtu.plan.shapes import LayerShape, NetworkShape, StageWork
+from hongtu.plan.shapes import LayerShape, NetworkShape, Products, StageWork
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
 from hongtu.preprocess.volume import count_volume
@@ -32,7 +32,10 @@ def random_topology(seed, m, n, v=60, e=300):
     return build_topology(m, chunk_start, in_edge_start, rng.integers(0, v, e))
 
 
-WORK = (StageWork(10, 7, 5), StageWork(20))
+WORK = (
+    StageWork(products=Products(10, 8), entry=Products(7, 3), columns=5),
+    StageWork(products=Products(20, 9), mapped=Products(4, 2)),
+)
 
 
 def shape(work=WORK, **layer):
@@ -119,8 +122,12 @@ def test_compute_counts_edges_and_parameters():
     e, v, busy = 300, 60, int(np.count_nonzero(topology.num_dst))
     arithmetic = predict_seconds(plan, free(flops=2.0))
     assert arithmetic.aggregate == pytest.approx(e * 4 * (1 + 2))  # forward, and its transpose
-    assert arithmetic.rowwise == pytest.approx(v * ((10 + 20) * (1 + 3) - 7))  # the features get no gradient
     item = 4
+    products = (10 + 20) * 3 - 7 - 4  # the features get no gradient, and what is mapped is not computed again
+    assert arithmetic.rowwise == pytest.approx(v * products)
+    assert predict_seconds(plan, free(weight_flops=2.0)).rowwise == pytest.approx(v * (10 + 20))
+    assert predict_seconds(plan, free(product_bandwidth=1.0)).rowwise == pytest.approx(v * item * ((8 + 9) * 3 - 3 - 2))
+    assert predict_seconds(plan, free(weight_bandwidth=1.0)).rowwise == pytest.approx(v * item * (8 + 9))
     assert predict_seconds(plan, free(memory_bandwidth=1.0)).aggregate == pytest.approx(e * 4 * item)
     assert predict_seconds(plan, free(transpose_bandwidth=1.0)).aggregate == pytest.approx(2 * e * 4 * item)
     assert predict_seconds(plan, free(edge_seconds=1.0)).aggregate == pytest.approx(2 * e)
@@ -134,6 +141,8 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(plan, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * v * item)
     fresh = predict_seconds(plan, free(sweep_bandwidth=1.0, fresh_bandwidth=0.5, largest_reused=1))
     assert fresh.rowwise == pytest.approx(2 * rows * v * item)
+    near = free(sweep_bandwidth=1.0, near_bandwidth=0.25, cache=1 << 20)
+    assert predict_seconds(plan, near).rowwise == pytest.approx(4 * rows * v * item)
     nobody = make_plan(topology, topology.input_order, shape(work=()), STRATEGIES["full"])
     assert predict_seconds(nobody, free(flops=2.0)).rowwise < 1e-20
 
@@ -143,11 +152,19 @@ def test_functions_of_edges_run_again_in_backward():
     functions = shape(linear=False, reduce=None, exponentials=2)
     plan = make_plan(topology, topology.input_order, functions, STRATEGIES["full"], choice=Choice(fuse=False))
     forward, backward = (p for p in plan.passes.train if p.layer == 0)
-    of_both = {"function_bandwidth": 1.0}
-    assert pass_seconds(plan, forward, free(**of_both)).aggregate == pytest.approx(2 * 300 * 4 * 4)
-    assert pass_seconds(plan, backward, free(**of_both)).aggregate == pytest.approx(6 * 300 * 4 * 4)
+    rows, again = 300 * 4 * 4, free(function_bandwidth=1.0)
+    assert pass_seconds(plan, forward, again).aggregate == pytest.approx(2 * rows)
+    assert pass_seconds(plan, backward, again).aggregate == pytest.approx(2 * rows)
+    assert pass_seconds(plan, backward, free(function_gradient_bandwidth=1.0)).aggregate == pytest.approx(4 * rows)
     assert pass_seconds(plan, backward, free(function_edge_seconds=1.0)).aggregate == pytest.approx(3 * 300)
-    assert pass_seconds(plan, backward, free(exponential_seconds=1.0)).aggregate == pytest.approx(2 * 3 * 300)
+    assert pass_seconds(plan, backward, free(exponential_seconds=1.0)).aggregate == pytest.approx(2 * 300)
+    assert pass_seconds(plan, backward, free(exponential_gradient_seconds=1.0)).aggregate == pytest.approx(2 * 2 * 300)
+    fetched = free(function_fetch_bandwidth=1.0, cache=1 << 20)
+    sources = int(topology.num_sources.sum()) * 4 * 4  # everything else is in the cache
+    assert pass_seconds(plan, forward, fetched).aggregate == pytest.approx(sources)
+    assert pass_seconds(plan, backward, fetched).aggregate == pytest.approx((1 + 4) * sources)
+    everything = free(function_fetch_bandwidth=1.0, cache=1)
+    assert pass_seconds(plan, forward, everything).aggregate == pytest.approx(rows, rel=0.05)
     busy = int(np.count_nonzero(topology.num_dst))
     assert predict_seconds(plan, free(function_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
 
