@@ -110,6 +110,8 @@ def parts(options: argparse.Namespace) -> list[Part]:
     model = ("--hidden", "64", "--epochs", epochs)
     found = [
         Part("profile", hongtu("doctor", "--measure", profile), 300),
+        Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
+                                 str(int(100_000 * options.scale)), *to("estimator")), 200),
         Part("systems", hongtu("bench", citation, "--models", "gcn,sage", *model, "--strategies", "full,paper,none",
                                "--baselines", "all", *to("bench")), 300),
         Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
@@ -120,8 +122,6 @@ def parts(options: argparse.Namespace) -> list[Part]:
                                 "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 200),
         Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
                                "--hardware", profile, *to("budgets")), 200),
-        Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
-                                 str(int(100_000 * options.scale)), *to("estimator")), 200),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),
         Part("traffic", module("traffic", citation, rmat, *to("traffic")), 60),
         Part("ladder", module("ladder", str(work / f"citation-{int(100_000 * options.scale)}"), "--work",

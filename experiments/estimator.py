@@ -20,14 +20,14 @@ from hongtu.plan.hardware import load_hardware
 LIMIT = 0.15
 # graph, partitions, model, hidden, layers, then strategies with shares of the memory that is needed in memory
 HELD_OUT = (
-    ("citation", 1, "gcn", 112, 3, (("full", None), ("full", 0.35))),
-    ("citation", 1, "sage", 56, 2, (("full", None), ("full", 0.2))),
-    ("citation", 1, "ggcn", 40, 2, (("full", None),)),
-    ("citation", 1, "gin", 72, 2, (("full", 0.4),)),
-    ("rmat", 2, "sage", 80, 2, (("full", None), ("paper", None))),
-    ("rmat", 2, "gat", 48, 2, (("full", None),)),
-    ("rmat", 2, "commnet", 96, 2, (("full", None), ("none", None))),
-    ("rmat", 2, "gcn", 48, 2, (("full", 0.3),)),
+    ("citation", 1, "gcn", 144, 2, (("full", None), ("full", 0.25))),
+    ("citation", 1, "sage", 40, 3, (("full", None), ("full", 0.3))),
+    ("citation", 1, "gat", 72, 2, (("full", None),)),
+    ("citation", 1, "commnet", 88, 2, (("full", 0.5),)),
+    ("rmat", 2, "gin", 56, 2, (("full", None), ("paper", None))),
+    ("rmat", 2, "ggcn", 28, 2, (("full", None),)),
+    ("rmat", 2, "gcn", 104, 3, (("full", None), ("none", None))),
+    ("rmat", 2, "sage", 120, 2, (("full", 0.4),)),
 )
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
     parser.add_argument("--hardware", required=True, help="the profile of this machine")
     parser.add_argument("--vertices", type=int, default=200_000)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     load_hardware(options.hardware)

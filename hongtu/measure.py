@@ -76,6 +76,7 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("exponentials", "exponential_seconds", True),
     ("function_gradient", "function_gradient_bandwidth", False),
     ("function_fetched", "function_fetch_bandwidth", False),
+    ("gated_fetched", "gated_fetch_bandwidth", False),
     ("exponential_gradients", "exponential_gradient_seconds", True),
     ("swept", "sweep_bandwidth", False),
     ("swept_near", "near_bandwidth", False),

@@ -118,7 +118,8 @@ class Work:
     Attributes:
         summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
         summed_edges: edges that either looks at.
-        fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none.
+        fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none;
+            gated_fetched: of these, those of numbers that go through an exponential, which waits for them.
         function: bytes of rows that functions of edges touch; function_edges: the edges; exponentials: those they take;
             function_gradient, exponential_gradients: the same for their gradients.
         flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
@@ -134,6 +135,7 @@ class Work:
     summed_edges: float = 0.0
     fetched: float = 0.0
     function_fetched: float = 0.0
+    gated_fetched: float = 0.0
     function: float = 0.0
     function_gradient: float = 0.0
     function_edges: float = 0.0
@@ -176,10 +178,14 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
         share = np.maximum(1 - cache / np.maximum(once, 1), 0)
         return visits * float((once + np.maximum(edges - sources, 0) * row * share).sum())
 
+    of_functions = missed(work.function / 2, 1) + missed(work.function_gradient, 2)
+    exponentials = (work.exponentials + work.exponential_gradients) * plan.shape.itemsize * 2
+    gated = exponentials / max(work.function + work.function_gradient, 1)
     return replace(
         work,
         fetched=missed(work.summed, 1) + missed(work.transposed, 2),  # a transpose reads and writes
-        function_fetched=missed(work.function / 2, 1) + missed(work.function_gradient, 2),
+        function_fetched=of_functions,
+        gated_fetched=min(gated, 1.0) * of_functions,
     )
 
 
@@ -266,6 +272,7 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
     )
     arithmetic = (work.summed + work.transposed + work.function + work.function_gradient) / 2 / hardware.flops
     fixed = work.fetched / hardware.fetch_bandwidth + work.function_fetched / hardware.function_fetch_bandwidth
+    fixed += work.gated_fetched / hardware.gated_fetch_bandwidth
     fixed += work.summed_edges * hardware.edge_seconds + work.function_edges * hardware.function_edge_seconds
     fixed += work.exponentials * hardware.exponential_seconds
     fixed += work.exponential_gradients * hardware.exponential_gradient_seconds

@@ -36,7 +36,7 @@ class Hardware:
         edge_seconds: seconds that every edge of either takes beside its row.
         function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates), which read and
             write a row per edge; function_gradient_bandwidth: of their gradients; function_fetch_bandwidth: what was
-            not in the cache.
+            not in the cache; gated_fetch_bandwidth: where exponentials wait for it.
         exponential_seconds, exponential_gradient_seconds: what an exponential in these takes, beside that.
         sweep_bandwidth: contiguous rows that row-wise stages read and write beside their products.
         near_bandwidth: the same where a chunk's rows are few beside ``cache``.
@@ -70,6 +70,7 @@ class Hardware:
     function_bandwidth: float
     function_gradient_bandwidth: float
     function_fetch_bandwidth: float
+    gated_fetch_bandwidth: float
     function_edge_seconds: float
     exponential_seconds: float
     exponential_gradient_seconds: float
@@ -146,17 +147,18 @@ CPU = Hardware(
     row_seconds=1e-9,
     host_add=2e11,
     memory_bandwidth=3.7e10,
-    fetch_bandwidth=3.7e10,
-    transpose_bandwidth=3.7e10,
-    edge_seconds=7e-9,
-    function_bandwidth=3.3e10,
-    function_gradient_bandwidth=3.3e10,
-    function_fetch_bandwidth=3.3e10,
-    function_edge_seconds=1.1e-8,
-    exponential_seconds=8e-10,
-    exponential_gradient_seconds=8e-10,
+    fetch_bandwidth=1e11,
+    transpose_bandwidth=5.5e10,
+    edge_seconds=8.1e-9,
+    function_bandwidth=1.9e10,
+    function_gradient_bandwidth=1e12,
+    function_fetch_bandwidth=2e10,
+    gated_fetch_bandwidth=1.9e9,
+    function_edge_seconds=1.3e-8,
+    exponential_seconds=1e-12,
+    exponential_gradient_seconds=1e-12,
     sweep_bandwidth=1.9e10,
-    near_bandwidth=4e10,
+    near_bandwidth=3.4e10,
     fresh_bandwidth=7.7e9,
     flops=4e11,
     product_bandwidth=3e10,
@@ -190,6 +192,7 @@ A100X4 = Hardware(
     function_bandwidth=1.9e12,
     function_gradient_bandwidth=1.9e12,
     function_fetch_bandwidth=1.9e12,
+    gated_fetch_bandwidth=1.9e12,
     function_edge_seconds=1e-15,
     exponential_seconds=1e-15,
     exponential_gradient_seconds=1e-15,
@@ -226,6 +229,7 @@ H200 = Hardware(
     function_bandwidth=4.8e12,
     function_gradient_bandwidth=4.8e12,
     function_fetch_bandwidth=4.8e12,
+    gated_fetch_bandwidth=4.8e12,
     function_edge_seconds=1e-15,
     exponential_seconds=1e-15,
     exponential_gradient_seconds=1e-15,
