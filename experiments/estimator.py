@@ -51,6 +51,8 @@ def main() -> None:
         runs = [Run(strategy=s, budget=int(need * share) if share else None, share=share) for s, share in cases]
         about = f"{kind}, {partitions} devices, {name} {layers} x {hidden}"
         for row in compare(artifact.path, model, runs, settings):
+            if not row["loss_agrees"]:
+                raise SystemExit(f"{about}: {row['label']}: losses {row['losses']}, expected {row['reference_losses']}")
             error = row["predicted_seconds"] / row["seconds"] - 1
             row |= {"label": f"{about}: {row['label']}", "error": error}
             append(options.out, machine("estimator") | describe(artifact, settings) | model.to_dict() | row)

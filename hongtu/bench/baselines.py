@@ -124,14 +124,13 @@ class FullBatch:
     def _make_graph(self, v: int) -> Any:
         if not self._matrix:
             return self.edges
-        from torch_geometric import utils
         from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
         edges, weight = self.edges, None
         if self.model.name == "gcn":
             edges, weight = gcn_norm(edges, None, v, False, True)
         if self.form == "pyg-csr":
-            return utils.to_torch_csr_tensor(edges.flip(0), weight, size=(v, v))
+            return _csr(edges, weight, v)
         from torch_sparse import SparseTensor
 
         return SparseTensor(row=edges[1], col=edges[0], value=weight, sparse_sizes=(v, v))
@@ -218,6 +217,14 @@ class Dense:
 
     def scores(self) -> dict[str, float]:
         return {}
+
+
+def _csr(edges: Tensor, weight: Tensor | None, v: int) -> Tensor:
+    """[V, V] by destination, with repeated edges as often as they are there: torch_geometric's helper merges them."""
+    order = torch.argsort(edges[1] * v + edges[0])
+    start = torch.cat([edges.new_zeros(1), torch.bincount(edges[1], minlength=v).cumsum(0)])
+    value = torch.ones(len(order), device=edges.device) if weight is None else weight[order]
+    return torch.sparse_csr_tensor(start, edges[0, order], value, (v, v), check_invariants=False)
 
 
 def _modules(artifact: Artifact, model: Model, *, cached: bool, normalize: bool) -> nn.ModuleList:

@@ -24,7 +24,7 @@ FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse")
 def artifact(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     sizes = ["--vertices", "900", "--edges", "6000", "--features", "12", "--classes", "4", "--seed", "1"]
-    assert command(["generate", "citation", str(folder / "graph"), *sizes]) == 0
+    assert command(["generate", "rmat", str(folder / "graph"), *sizes]) == 0
     more = ["--partitions", "2", "--chunks", "8", "--order", "input"]
     assert command(["preprocess", str(folder / "graph"), str(folder / "artifact"), *more]) == 0
     return folder / "artifact"
