@@ -117,12 +117,12 @@ def _unlimited(
 
 
 def _group_size(plan: ExecutionPlan, hardware: Hardware) -> int:
-    """Chunks of a group where starting one takes no longer than a sweep over its rows, and the allocator has the memory
-    that a layer wants for them."""
+    """Chunks of a group where starting one takes about as long as a sweep over its rows, and the allocator has the
+    memory that a layer wants for them."""
     topology, item = plan.topology, plan.shape.itemsize
     widest = max(plan.passes.width.values()) * item
     rows = (hardware.stage_seconds + hardware.aggregate_stage_seconds) * hardware.memory_bandwidth / widest
-    size = int(np.ceil(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1)))
+    size = int(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1))
     if hardware.largest_reused is not None:
         inside = max([widest, *(work.widest * item for work in plan.shape.stage_work)])
         size = min(size, int(hardware.largest_reused // (int(topology.num_dst.max()) * inside)))
