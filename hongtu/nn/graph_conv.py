@@ -63,11 +63,7 @@ class GraphConv(Convolution):
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         if not self.transform_first:
-            plain = is_plain(self.lin_root)
-            h = (
-                torch.addmm(self.lin_rel(a), s, self.lin_root.weight.t())
-                if plain
-                else self.lin_rel(a) + self.lin_root(s)
-            )
+            h = self.lin_rel(a)
+            h = torch.addmm(h, s, self.lin_root.weight.t()) if is_plain(self.lin_root) else h + self.lin_root(s)
             return self.activate(h, fresh=True)
         return self.activate(a + s if self.lin_rel.bias is None else a + s + self.lin_rel.bias, fresh=True)

@@ -16,7 +16,7 @@ from hongtu.plan.arena import layers_near
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.shapes import Products, StageWork
+from hongtu.plan.shapes import StageWork
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
@@ -200,15 +200,12 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     known = p.stage is not None and plan.shape.stage_work
     stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
     backward, again = p.direction != "forward", p.again or not p.keep
-    sweeps = 2 * backward + (not backward or again)
-    products, gradients = Products(), Products()
-    if not backward or again:
-        products += stage_work.products
-    if backward:
-        gradients += stage_work.products
-        products += stage_work.products
-        products += stage_work.entry.times(-(not _input_wanted(plan, p)))
-        products += stage_work.mapped.times(-(again and p.direction == "backward"))
+    runs_forward = not backward or again
+    sweeps = 2 * backward + runs_forward
+    gradients = stage_work.products.times(backward)
+    products = stage_work.products.times(runs_forward) + gradients
+    products += stage_work.entry.times(-(backward and not _input_wanted(plan, p)))
+    products += stage_work.mapped.times(-(again and p.direction == "backward"))
     stage: dict[str, Any] = {
         "chunks": chunks,
         "aggregate_chunks": chunks if p.layer is not None else 0,

@@ -174,80 +174,44 @@ CPU = Hardware(
     largest_reused=32 << 20,  # of glibc: larger blocks are mapped, and their pages cleared, each time
 )
 
+
+def _data_sheet(*, memory: float, arithmetic: float, **known: Any) -> Hardware:
+    """A profile of a GPU that was not measured: every access at its memory's bandwidth, every product at its float32
+    arithmetic's rate, and next to nothing per row, edge and exponential."""
+    named = [field.name for field in fields(Hardware)]
+    rates: dict[str, Any] = {name: memory for name in named if name.endswith("_bandwidth")}
+    rates |= {name: 1e-15 for name in named if name.endswith("_seconds")}
+    rates |= {name: 1e-5 for name in named if name.endswith("_stage_seconds")}
+    rates |= {"stage_seconds": 1e-4, "function_stage_seconds": 3e-4, "flops": arithmetic, "weight_flops": arithmetic}
+    return Hardware(staged=True, **(rates | known))
+
+
 # The paper's server. Nominal: PCIe 4.0 x16 at what gathers of 512-byte rows can reach of its 32 GB/s, NVLink 3.0
 # between each pair, data-sheet bandwidth and arithmetic without tensor cores.
-A100X4 = Hardware(
+A100X4 = _data_sheet(
     name="a100x4",
     devices=4,
     host_link=20e9,
     peer_link=200e9,
     reuse_link=1.5e12,
     contiguous_link=25e9,
-    row_seconds=1e-15,
     host_add=30e9,
-    memory_bandwidth=1.9e12,
-    fetch_bandwidth=1.9e12,
-    transpose_bandwidth=1.9e12,
-    edge_seconds=1e-15,
-    function_bandwidth=1.9e12,
-    function_gradient_bandwidth=1.9e12,
-    function_fetch_bandwidth=1.9e12,
-    gated_fetch_bandwidth=1.9e12,
-    function_edge_seconds=1e-15,
-    exponential_seconds=1e-15,
-    exponential_gradient_seconds=1e-15,
-    sweep_bandwidth=1.9e12,
-    near_bandwidth=1.9e12,
-    fresh_bandwidth=1.9e12,
-    flops=19.5e12,
-    product_bandwidth=1.9e12,
-    weight_flops=19.5e12,
-    weight_bandwidth=1.9e12,
-    stage_seconds=1e-4,
-    aggregate_stage_seconds=1e-5,
-    gradient_stage_seconds=1e-5,
-    loss_stage_seconds=1e-5,
-    function_stage_seconds=3e-4,
-    statistics_stage_seconds=1e-5,
+    memory=1.9e12,
+    arithmetic=19.5e12,
     device_memory=80 * 2**30,
-    staged=True,
 )
 
 # One H200. Nominal: PCIe 5.0 x16, HBM3e, arithmetic without tensor cores, 141 GB.
-H200 = Hardware(
+H200 = _data_sheet(
     name="h200",
     host_link=45e9,
     peer_link=450e9,
     reuse_link=3.6e12,
     contiguous_link=50e9,
-    row_seconds=1e-15,
     host_add=40e9,
-    memory_bandwidth=4.8e12,
-    fetch_bandwidth=4.8e12,
-    transpose_bandwidth=4.8e12,
-    edge_seconds=1e-15,
-    function_bandwidth=4.8e12,
-    function_gradient_bandwidth=4.8e12,
-    function_fetch_bandwidth=4.8e12,
-    gated_fetch_bandwidth=4.8e12,
-    function_edge_seconds=1e-15,
-    exponential_seconds=1e-15,
-    exponential_gradient_seconds=1e-15,
-    sweep_bandwidth=4.8e12,
-    near_bandwidth=4.8e12,
-    fresh_bandwidth=4.8e12,
-    flops=67e12,
-    product_bandwidth=4.8e12,
-    weight_flops=67e12,
-    weight_bandwidth=4.8e12,
-    stage_seconds=1e-4,
-    aggregate_stage_seconds=1e-5,
-    gradient_stage_seconds=1e-5,
-    loss_stage_seconds=1e-5,
-    function_stage_seconds=3e-4,
-    statistics_stage_seconds=1e-5,
+    memory=4.8e12,
+    arithmetic=67e12,
     device_memory=141 * 10**9,
-    staged=True,
 )
 
 PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, H200)}

@@ -225,10 +225,16 @@ def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> 
 
 def _setting_up_finely(plan: ExecutionPlan, finest: ExecutionPlan) -> ExecutionPlan:
     """A plan whose setup passes run in the finest chunks: what they exchange is often the widest of all."""
-    order, once = plan.schedules[None], (finest.topology, finest.schedules[None])
-    found = sketch_plan(plan.topology, order, plan.shape, plan.strategy, plan.choice, plan.views, once)
+    if not plan.passes.setup:
+        return plan
     at_finest = {p.name: finest.workspace[p.name] for p in plan.passes.setup if p.name in finest.workspace}
-    return replace(found, workspace=plan.workspace | at_finest)
+    return replace(
+        plan,
+        views=plan.views | {ONCE: finest.views[None]},
+        schedules=plan.schedules | {ONCE: finest.schedules[None]},
+        limits=plan.limits | {ONCE: finest.limits[None]},
+        workspace=plan.workspace | at_finest,
+    )
 
 
 def _ratio(coarse: np.ndarray, fine: np.ndarray) -> float:
