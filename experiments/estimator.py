@@ -2,7 +2,8 @@
 
     python -m experiments.estimator --work DIR --hardware PROFILE.json [--out FILE.jsonl]
 
-The profile is what `hongtu doctor --measure PROFILE.json` wrote on this machine; nothing is fitted here.
+The profile is what `hongtu doctor --measure PROFILE.json` wrote on this machine; nothing is fitted here. All are timed
+in turns.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 from pathlib import Path
 
 from experiments.prepare import generated, prepared
-from hongtu.bench.compare import Settings, compare, describe, in_memory_need
+from hongtu.bench.compare import Case, Settings, compare_cases, describe, in_memory_need
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.plan.hardware import load_hardware
@@ -41,24 +42,29 @@ def main() -> None:
     options = parser.parse_args()
     load_hardware(options.hardware)
     settings = Settings(epochs=options.epochs, hardware=options.hardware)
-    errors = []
-    for kind, partitions, name, hidden, layers, cases in HELD_OUT:
+    cases, about = [], []
+    for kind, partitions, name, hidden, layers, strategies in HELD_OUT:
         graph = generated(options.work, kind, options.vertices)
         path = options.work / f"{kind}-{options.vertices}-{partitions}"
         artifact = prepared(graph, path, partitions=partitions, chunks=128, order="input")
         model = Model(name=name, hidden=hidden, layers=layers)
-        need = in_memory_need(artifact.path, model, settings) if any(share for _, share in cases) else 0
-        runs = [Run(strategy=s, budget=int(need * share) if share else None, share=share) for s, share in cases]
-        about = f"{kind}, {partitions} devices, {name} {layers} x {hidden}"
-        for row in compare(artifact.path, model, runs, settings):
-            if not row["loss_agrees"]:
-                raise SystemExit(f"{about}: {row['label']}: losses {row['losses']}, expected {row['reference_losses']}")
-            error = row["predicted_seconds"] / row["seconds"] - 1
-            row |= {"label": f"{about}: {row['label']}", "error": error}
-            append(options.out, machine("estimator") | describe(artifact, settings) | model.to_dict() | row)
-            print(f"{row['label']}: {row['seconds']:.3f} s, predicted {row['predicted_seconds']:.3f}: {error:+.1%}",
-                  flush=True)  # fmt: skip
-            errors.append(abs(error))
+        need = in_memory_need(path, model, settings) if any(share for _, share in strategies) else 0
+        for strategy, share in strategies:
+            run = Run(strategy=strategy, budget=int(need * share) if share else None, share=share)
+            cases.append(Case(artifact=path, model=model, run=run))
+            about.append((f"{kind}, {partitions} devices, {name} {layers} x {hidden}", describe(artifact, settings)))
+    errors = []
+    for (label, graph_row), case, row in zip(about, cases, compare_cases(cases, settings), strict=True):
+        if not row["loss_agrees"]:
+            raise SystemExit(f"{label}: {row['label']}: losses {row['losses']}, expected {row['reference_losses']}")
+        error = row["predicted_seconds"] / row["seconds"] - 1
+        row |= {"label": f"{label}: {row['label']}", "error": error}
+        append(options.out, machine("estimator") | graph_row | case.model.to_dict() | row)
+        print(
+            f"{row['label']}: {row['seconds']:.3f} s, predicted {row['predicted_seconds']:.3f}: {error:+.1%}",
+            flush=True,
+        )
+        errors.append(abs(error))
     within = sum(error <= LIMIT for error in errors)
     print(f"{within} of {len(errors)} within {LIMIT:.0%}; median {statistics.median(errors):.1%}", end=", ")
     print(f"largest {max(errors):.1%}")

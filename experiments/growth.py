@@ -2,10 +2,10 @@
 
     python -m experiments.growth --work DIR [--sizes 250000 500000 1000000 2000000] [--out FILE.jsonl]
 
-In memory, without a limit; losses are checked against torch_geometric's where it is installed. The exponents are the
-slopes of straight lines through the logarithms. Memory is what the run counts on device and host, which is what was
-planned; that of the process, above what its imports take, is beside it: it has a constant part (threads, compiled
-kernels, allocators), which bends its slope at sizes as small as these.
+In memory, without a limit, all sizes in turns; losses are checked against torch_geometric's where it is installed. The
+exponents are the slopes of straight lines through the logarithms. Memory is what the run counts on device and host,
+which is what was planned; that of the process, above what its imports take, is beside it: it has a constant part
+(threads, compiled kernels, allocators), which bends its slope at sizes as small as these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from experiments.prepare import generated, prepared
-from hongtu.bench.compare import Settings, compare, describe
+from hongtu.bench.compare import Case, Settings, compare_cases, describe
 from hongtu.bench.growth import exponent
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
@@ -34,22 +34,21 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
-    model, settings, rows = (
-        Model(name=options.model, hidden=options.hidden, layers=options.layers),
-        Settings(epochs=options.epochs),
-        [],
-    )
+    model = Model(name=options.model, hidden=options.hidden, layers=options.layers)
+    settings = Settings(epochs=options.epochs)
+    artifacts = []
     for vertices in options.sizes:
         graph = generated(options.work / "growth", "citation", vertices, features=options.features)
         chunks = max(1, vertices // VERTICES_PER_CHUNK)
-        artifact = prepared(graph, options.work / f"growth-{vertices}", partitions=1, chunks=chunks, order="input")
-        (row,) = compare(artifact.path, model, [Run(strategy="full")], settings)
+        path = options.work / f"growth-{vertices}"
+        artifacts.append(prepared(graph, path, partitions=1, chunks=chunks, order="input"))
+    cases = [Case(artifact=artifact.path, model=model, run=Run(strategy="full")) for artifact in artifacts]
+    rows = compare_cases(cases, settings)
+    for artifact, row in zip(artifacts, rows, strict=True):
         row["counted_bytes"] = sum(row["memory"].values())
-        row = machine("growth") | describe(artifact, settings) | model.to_dict() | row
-        append(options.out, row)
-        rows.append(row)
+        append(options.out, machine("growth") | describe(artifact, settings) | model.to_dict() | row)
         sizes = " and ".join(f"{row[key] / 2**20:.0f} MiB {where}" for key, where in MEMORY.items())
-        print(f"{vertices:,} vertices: {row['seconds']:.3f} s, {sizes}", flush=True)
+        print(f"{artifact.num_vertices:,} vertices: {row['seconds']:.3f} s, {sizes}", flush=True)
     for name in ("seconds", *MEMORY):
         print(f"{name}: exponent {exponent(options.sizes, [row[name] for row in rows]):.3f}")
 

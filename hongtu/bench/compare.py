@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hongtu.artifact import Artifact
+from hongtu.bench.process import Worker, worker
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order
-from hongtu.errors import BudgetError, InputError
 from hongtu.host_load import BUSY
 
-CHECKED = 3  # epochs, beginning with the first, whose losses must be the reference's; they also warm up
+CHECKED = 2  # epochs, beginning with the first, whose losses must be the reference's: the second's is of a gradient
+WARM_UP = 3  # epochs before any is timed, these among them
 TOLERANCE = 1e-4  # relative, between float32 losses
 STARTING = 2  # processes that start at the same time
 SCORED = 20  # points of a curve of accuracy against time, about
+Reference = tuple[str, Sequence[float | None]]  # its label, and its losses
 EXACT = ("pyg-csr", "pyg", "pyg-sparse", "pyg-offload")  # fit to be the reference, the fastest first
 
 
@@ -43,80 +42,9 @@ class Settings:
     hardware: str | None = None
 
 
-class Worker:
-    """A system in another process, with the losses of its first epochs and the epochs that were timed; it starts by
-    itself, and answers after ``ready``."""
-
-    def __init__(self, order: Order) -> None:
-        self.order, self.run = order, order.run
-        self.losses: list[float | None] = []
-        self.epochs: list[dict[str, Any]] = []
-        command = [sys.executable, "-m", "hongtu.bench.worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._say(order.to_json())
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # there will be no answer
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline()
-        if not answer:
-            code = self._process.wait()
-            why = "out of memory?" if code == -9 else "its error is above"
-            raise RuntimeError(f"{self.run.label}: the process ended with {code} ({why})")
-        found = json.loads(answer)
-        if "refused" in found:
-            message = f"{self.run.label}: {found['refused']}"
-            raise BudgetError(message, found["smallest"]) if found["smallest"] else InputError(message)
-        return found
-
-    def ready(self) -> None:
-        """Wait until it is.
-
-        Raises:
-            InputError: what the process refuses, word for word (BudgetError: with the smallest that works).
-        """
-        self._answer()
-
-    def do(self, what: str) -> dict[str, Any]:
-        """One of the worker's verbs."""
-        self._say(json.dumps({"do": what}))
-        return self._answer()
-
-    def epoch(self) -> dict[str, Any]:
-        return self.do("epoch")
-
-    def close(self) -> None:
-        """End the process."""
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                assert stream is not None
-                stream.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-@contextmanager
-def worker(order: Order):  # type: ignore[no-untyped-def]
-    """A worker that is gone afterwards."""
-    found = Worker(order)
-    try:
-        found.ready()
-        yield found
-    finally:
-        found.close()
-
-
 def in_memory_need(artifact: Path, model: Model, settings: Settings) -> int:
     """Bytes of the largest device when ours trains without a limit; what shares of memory are shares of."""
-    with worker(_order(artifact, model, Run(strategy="full"), settings)) as found:
+    with worker(_order(Case(artifact=artifact, model=model, run=Run(strategy="full")), settings)) as found:
         found.epoch()
         return int(found.do("peak")["need"])
 
@@ -129,6 +57,15 @@ def reference_of(model: Model) -> Run:
     return next((Run(system=form) for form in known), Run(strategy="none"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run of a model on an artifact."""
+
+    artifact: Path
+    model: Model
+    run: Run
+
+
 def compare(
     artifact: Path,
     model: Model,
@@ -136,24 +73,25 @@ def compare(
     settings: Settings,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[dict[str, Any]]:
-    """One row per run, in their order.
+    """``compare_cases`` of runs of one model on one artifact."""
+    return compare_cases([Case(artifact=artifact, model=model, run=run) for run in runs], settings, progress)
+
+
+def compare_cases(
+    cases: Sequence[Case], settings: Settings, progress: Callable[[str], None] = lambda what: None
+) -> list[dict[str, Any]]:
+    """One row per case, in their order; all are timed in turns, so that a machine that slows down slows all.
 
     Args:
         progress: called after each step of ``steps``, with what was done.
     """
-    reference = reference_of(model)
     with ExitStack() as stack:
-        workers = []
-        for first in range(0, len(runs), STARTING):
-            started = [Worker(_order(artifact, model, run, settings)) for run in runs[first : first + STARTING]]
-            for found in started:
-                stack.callback(found.close)
-            for found in started:
-                found.ready()
-                progress(f"{found.run.label}: ready")
-            workers += started
-        losses = _check(artifact, model, reference, workers, settings, progress)
-        agree = [_agrees(found, losses) for found in workers]
+        workers = _started(cases, settings, stack, progress)
+        for found in workers:
+            _train_checked(found)
+            progress(f"{found.run.label}: loss checked")
+        references = _references(workers, settings)
+        agree = [_agrees(found, references[_what(found)]) for found in workers]
         for _ in range(settings.epochs):
             for found, fine in zip(workers, agree, strict=True):
                 if fine:
@@ -170,7 +108,7 @@ def compare(
         curves.append(_curve(found.order, settings) if wanted else [])
         progress(f"{found.run.label}: accuracy")
     return [
-        _row(found, reference, losses, fine, peak, curve)
+        _row(found, references[_what(found)], fine, peak, curve)
         for found, fine, peak, curve in zip(workers, agree, peaks, curves, strict=True)
     ]
 
@@ -195,38 +133,65 @@ def steps(runs: Sequence[Run], settings: Settings) -> int:
     return len(runs) * (3 + settings.epochs)
 
 
-def _order(artifact: Path, model: Model, run: Run, settings: Settings) -> Order:
+def _order(case: Case, settings: Settings) -> Order:
     return Order(
-        artifact=str(artifact), model=model, run=run, device=settings.device, hardware=settings.hardware
-    )  # fmt: skip
+        artifact=str(case.artifact),
+        model=case.model,
+        run=case.run,
+        device=settings.device,
+        hardware=settings.hardware,
+    )
 
 
-def _check(
-    artifact: Path,
-    model: Model,
-    reference: Run,
-    workers: Sequence[Worker],
-    settings: Settings,
-    progress: Callable[[str], None],
-) -> list[float | None]:
-    """The reference's losses of the first epochs; every worker keeps its own."""
-    for found in workers:
-        if found.run.system == "pyg-loader":  # its steps are others: the same model, before it has learned
-            found.losses = [found.do("loss")["loss"]]
-            found.epoch()
-        else:
-            found.losses = [found.epoch()["loss"] for _ in range(CHECKED)]
-        progress(f"{found.run.label}: loss checked")
-    known = next((found.losses for found in workers if found.run == reference), None)
-    if known is not None:
-        return known
-    with worker(_order(artifact, model, reference, settings)) as found:
-        return [found.epoch()["loss"] for _ in range(CHECKED)]
+def _started(
+    cases: Sequence[Case], settings: Settings, stack: ExitStack, progress: Callable[[str], None]
+) -> list[Worker]:
+    """A worker per case, which the stack ends; some start at the same time, for that is one core's work."""
+    workers: list[Worker] = []
+    for first in range(0, len(cases), STARTING):
+        started = [Worker(_order(case, settings)) for case in cases[first : first + STARTING]]
+        for found in started:
+            stack.callback(found.close)
+        for found in started:
+            found.ready()
+            progress(f"{found.run.label}: ready")
+        workers += started
+    return workers
 
 
-def _agrees(found: Worker, losses: Sequence[float | None]) -> bool:
+def _what(found: Worker) -> tuple[str, Model]:
+    """What a worker trains: one loss is right for all that train the same."""
+    return found.order.artifact, found.order.model
+
+
+def _train_checked(found: Worker) -> None:
+    """The worker's first epochs, whose losses it keeps."""
+    if found.run.system == "pyg-loader":  # its steps are others: the same model, before it has learned
+        found.losses = [found.do("loss")["loss"]]
+        found.epoch()
+    else:
+        found.losses = [found.epoch()["loss"] for _ in range(WARM_UP)][:CHECKED]
+
+
+def _references(workers: Sequence[Worker], settings: Settings) -> dict[tuple[str, Model], Reference]:
+    """By what is trained, the reference and the losses of its first epochs."""
+    known: dict[tuple[str, Model], Reference] = {
+        _what(found): (found.run.label, found.losses)
+        for found in workers
+        if found.run == reference_of(found.order.model)
+    }
+    wanted = dict.fromkeys(_what(found) for found in workers if _what(found) not in known)
+    cases = [Case(artifact=Path(artifact), model=model, run=reference_of(model)) for artifact, model in wanted]
+    for first in range(0, len(cases), STARTING):  # each may take much memory, so no more at the same time
+        with ExitStack() as stack:
+            for found in _started(cases[first : first + STARTING], settings, stack, lambda what: None):
+                known[_what(found)] = found.run.label, [found.epoch()["loss"] for _ in range(CHECKED)]
+    return known
+
+
+def _agrees(found: Worker, reference: Reference) -> bool:
     """Whether every loss is the reference's; "dense" has none."""
-    pairs = zip(found.losses, losses, strict=False)
+    pairs = zip(found.losses, reference[1], strict=False)
     return found.run.system == "dense" or all(
         own is not None and other is not None and abs(own - other) <= TOLERANCE * max(abs(other), 1e-3)
         for own, other in pairs
@@ -258,14 +223,10 @@ def _curve(order: Order, settings: Settings) -> list[dict[str, Any]]:
 
 
 def _row(
-    found: Worker,
-    reference: Run,
-    losses: Sequence[float | None],
-    fine: bool,
-    peak: dict[str, Any],
-    curve: list[dict[str, Any]],
+    found: Worker, reference: Reference, fine: bool, peak: dict[str, Any], curve: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    row = found.run.to_dict() | {"label": found.run.label, "reference": reference.label, "loss_agrees": fine}
+    label, losses = reference
+    row = found.run.to_dict() | {"label": found.run.label, "reference": label, "loss_agrees": fine}
     row |= {"losses": found.losses, "reference_losses": list(losses), **peak}
     if not found.epochs:
         return row

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments import deep_models, ladder, paper, preprocess_rates, prune, readme
+from experiments import deep_models, estimator, growth, ladder, paper, preprocess_rates, prune, readme
 from hongtu.cli.main import main as hongtu_main
 from hongtu.plan.hardware import A100X4
 
@@ -57,6 +57,35 @@ def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["model"] for row in rows] == list(deep_models.MODELS)
     assert all(row["peak"] <= row["budget"] <= 0.1 * row["need"] for row in rows)
+
+
+def test_growth(tmp_path, monkeypatch, capsys):
+    """Every size against a reference of its own, though all are timed in turns."""
+    sizes, out = (400, 800, 1600), tmp_path / "growth.jsonl"
+    run(monkeypatch, growth, "--work", tmp_path, "--sizes", *sizes, "--hidden", 8, "--epochs", 1, "--out", out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["vertices"] for row in rows] == list(sizes)
+    assert all(row["loss_agrees"] and row["counted_is_predicted"] for row in rows)
+    assert len({row["reference_losses"][0] for row in rows}) == len(sizes)
+    assert rows[0]["counted_bytes"] < rows[1]["counted_bytes"] < rows[2]["counted_bytes"]
+    assert "counted_bytes: exponent" in capsys.readouterr().out
+
+
+def test_estimator(tmp_path, monkeypatch, capsys):
+    held_out = (
+        ("citation", 1, "gcn", 8, 2, (("full", None), ("full", 0.7))),
+        ("rmat", 2, "sage", 8, 2, (("paper", None),)),
+    )
+    monkeypatch.setattr(estimator, "HELD_OUT", held_out)
+    out = tmp_path / "estimator.jsonl"
+    options = ["--hardware", "cpu", "--vertices", 2000, "--epochs", 1, "--out", out]
+    run(monkeypatch, estimator, "--work", tmp_path, *options)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["model"], row["strategy"], row["share"]) for row in rows] == [
+        ("gcn", "full", None), ("gcn", "full", 0.7), ("sage", "paper", None)
+    ]  # fmt: skip
+    assert all(row["error"] == row["predicted_seconds"] / row["seconds"] - 1 for row in rows)
+    assert "of 3 within 15%" in capsys.readouterr().out
 
 
 def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
