@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact import VERSION, Artifact, open_artifact
+from hongtu.artifact import Artifact, open_artifact
+from hongtu.artifact_format import VERSION
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.host_memory import available_bytes

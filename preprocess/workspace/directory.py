@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact import ARRAYS, MANIFEST, ArtifactWriter, create_array
+from hongtu.artifact_format import ARRAYS, MANIFEST
+from hongtu.artifact_writer import ArtifactWriter, create_array
 from hongtu.errors import InputError
 from hongtu.output import check_output
 from hongtu.preprocess.bucket_sort import Create

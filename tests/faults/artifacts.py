@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import hongtu
-from hongtu import artifact as format_of
+from hongtu import artifact_format as format_of
 from tests.faults.fuzz import command, same
 from tests.faults.mutate import mutate
 from tests.faults.outcome import Outcome
@@ -163,8 +163,8 @@ def _restore(path: Path, files: dict[str, bytes]) -> None:
 def _write_manifest(path: Path, manifest: dict[str, Any], *, right: bool) -> None:
     if right:
         manifest["hash"] = ""
-        manifest["hash"] = format_of._hash(format_of._manifest_text(manifest))
-    (path / "manifest.json").write_bytes(format_of._manifest_text(manifest))
+        manifest["hash"] = format_of.text_hash(format_of.manifest_text(manifest))
+    (path / "manifest.json").write_bytes(format_of.manifest_text(manifest))
 
 
 def _write(file: Path, content: bytes) -> Path:

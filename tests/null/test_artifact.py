@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import hongtu
-from hongtu.artifact import ARRAYS, ArtifactWriter
+from hongtu.artifact_format import ARRAYS
+from hongtu.artifact_writer import ArtifactWriter
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from tests.neutral import contents, pieces, write

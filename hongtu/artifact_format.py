@@ -1,0 +1,204 @@
+"""What an artifact directory holds: the arrays, the manifest, their hashes, and the shapes that go together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.npy import open_npy
+from hongtu.sparse_rows import PARTS
+
+FORMAT = "hongtu-artifact"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+# name -> (dtypes allowed, dimensions, required)
+ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "original_id": (("int32",), 1, True),  # [V] original number of every new id
+    "vertex_id": (("int64",), 1, False),  # [V] the input's own id of every original number, where it is another
+    "name_start": (("int64",), 1, False),  # [V + 1] the same, where ids are text: starts in name_text
+    "name_text": (("uint8",), 1, False),  # UTF-8
+    "chunk_start": (("int64",), 1, True),  # [m * n + 1]
+    "in_edge_start": (("int64",), 1, True),  # [V + 1]
+    "source_start": (("int64",), 1, True),  # [m * n + 1]
+    "sources": (("int32",), 1, True),  # [sum |N_ij|]
+    "local_source": (("int32",), 1, True),  # [E]
+    "edge_weight": (("float32",), 1, False),  # [E]
+    "edge_features": (("float32",), 2, False),  # [E, F_e]
+    "edge_type": (("int32",), 1, False),  # [E] from 0 to the manifest's "edge_types" - 1
+    "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
+    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings, or sparse as follows
+    "feature_start": (("int64",), 1, False),  # [V + 1], CSR
+    "feature_column": (("int32",), 1, False),
+    "feature_value": (("float32",), 1, False),
+    "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
+    "train_mask": (("bool",), 1, True),  # [V]
+    "val_mask": (("bool",), 1, True),  # [V]
+    "test_mask": (("bool",), 1, True),  # [V]
+}
+
+_LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}
+
+
+def check_hash(file: Path, found: str, expected: Any) -> None:
+    """Compare a file's hash with the manifest's.
+
+    Raises:
+        InputError: when they differ.
+    """
+    if found != expected:
+        raise InputError(
+            f"{file}: hash {found[:12]}... differs from the manifest's {str(expected)[:12]}...; "
+            "the file was changed or damaged: run `hongtu preprocess` again"
+        )
+
+
+def manifest_hash(path: Path, manifest: dict[str, Any]) -> str:
+    """Hash of the manifest's text with its own hash left out."""
+    return text_hash((path / MANIFEST).read_bytes().replace(str(manifest.get("hash")).encode(errors="replace"), b"", 1))
+
+
+def manifest_text(manifest: dict[str, Any]) -> bytes:
+    """The bytes of ``manifest.json``."""
+    return (json.dumps(manifest, indent=1) + "\n").encode()
+
+
+def text_hash(text: bytes) -> str:
+    """Hexadecimal BLAKE2b-256 of bytes."""
+    return hashlib.blake2b(text, digest_size=32).hexdigest()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The parsed ``manifest.json`` of an artifact directory.
+
+    Raises:
+        InputError: when it is absent, damaged or of another version.
+    """
+    file = path / MANIFEST
+    if not file.is_file():
+        raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
+    try:
+        manifest = json.loads(file.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise InputError(f"{file}: not valid JSON ({error}); run `hongtu preprocess` again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{file}: expected format {FORMAT!r}; run `hongtu preprocess` again")
+    if manifest.get("version") != VERSION:
+        raise InputError(
+            f"{file}: artifact version {manifest.get('version')!r}, this hongtu reads version {VERSION}; "
+            "run `hongtu preprocess` again"
+        )
+    for key, least in _LEAST.items():
+        if type(manifest.get(key)) is not int or not least <= manifest[key] < 2**62:
+            raise InputError(f"{file}: {key} is {manifest.get(key)!r}, expected an integer of at least {least}")
+    if not isinstance(manifest.get("arrays"), dict):
+        raise InputError(f"{file}: no table of arrays; run `hongtu preprocess` again")
+    return manifest
+
+
+def open_array(path: Path, name: str, entry: Any) -> np.ndarray:
+    """Memory-map one array, as its entry in the manifest's table says that it is.
+
+    Raises:
+        InputError: when it is absent, truncated or another array.
+    """
+    file = path / f"{name}.npy"
+    if name not in ARRAYS or not isinstance(entry, dict):
+        raise InputError(f"{path / MANIFEST}: unknown array {name!r}; run `hongtu preprocess` again")
+    dtypes, ndim, _ = ARRAYS[name]
+    if not file.is_file():
+        raise InputError(f"{file}: missing; run `hongtu preprocess` again")
+    if file.stat().st_size != entry.get("bytes"):
+        raise InputError(
+            f"{file}: {file.stat().st_size} bytes, the manifest says {entry.get('bytes')}; "
+            "the file was truncated or changed: run `hongtu preprocess` again"
+        )
+    array = open_npy(file, "run `hongtu preprocess` again")
+    if str(array.dtype) not in dtypes or (ndim and array.ndim != ndim):
+        raise InputError(f"{file}: {array.dtype} {array.shape}, expected {' or '.join(dtypes)} with {ndim} dimensions")
+    if name == "labels" and (array.ndim == 2) != (array.dtype == np.float32):
+        raise InputError(f"{file}: {array.dtype} {array.shape}, expected int64 [V] or float32 [V, C]; preprocess again")
+    if list(array.shape) != entry.get("shape") or str(array.dtype) != entry.get("dtype"):
+        raise InputError(f"{file}: {array.dtype} {array.shape} is not what the manifest says; preprocess again")
+    return array
+
+
+def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Compare the arrays' shapes with the manifest and with each other.
+
+    Raises:
+        InputError: naming the first that does not fit.
+    """
+    v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
+    expected: dict[str, tuple[int, ...]] = {
+        "original_id": (v,),
+        "vertex_id": (v,),
+        "name_start": (v + 1,),
+        "chunk_start": (m * n + 1,),
+        "in_edge_start": (v + 1,),
+        "source_start": (m * n + 1,),
+        "local_source": (e,),
+        "edge_weight": (e,),
+        "edge_features": (e, *arrays["edge_features"].shape[1:]) if "edge_features" in arrays else (e,),
+        "edge_type": (e,),
+        "schedule_paper": (m, n),
+        "features": (v, manifest["feature_width"]),
+        "feature_start": (v + 1,),
+        "labels": (v, manifest["classes"]) if arrays["labels"].ndim == 2 else (v,),
+        "train_mask": (v,),
+        "val_mask": (v,),
+        "test_mask": (v,),
+    }
+    for name, shape in expected.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
+    for group in (("name_start", "name_text"), tuple(f"feature_{part}" for part in PARTS)):
+        missing = [name for name in group if name not in arrays]
+        if 0 < len(missing) < len(group):
+            raise InputError(
+                f"{path / MANIFEST}: one of {', '.join(group)} is missing: {missing[0]}; run `hongtu preprocess` again"
+            )
+    if "feature_start" in arrays and len(arrays["feature_column"]) != len(arrays["feature_value"]):
+        raise InputError(f"{path}: feature_column and feature_value differ in length; run `hongtu preprocess` again")
+    if manifest.get("task") not in (("multiclass",) if arrays["labels"].ndim == 1 else ("multilabel", "regression")):
+        raise InputError(
+            f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
+            f"{arrays['labels'].shape}; run `hongtu preprocess` again"
+        )
+    if "edge_features" in arrays and arrays["edge_features"].shape[1] == 0:
+        raise InputError(f"{path / 'edge_features'}.npy: no columns; run `hongtu preprocess` again")
+    types = manifest.get("edge_types")
+    if "edge_type" in arrays and (type(types) is not int or not 1 <= types < 2**31):
+        raise InputError(f"{path / MANIFEST}: edge_types is {types!r}, expected at least 1; preprocess again")
+    widths = manifest.get("vertex_types")
+    if widths is not None and not (
+        isinstance(widths, list)
+        and widths
+        and all(type(width) is int and width > 0 for width in widths)
+        and 1 + max(widths) == manifest["feature_width"]
+    ):
+        raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
+    ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
+    if "name_start" in arrays:
+        ends["name_start"] = len(arrays["name_text"])
+    if "feature_start" in arrays:
+        ends["feature_start"] = len(arrays["feature_value"])
+    for name, last in ends.items():
+        array = arrays[name]
+        if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):
+            raise InputError(f"{path / name}.npy: expected an ascending array from 0 to {last}; preprocess again")
+
+
+def file_hash(file: Path) -> str:
+    """Hexadecimal BLAKE2b-256 of a file."""
+    digest = hashlib.blake2b(digest_size=32)
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
