@@ -25,7 +25,7 @@ PYTHON = sys.executable
 
 @dataclass(frozen=True)
 class Part:
-    """A command, and the file that its rows go to; it is done where that file says so."""
+    """A command, the file that its rows go to, which says so when it is done, and the seconds after which it hangs."""
 
     name: str
     command: tuple[str, ...]
@@ -109,31 +109,31 @@ def parts(options: argparse.Namespace) -> list[Part]:
 
     model = ("--hidden", "64", "--epochs", epochs)
     found = [
-        Part("profile", hongtu("doctor", "--measure", profile), 300),
+        Part("profile", hongtu("doctor", "--measure", profile), 900),
         Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
-                                 str(int(100_000 * options.scale)), *to("estimator")), 200),
+                                 str(int(100_000 * options.scale)), *to("estimator")), 600),
         Part("systems", hongtu("bench", citation, "--models", "gcn,sage", *model, "--strategies", "full,paper,none",
-                               "--baselines", "all", *to("bench")), 300),
+                               "--baselines", "all", *to("bench")), 900),
         Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
-                           *to("bench")), 200),
+                           *to("bench")), 600),
         Part("savings", hongtu("bench", rmat, "--models", "gcn", "--hidden", "64", "--epochs", "1", "--strategies",
-                               "full,paper,alone", *to("bench")), 120),
+                               "full,paper,alone", *to("bench")), 360),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
-                                "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 200),
+                                "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 600),
         Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
-                               "--hardware", profile, *to("budgets")), 200),
-        Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 240),
-        Part("traffic", module("traffic", citation, rmat, *to("traffic")), 60),
+                               "--hardware", profile, *to("budgets")), 600),
+        Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 720),
+        Part("traffic", module("traffic", citation, rmat, *to("traffic")), 180),
         Part("ladder", module("ladder", str(work / f"citation-{int(100_000 * options.scale)}"), "--work",
-                              str(work / "ladder"), "--hidden", "64", *to("ladder")), 120),
+                              str(work / "ladder"), "--hidden", "64", *to("ladder")), 360),
         Part("paper", module("paper", "--work", str(work), "--results", str(out), "--vertices",
-                             str(int(50_000 * options.scale)), *to("paper")), 120),
-        Part("report", hongtu("report", str(out), "-o", str(out / "report.html"), "--title", "hongtu, measured"), 60),
+                             str(int(50_000 * options.scale)), *to("paper")), 360),
+        Part("report", hongtu("report", str(out), "-o", str(out / "report.html"), "--title", "hongtu, measured"), 180),
     ]  # fmt: skip
     if (work / "ogbn-arxiv.artifact").exists():
         arxiv = ("bench", str(work / "ogbn-arxiv.artifact"), "--models", "gcn", "--hidden", "256", "--epochs", "3")
         found.insert(2, Part("arxiv", hongtu(*arxiv, "--budgets", "none,10%", "--baselines", "pyg-csr,dense",
-                                             *to("bench")), 200))  # fmt: skip
+                                             *to("bench")), 600))  # fmt: skip
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,10 @@ def layer_number(model: nn.ModuleList, layer: int) -> int:
     Raises:
         InputError: when there is none, or no graph layer up to it.
     """
-    if not -len(model) <= layer < len(model):
+    if not isinstance(layer, Integral) or not -len(model) <= layer < len(model):
         last = len(model) - 1
-        raise InputError(f"embed: layer {layer}, expected 0 to {last}, or -1 to {-len(model)} from the end")
-    number = layer % len(model)
+        raise InputError(f"embed: layer {layer!r}, expected 0 to {last}, or -1 to {-len(model)} from the end")
+    number = int(layer) % len(model)
     if not any(isinstance(module, Layer) for module in list(model)[: number + 1]):
         raise InputError(f"embed: layer {layer} comes before the first graph layer; apply it to your features yourself")
     return number

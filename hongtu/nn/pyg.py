@@ -63,6 +63,8 @@ class PyGLayer(Layer):
 
 def _check(conv: torch.nn.Module) -> None:
     name = type(conv).__name__
+    if not isinstance(conv, torch.nn.Module):
+        raise TypeError(f"PyGLayer({conv!r}): expected a convolution of torch_geometric, as PyGLayer(SAGEConv(16, 32))")
     remedy = f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
     if getattr(conv, "cached", False):
         raise ValueError(f"PyGLayer({name}): cached=True keeps one graph, chunks are many; {remedy} or cached=False")

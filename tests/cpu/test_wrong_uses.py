@@ -150,6 +150,8 @@ WRONG = {
         "layers[0] (SAGEConv)",
         "hongtu.nn.PyGLayer(conv)",
     ),
+    "no convolution": (lambda: hnn.PyGLayer(3), "PyGLayer(3)", "PyGLayer(SAGEConv(16, 32))"),
+    "a layer by name": (lambda: make().embed("1"), "embed: layer '1'", "expected 0 to 1"),
     "a convolution that needs self-loops and degrees": (
         lambda: make([hnn.PyGLayer(pyg.GCNConv(F, C))]),
         "GCNConv",
@@ -179,7 +181,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_one_clear_message(case):
     use, found, remedy = WRONG[case]
-    with pytest.raises((InputError, BudgetError, ValueError)) as caught:
+    with pytest.raises((InputError, BudgetError, ValueError, TypeError)) as caught:
         use()
     message = str(caught.value)
     print(f"{case}: {message}")
