@@ -25,7 +25,7 @@ PYTHON = sys.executable
 
 @dataclass(frozen=True)
 class Part:
-    """A command, the file that its rows go to, which says so when it is done, and the seconds after which it hangs."""
+    """A command, and the seconds after which it is taken to hang."""
 
     name: str
     command: tuple[str, ...]

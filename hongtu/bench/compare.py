@@ -1,4 +1,4 @@
-"""Several systems on one artifact: each in a process of its own, their losses checked, then timed in turns."""
+"""Several systems, models or graphs: each in a process of its own, their losses checked, then timed in turns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order
 from hongtu.host_load import BUSY
 
-CHECKED = 2  # epochs, beginning with the first, whose losses must be the reference's: the second's is of a gradient
-WARM_UP = 3  # epochs before any is timed, these among them
+CHECKED = 3  # epochs, beginning with the first, whose losses must be the reference's; they also warm up
 TOLERANCE = 1e-4  # relative, between float32 losses
 STARTING = 2  # processes that start at the same time
 SCORED = 20  # points of a curve of accuracy against time, about
@@ -170,7 +169,7 @@ def _train_checked(found: Worker) -> None:
         found.losses = [found.do("loss")["loss"]]
         found.epoch()
     else:
-        found.losses = [found.epoch()["loss"] for _ in range(WARM_UP)][:CHECKED]
+        found.losses = [found.epoch()["loss"] for _ in range(CHECKED)]
 
 
 def _references(workers: Sequence[Worker], settings: Settings) -> dict[tuple[str, Model], Reference]:
