@@ -62,7 +62,7 @@ class ChunkRun:
 
         def run() -> None:
             self.network.chunk = self.chunk
-            always = self.plan.choice.keep or self.chunk in self.plan.view(self.p).largest_chunks
+            always = self.chunk in self.plan.view(self.p).largest_chunks
             with self.device.computing(self.p.name, self.chunk, always=always):
                 self.inputs.open()
                 if self.p.direction == "forward":
@@ -92,6 +92,8 @@ class ChunkRun:
                 outs = [self._loss_gradient(outs[0])]
         if p.keep:
             self.executor.kept[self.key] = run
+        for number, place in enumerate(places):
+            self.device.recognize(place.rows, number)
         for out, name in zip(outs[len(outs) - len(p.outputs) :], p.outputs, strict=True):
             there = self._emit(out, name)
             if name in p.holds:
@@ -322,10 +324,12 @@ class ChunkRun:
 
     def _keep_piece(self, out: Tensor, name: str, *, add: bool) -> Tensor:
         """Keep a tensor that a layer made, as it is; others refer to it, so that nobody may write to it."""
+        self.device.recognize(out, name)
         if add:
             out = self.executor.pieces[name, self.chunk] + out
         elif not self.device.made_by_layers(out):
             out = out.clone()
+        self.device.count(out)
         out = self.settled.of(out)
         self.executor.pieces[name, self.chunk] = out
         return out

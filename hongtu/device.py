@@ -62,6 +62,8 @@ class Device(ABC):
         self._pool = Pool(self._empty)
         self._workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
+        self._running, self._counted = ("", 0), True
+        self._made: dict[tuple[str, int, int | str], bool] = {}  # by pass, chunk and what
 
     # ---------------------------------------------------------------- memory
 
@@ -138,6 +140,7 @@ class Device(ABC):
         """
         start = perf_counter()
         counted = always or self._sample.takes(name, chunk)
+        self._running, self._counted = (name, chunk), counted
         with self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name)) or nullcontext():
             yield
         if counted:
@@ -146,9 +149,25 @@ class Device(ABC):
             self._sample.ran(name, chunk)
         self.traffic.seconds["compute"] += perf_counter() - start
 
+    def recognize(self, tensor: Tensor, what: int | str) -> None:
+        """Inside ``computing``: count a tensor of a chunk that is not counted, if layers had made it when it was.
+
+        Args:
+            what: which of the chunk's tensors it is.
+        """
+        key = (*self._running, what)
+        if self._counted:
+            self._made[key] = self.made_by_layers(tensor)
+        elif self._made.get(key, False):
+            self._workspace.count(tensor)
+
     def made_by_layers(self, tensor: Tensor) -> bool:
         """Whether a tensor is in memory that layers took."""
         return self._workspace.knows(tensor.untyped_storage())
+
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor among what layers took."""
+        self._workspace.count(tensor)
 
     def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Inside ``compute``: a copy of what stays until another pass, or None where it stays where it is."""

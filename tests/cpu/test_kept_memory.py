@@ -13,6 +13,8 @@ from hongtu.device import CpuDevice
 from hongtu.kept import Missing, Place, saving
 from hongtu.kept_memory import REGION, KeptMemory, slot_bytes
 from hongtu.metrics import Traffic
+from hongtu.plan import planner
+from hongtu.workspace import Sample
 from tests import problems, training
 from tests.models import DEEP, SIX, Model
 
@@ -71,6 +73,33 @@ def test_no_number_depends_on_it(model: Model, monkeypatch) -> None:
     training.assert_same(found[0], found[1], 0.0)
 
 
+def deep_sage() -> Model:
+    """What is behind its cached aggregate is computed again."""
+
+    def layers(f: int, c: int) -> list[torch.nn.Module]:
+        first = [hnn.SAGEConv(f, 8, activation="relu"), hnn.Dropout(0.2)]
+        return [*first, hnn.SAGEConv(8, 8, activation="elu"), hnn.SAGEConv(8, 8), hnn.SAGEConv(8, c)]
+
+    return Model("deep sage", layers, layers)
+
+
+@pytest.mark.parametrize("model", [*SIX, DEEP, deep_sage()], ids=repr)
+def test_what_stays_is_counted_alike_in_chunks_that_are_counted_and_in_others(model: Model, monkeypatch) -> None:
+    monkeypatch.setattr(planner, "_group_size", lambda plan, hardware: 1)
+    problem, found = problems.awkward(), []
+    for every_chunk in (False, True):
+        if every_chunk:
+            monkeypatch.setattr(Sample, "takes", lambda self, name, chunk: True)
+        trainer = training.make_trainer(model, problem, (2, 6))
+        records = [trainer.train_epoch() for _ in range(4)]
+        found.append(([r.loss for r in records], [r.peak_bytes for r in records], trainer.gradients()))
+        assert trainer.plan.choice.keep and trainer.plan.topology.chunks == 6
+    assert found[0][0] == found[1][0]
+    if model not in (*SIX[4:], DEEP):  # their blocks hold positions of edges, which are not kept, until the next chunk
+        assert found[0][1] == found[1][1]
+    assert all(torch.equal(found[0][2][name], grad) for name, grad in found[1][2].items())
+
+
 def test_rows_of_one_chunk_alone_are_kept_as_layers_made_them() -> None:
     """They take no planned memory; rows that are exchanged do."""
     trainer = training.make_trainer(DEEP, problems.awkward(), (1, 3))
@@ -82,11 +111,7 @@ def test_rows_of_one_chunk_alone_are_kept_as_layers_made_them() -> None:
 
 
 def test_the_stage_behind_the_cached_aggregate_is_computed_again_where_it_is_little_of_an_epoch() -> None:
-    def layers(f: int, c: int) -> list[torch.nn.Module]:
-        first = [hnn.SAGEConv(f, 8, activation="relu"), hnn.Dropout(0.2)]
-        return [*first, hnn.SAGEConv(8, 8, activation="elu"), hnn.SAGEConv(8, 8), hnn.SAGEConv(8, c)]
-
-    model, problem = Model("deep sage", layers, layers), problems.awkward()
+    model, problem = deep_sage(), problems.awkward()
     trainer = training.make_trainer(model, problem, (2, 3))
     assert [p.name for p in trainer.plan.passes.train if p.again] == ["forward 0", "backward 0"]
     other = training.make_trainer(model, problem, (2, 3), strategy="paper")
