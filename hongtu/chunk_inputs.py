@@ -9,10 +9,11 @@ from torch import Tensor
 from hongtu.block import Block, Rows
 from hongtu.device import Device
 from hongtu.host_store import HostStore
-from hongtu.plan.arena import Needs
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, Pass
+from hongtu.plan.structure import Needs
 from hongtu.sparse_rows import PARTS, positions
+from hongtu.structure import edge_arrays, structure_there
 
 
 class ChunkInputs:
@@ -57,16 +58,21 @@ class ChunkInputs:
         self._here: dict[str, Tensor] = {}
         if self.index is not None:
             self._bring_array("row_in_chunk", self.index)
-        self._bring("ids", "topology")
-        if needs.statistics:
-            self._bring("statistics", "topology")
+        self._there = structure_there(plan, p, device, i, chunk) if plan.structure_stays(p) else {}
+        if not self._there:
+            edges = edge_arrays(plan, p, i, batch, chunk)
+            for name in needs.structure:
+                if name in edges:
+                    self._bring_array(name, edges[name])
+                else:
+                    self._bring(name, "topology")
+        if needs.identity and active is not None:
+            self._bring_array("active", active)
         if needs.labels:
             self._bring("labels", "read")
             self._bring("loss_bits", "read")
             bits = host.rows("loss_bits", self.first, self.end).numpy()
             self.known_bits = bits if self.index is None else bits[self.index]
-        if needs.edges:
-            self._bring_edges(plan, i, batch, chunk)
         self._rows = (*p.inputs, *p.gradients)
         for name in self._rows:
             if name == FEATURES and plan.shape.sparse_input is not None:
@@ -77,7 +83,8 @@ class ChunkInputs:
     def open(self) -> None:
         """Inside ``compute``: make what was brought into what layers see."""
         p = self._p
-        here = {name: self._lasting(tensor) for name, tensor in self._here.items()} | self._pieces
+        here = {name: self._lasting(tensor) for name, tensor in self._here.items()}
+        here |= self._there | self._pieces
         if f"{FEATURES} value" in here:
             here[FEATURES] = self._dense(FEATURES, here)
         self.position = here.get("row_in_chunk")
@@ -107,29 +114,6 @@ class ChunkInputs:
     def own(self, name: str) -> Tensor:
         """The chunk's rows of a resident tensor."""
         return self._own_rows[name][self.first - self._offset : self.end - self._offset]
-
-    def _bring_edges(self, plan: ExecutionPlan, i: int, batch: int, chunk: int) -> None:
-        needs, view = self._needs, plan.view(self._p)
-        structure = view.chunk(chunk)
-        transfers = plan.exchange_plan(self._p)
-        assert transfers is not None
-        self._bring_array("slot_of_source", transfers.devices[i].slots(batch))
-        self._bring_array("indptr", structure.indptr)
-        self._bring_array("local_source", structure.local_source)
-        if needs.weights:
-            assert structure.edge_weight is not None
-            self._bring_array("edge_weight", structure.edge_weight)
-        if needs.edge_features:
-            assert view.edge_features is not None
-            self._bring_array("edge_features", view.edge_rows(view.edge_features, chunk))
-        if needs.edge_type:
-            assert view.edge_type is not None
-            self._bring_array("edge_type", view.edge_rows(view.edge_type, chunk))
-        if needs.identity:
-            self._bring_array("sources", structure.sources)
-            self._bring("edge_id_start", "topology")
-            if structure.active is not None:
-                self._bring_array("active", structure.active)
 
     def _bring(self, name: str, link: str) -> None:
         """The destinations' rows of a host tensor."""

@@ -252,8 +252,8 @@ class Device(ABC):
         """``peer_cache[peer_slots] += cache[slots]`` while others may do the same."""
 
     @abstractmethod
-    def fill(self, tensor: Tensor, host: Tensor) -> None:
-        """On ``load``: copy contiguous host rows to a tensor that stays."""
+    def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
+        """On ``load``: copy contiguous host rows to a tensor that stays, or to a part of it."""
 
     @abstractmethod
     def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
@@ -314,10 +314,10 @@ class CpuDevice(Device):
     def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
         self.kernels.add_rows(cache, slots, peer_cache, peer_slots)
 
-    def fill(self, tensor: Tensor, host: Tensor) -> None:
+    def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         start = perf_counter()
         tensor.copy_(host)
-        self.traffic.add("read", tensor.nbytes, seconds=perf_counter() - start)
+        self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
 
     def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
         start = perf_counter()

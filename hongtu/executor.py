@@ -23,6 +23,7 @@ from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
 from hongtu.streams import Turn
+from hongtu.structure import place_structure
 from hongtu.transfer import Exchange
 
 
@@ -62,12 +63,17 @@ class Executor:
         self._starts = plan.topology.partition_start
 
     def set_up(self) -> None:
-        """Run what is needed once: resident features go to their devices, constant tensors are computed."""
+        """Run what is needed once: what stays on the devices goes there, constant tensors are computed."""
+        if self.plan.choice.structure:
+            for i, device in enumerate(self.devices):
+                place_structure(self.plan, self.host, device, i)
+            for device in self.devices:
+                device.drain()
         if FEATURES in self.plan.resident:
             self._create(FEATURES, zero=False)
             for i, device in enumerate(self.devices):
                 host = self.host.rows(FEATURES, int(self._starts[i]), int(self._starts[i + 1]))
-                device.fill(self.own_rows(FEATURES, i), host)
+                device.fill(self.own_rows(FEATURES, i), host, "read")
             for device in self.devices:
                 device.drain()
         self.run(self.plan.passes.setup)

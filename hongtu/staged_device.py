@@ -57,8 +57,8 @@ class StagedDevice(Device):
             self._staging_pool.give(staging)
         self._host.clear()
 
-    def fill(self, tensor: Tensor, host: Tensor) -> None:
-        self.streams.load.run(lambda: self._copy("read", host, tensor))
+    def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
+        self.streams.load.run(lambda: self._copy(link, host, tensor))
 
     def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
         part = self.staging(name, number)[: len(array)]

@@ -98,6 +98,7 @@ def describe(
         "ladder": [rung.to_dict() for rung in ladder(plan, volumes[order], lookahead["rows"], hardware)],
         "floor": lookahead["floor"],
         "passes": passes,
+        "structure_bytes": [plan.structure_bytes(i) for i in range(plan.topology.partitions)],
         "setup": [pass_report(plan, p, hardware) for p in plan.passes.setup],
         "setup_bytes": plan.setup_traffic.bytes,
     }

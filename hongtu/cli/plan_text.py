@@ -33,8 +33,11 @@ def tables(result: dict[str, Any]) -> str:
 def explanation(result: dict[str, Any]) -> str:
     """What every pass touches; a star marks what stays on the devices."""
     lines = ["", ""]
-    if result["setup"]:
+    structure = max(result["structure_bytes"])
+    if result["setup"] or structure:
         lines.append("once, before the first epoch (name [columns], * on the devices):")
+        if structure:
+            lines.append(f"  structure of all chunks, which stays on the devices: up to {size(structure)} each")
         lines += [line for p in result["setup"] for line in _explain(p, result["vertices"])]
     lines.append("passes of an epoch (name [columns], * on the devices):")
     lines += [line for p in result["passes"] for line in _explain(p, result["vertices"])]

@@ -11,10 +11,9 @@ import numpy as np
 
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.structure import FLOAT, Needs, chunk_entries
 from hongtu.plan.transfer import BatchLimits
 from hongtu.topology import Topology
-
-FLOAT = "float"  # stands for the run's dtype
 
 
 @dataclass(frozen=True)
@@ -36,49 +35,6 @@ class Buffer:
         return int(np.prod((self.sets, *self.shape), dtype=np.int64)) * size
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Which parts of a chunk's structure a pass brings to the device.
-
-    Attributes:
-        edges: the aggregate runs, forward or backward: column pointers, local sources, slots.
-        weights: with edge weights.
-        edge_features: columns of the edge features that the layer reads, or 0.
-        edge_type: with edge types.
-        identity: with source ids and edge ids (layers that are not one declared reduction).
-        statistics: degree statistics of the chunk's own rows.
-        labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
-    """
-
-    edges: bool
-    weights: bool
-    edge_features: int
-    edge_type: bool
-    identity: bool
-    statistics: bool
-    labels: bool
-
-
-def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
-    """The layers whose update or transform a pass's stage runs."""
-    return [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
-
-
-def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
-    """What a pass needs besides vertex rows."""
-    layer = None if p.layer is None else shape.layers[p.layer]
-    edges = layer is not None and (p.exchange is not None or p.flush is not None)
-    return Needs(
-        edges=edges,
-        weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
-        edge_features=shape.edges.features if edges and layer.edge_features else 0,
-        edge_type=edges and layer.edge_type,
-        identity=edges and layer.reduce is None,
-        statistics=any(shape.layers[k].uses_statistics for k in layers_near(p, shape)),
-        labels=p.loss,
-    )
-
-
 def pass_buffers(
     p: Pass,
     shape: NetworkShape,
@@ -88,26 +44,32 @@ def pass_buffers(
     limits: BatchLimits,
     device: int,
     resident: frozenset[str],
+    *,
+    structure: bool,
 ) -> dict[str, Buffer]:
-    """Every planned buffer of one pass on one device but its caches and what stays there, by name."""
+    """Every planned buffer of one pass on one device but its caches and what stays there, by name.
+
+    Args:
+        structure: that stays there.
+    """
     own = slice(device * topology.chunks, (device + 1) * topology.chunks)
-    d, s, e = (int(x[own].max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
+    most = {over: int(count[own].max()) for over, count in chunk_entries(topology).items()}
+    d = most["destinations"]
     staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
     buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys(staged)}
     if FEATURES in p.inputs and shape.sparse_input is not None:
         buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
-    buffers["ids"] = Buffer((d,), "int64")
+    if not structure:
+        brought = needs.structure.items()
+        buffers |= {name: Buffer(array.shape(most[array.over]), array.dtype) for name, array in brought}
     if topology.active is not None:
         buffers["row_in_chunk"] = Buffer((d,), "int32")
         if needs.identity:
             buffers["active"] = Buffer((d,), "int32")
-    if needs.statistics:
-        buffers["statistics"] = Buffer((d, 3), FLOAT)
     if needs.labels:
         buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
         buffers["loss_bits"] = Buffer((d,), "uint8")
     if needs.edges:
-        buffers |= _edge_buffers(p, needs, d, s, e)
         reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.keep
         if reduces and not aggregates_in_place(p, shape, topology, resident):
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
@@ -127,23 +89,6 @@ def _sparse_buffers(d: int, numbers: int) -> dict[str, Buffer]:
 def aggregates_in_place(p: Pass, shape: NetworkShape, topology: Topology, resident: frozenset[str]) -> bool:
     """Whether a declared reduction writes where its output stays."""
     return p.checkpoint in resident and topology.active is None and not shape.layers[p.layer].combined
-
-
-def _edge_buffers(p: Pass, needs: Needs, d: int, s: int, e: int) -> dict[str, Buffer]:
-    buffers = {
-        "indptr": Buffer((d + 1,), "int64"),
-        "local_source": Buffer((e,), "int32"),
-        "slot_of_source": Buffer((s,), "int32"),
-    }
-    if needs.weights:
-        buffers["edge_weight"] = Buffer((e,), FLOAT)
-    if needs.edge_features:
-        buffers["edge_features"] = Buffer((e, needs.edge_features), FLOAT)
-    if needs.edge_type:
-        buffers["edge_type"] = Buffer((e,), "int32")
-    if needs.identity:
-        buffers |= {"sources": Buffer((s,), "int32"), "edge_id_start": Buffer((d,), "int64")}
-    return buffers
 
 
 def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:

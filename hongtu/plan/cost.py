@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.plan.arena import layers_near
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import StageWork
+from hongtu.plan.structure import layers_near
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place

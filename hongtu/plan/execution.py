@@ -10,18 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from hongtu.metrics import Traffic
-from hongtu.plan.arena import (
-    Buffer,
-    Needs,
-    cache_buffers,
-    cached_rows,
-    pass_buffers,
-    pass_needs,
-    staged,
-)
+from hongtu.plan.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
 from hongtu.plan.passes import FEATURES, Pass, PassList
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
+from hongtu.plan.structure import Array, Needs, Over, chunk_entries, pass_needs, spans
 from hongtu.plan.transfer import (
     BatchLimits,
     DeviceCounts,
@@ -46,6 +39,7 @@ class Choice:
         keep: keep what stages compute until backward.
         resident: vertex tensors that stay on the devices.
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices; () to compute every vertex.
+        structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
         staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
             or computed at a time; 0 where device and host share their memory.
     """
@@ -54,6 +48,7 @@ class Choice:
     keep: bool = False
     resident: frozenset[str] = frozenset()
     fields: tuple[np.ndarray, ...] = ()
+    structure: bool = False
     staging: int = 0
 
     @property
@@ -121,6 +116,35 @@ class ExecutionPlan:
         assert not isinstance(found, TransferCounts), "this plan was only counted"
         return found
 
+    def structure_stays(self, p: Pass) -> bool:
+        """Whether a pass finds its chunks' structure on the devices."""
+        return self.choice.structure and self.view_of(p) is None
+
+    def structure_name(self, p: Pass, name: str) -> str:
+        """What an array of a pass's structure is called where it stays: slots are those of the pass."""
+        own = name == "slot_of_source" and not {p.exchange, p.flush} & self.resident
+        return f"{name} {p.name}" if own else name
+
+    @cached_property
+    def structure(self) -> dict[str, tuple[Pass, str, Array]]:
+        """By that name, the arrays that stay, each with a pass that needs it and its name there."""
+        found: dict[str, tuple[Pass, str, Array]] = {}
+        for p in self.passes.every:
+            if self.structure_stays(p):
+                for name, array in self.needs(p).structure.items():
+                    found.setdefault(self.structure_name(p, name), (p, name, array))
+        return found
+
+    def structure_bytes(self, device: int) -> int:
+        """Bytes of the structure that stays on a device."""
+        entries, item = self.structure_spans[device], self.shape.itemsize
+        return sum(array.nbytes(int(entries[array.over][-1]), item) for _, _, array in self.structure.values())
+
+    @cached_property
+    def structure_spans(self) -> list[dict[Over, np.ndarray]]:
+        """By device, where every chunk begins in what stays there."""
+        return [spans(self.topology, i) for i in range(self.topology.partitions)]
+
     @property
     def once(self) -> tuple[Topology, np.ndarray] | None:
         """The chunks and the schedule of setup passes, where they have their own."""
@@ -135,8 +159,10 @@ class ExecutionPlan:
 
     @property
     def setup_traffic(self) -> Traffic:
-        """Predicted traffic of what runs once before the first epoch, resident features included."""
+        """Predicted traffic of what runs once before the first epoch, resident features and structure included."""
         traffic = self._traffic_of(self.passes.setup)
+        if self.choice.structure:
+            traffic.add("topology", sum(self.structure_bytes(i) for i in range(self.topology.partitions)))
         if FEATURES in self.resident:
             traffic.add("read", self.topology.num_vertices * self.shape.features * self.shape.itemsize)
         return traffic
@@ -203,12 +229,11 @@ class ExecutionPlan:
         t, item = self.view(p), self.shape.itemsize
         own = slice(device * t.chunks, (device + 1) * t.chunks)
         busy = t.num_dst[own] > 0
-        d, s, e = (int(x[own][busy].sum()) for x in (t.num_dst, t.num_sources, t.chunk_edges))
-        total = d * (8 + needs.statistics * 3 * item + (t.active is not None) * 4 * (1 + needs.identity))
+        entries = {over: int(count[own][busy].sum()) for over, count in chunk_entries(t).items()}
+        total = (t.active is not None) * 4 * (1 + needs.identity) * entries["destinations"]
+        if not self.structure_stays(p):
+            total += sum(array.nbytes(entries[array.over], item) for array in needs.structure.values())
         if needs.edges:
-            total += 8 * (d + int(busy.sum())) + 4 * e + 4 * s
-            total += (needs.weights + needs.edge_features) * e * item + needs.edge_type * e * 4
-            total += needs.identity * (4 * s + 8 * d)
             assert transfers is not None
             loads, pulls = len(transfers.loads), len(transfers.pulls)
             if p.exchange is not None:
@@ -264,6 +289,7 @@ class ExecutionPlan:
         """Planned bytes of one pass on one device, the model and resident tensors included."""
         buffers = self.buffers(p, device).values()
         beside = self.shape.model_bytes + sum(self.resident_bytes(name, device) for name in self._alive[p.name])
+        beside += self.structure_bytes(device)
         return beside + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
 
     def needs(self, p: Pass) -> Needs:
@@ -280,7 +306,9 @@ class ExecutionPlan:
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
-        own = pass_buffers(p, self.shape, width, self.needs(p), view, limits, device, self.resident)
+        own = pass_buffers(
+            p, self.shape, width, self.needs(p), view, limits, device, self.resident, structure=self.structure_stays(p)
+        )
         if not self.choice.staging:
             return own, {}
         num_dst = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].max(initial=0))

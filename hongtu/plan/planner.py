@@ -108,7 +108,7 @@ def _unlimited(
     choice = replace(choice, fuse=strategy.fuse_last_layer, keep=strategy.resident and strategy.keep)
     plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
     if strategy.resident:
-        choice = replace(choice, resident=every_tensor(plan.passes))
+        choice = replace(choice, resident=every_tensor(plan.passes), structure=choice.staging > 0)
     if strategy.group:
         topology = topology.grouped(_group_size(plan, hardware))
     free = choice.resident and strategy.schedule != "paper"
@@ -153,10 +153,9 @@ def _improved(plan: ExecutionPlan, budget: int, probe: Probe, hardware: Hardware
             variants.append(count(fused))
     if plan.strategy.resident:
         for variant in list(variants):
-            names = choose_residents(variant, budget)
-            if names:
-                there = replace(variant, choice=replace(variant.choice, resident=names), transfers={})
-                variants.append(count(there))
+            choice = choose_residents(variant, budget)
+            if choice != variant.choice:
+                variants.append(count(replace(variant, choice=choice, transfers={})))
     return min(variants, key=lambda variant: predict_seconds(variant, hardware).total)
 
 

@@ -1,11 +1,13 @@
-"""Which vertex tensors stay on the devices: those that save the most bytes on the host link per byte they take."""
+"""What stays on the devices: that which saves the most bytes on the host link per byte it takes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.execution import Choice, ExecutionPlan
 from hongtu.plan.passes import PassList, gradient
+
+STRUCTURE: frozenset[str] = frozenset({"structure"})  # stands for the chunks' structure among units of tensors
 
 
 def every_tensor(passes: PassList) -> frozenset[str]:
@@ -16,24 +18,32 @@ def every_tensor(passes: PassList) -> frozenset[str]:
     return frozenset(names - passes.on_host)
 
 
-def choose_residents(plan: ExecutionPlan, budget: int) -> frozenset[str]:
-    """Tensors that fit beside the smallest caches, greedily by bytes saved per epoch and byte taken.
+def choose_residents(plan: ExecutionPlan, budget: int) -> Choice:
+    """The plan's choice with what fits beside the smallest caches, greedily by bytes saved per epoch and byte taken:
+    vertex tensors, and the chunks' structure where devices have memory of their own.
 
     Args:
         plan: with planned transfers, the workspace probed, and nothing resident.
     """
     units = _units(plan.passes)
     saved = {unit: _saved(plan, unit) for unit in units}
-    every = frozenset().union(*units)
-    bare = replace(plan, choice=replace(plan.choice, resident=every), transfers={})
-    taken = {unit: max(sum(bare.resident_bytes(n, i) for n in unit) for i in _devices(plan)) for unit in units}
-    chosen: frozenset[str] = frozenset()
-    for unit in sorted(units, key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True):
+    every = replace(plan, choice=replace(plan.choice, resident=frozenset().union(*units), structure=True), transfers={})
+    taken = {unit: max(sum(every.resident_bytes(n, i) for n in unit) for i in _devices(plan)) for unit in units}
+    if plan.choice.staging:
+        saved[STRUCTURE] = (
+            plan.bytes["topology"] - replace(plan, choice=replace(plan.choice, structure=True)).bytes["topology"]
+        )
+        taken[STRUCTURE] = max(every.structure_bytes(i) for i in _devices(plan))
+    chosen = plan.choice
+    for unit in sorted(saved, key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True):
         if saved[unit] == 0:
             break
-        trial = replace(plan, choice=replace(plan.choice, resident=chosen | unit), transfers={})
-        if max(trial.device_bytes.values()) <= budget:
-            chosen |= unit
+        if unit == STRUCTURE:
+            choice = replace(chosen, structure=True)
+        else:
+            choice = replace(chosen, resident=chosen.resident | unit)
+        if max(replace(plan, choice=choice, transfers={}).device_bytes.values()) <= budget:
+            chosen = choice
     return chosen
 
 

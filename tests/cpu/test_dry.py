@@ -58,6 +58,30 @@ def test_batches_overlap_and_stay_exact(model):
     assert trainer.plan.topology.chunks == 8
 
 
+@six
+def test_structure_that_stays_is_brought_once(model):
+    problem, device = problems.awkward(), DryBackend()
+    trainer = training.make_trainer(model, problem, (1, 7), device=device)
+    before = trainer.plan.setup_traffic.bytes["topology"]
+    record = trainer.train_epoch()
+    training.assert_counted(trainer, record)
+    assert record.bytes["topology"] == 0 and trainer.setup is not None
+    assert trainer.setup.bytes["topology"] == before == trainer.plan.structure_bytes(0) > 0
+    plain = training.make_trainer(model, problem, (1, 7), strategy=replace(Strategy(), resident=False), device=device)
+    assert plain.train_epoch().bytes["topology"] > 0 and not plain.plan.choice.structure
+
+
+def test_structure_stays_where_the_budget_has_room_for_it():
+    model, problem, device = SIX[1], problems.awkward(), DryBackend()
+    slow = replace(device.hardware, host_link=1e6, contiguous_link=1e6)
+    found = []
+    for share in (1.0, 2.0, 3.0):
+        some = budget(model, problem, (2, 6), share, device=device)
+        trainer = check(model, problem, (2, 6), device=device, device_memory=some, hardware=slow)
+        found.append(trainer.plan.choice.structure)
+    assert found == [False, True, True]
+
+
 def test_memory_that_kernels_take_for_hubs_is_planned():
     problem = problems.awkward()
     hub = np.stack([np.arange(600) % problem.num_vertices, np.zeros(600, dtype=np.int64)])
