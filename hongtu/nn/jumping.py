@@ -37,7 +37,9 @@ class JumpingKnowledge(torch.nn.Module):
         if self.mode == "max":
             return torch.stack(list(xs), dim=-1).max(dim=-1)[0]
         x_RLF = torch.stack(list(xs), dim=1)
-        share_RL = torch.softmax(self.att(self.lstm(x_RLF)[0]).squeeze(-1), dim=-1)
+        with torch.autocast(x_RLF.device.type, enabled=False):  # CPUs without AVX-512 have no LSTM in bfloat16
+            states_RLH = self.lstm(x_RLF.to(self.att.weight.dtype))[0]
+        share_RL = torch.softmax(self.att(states_RLH).squeeze(-1), dim=-1)
         return (x_RLF * share_RL.unsqueeze(-1)).sum(dim=1)
 
     def extra_repr(self) -> str:
