@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Protocol
 
-from torch import Tensor, cuda
+import numpy as np
+from torch import Tensor, cuda, empty, uint8
 
-from hongtu import attention_kernels, kernels, reduction_kernels, row_copies
+from hongtu import attention_kernels, kernels, reduction_kernels, row_copies, transposes
 
 
 class Kernels(Protocol):
@@ -26,7 +27,7 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = row_copies, kernels, attention_kernels, reduction_kernels
+        modules = row_copies, kernels, transposes, attention_kernels, reduction_kernels
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)
@@ -36,7 +37,15 @@ class NumbaKernels:
 
 
 def _with_arrays(kernel: Callable[..., None], *args: Any) -> None:
-    kernel(*(arg.numpy() if isinstance(arg, Tensor) else arg for arg in args))
+    arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in args]
+    if getattr(kernel, "takes_empty", False):
+        arrays.append(np.empty if _as_on_gpu[-1] else _counted_empty)
+    kernel(*arrays)
+
+
+def _counted_empty(count: int, dtype: Any) -> np.ndarray:
+    """An array that counts as what layers allocate; GPUs' kernels do without."""
+    return empty(count * np.dtype(dtype).itemsize, dtype=uint8).numpy().view(dtype)
 
 
 class CudaKernels:

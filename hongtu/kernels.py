@@ -87,7 +87,8 @@ def source_bounds(local_source, width, threads):
 
 
 @njit(cache=True, nogil=True)
-def _row(local_source, slot_of_source, mapped, e):
+def row_of(local_source, slot_of_source, mapped, e):
+    """The row of an edge's source."""
     source = np.uint64(local_source[e])
     return np.uint64(slot_of_source[source]) if mapped else source
 
@@ -109,10 +110,10 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
             for f in range(width):
                 out_DF[d, f] = 0
             while e + 4 <= end:  # four edges at once: a quarter of the traffic to the output row
-                r0 = _row(local_source, slot_of_source, mapped, e)
-                r1 = _row(local_source, slot_of_source, mapped, e + 1)
-                r2 = _row(local_source, slot_of_source, mapped, e + 2)
-                r3 = _row(local_source, slot_of_source, mapped, e + 3)
+                r0 = row_of(local_source, slot_of_source, mapped, e)
+                r1 = row_of(local_source, slot_of_source, mapped, e + 1)
+                r2 = row_of(local_source, slot_of_source, mapped, e + 2)
+                r3 = row_of(local_source, slot_of_source, mapped, e + 3)
                 if weighted:
                     w0, w1, w2, w3 = weight[e], weight[e + 1], weight[e + 2], weight[e + 3]
                     for f in range(width):
@@ -124,7 +125,7 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
                         out_DF[d, f] += (rows_CF[r0, f] + rows_CF[r1, f]) + (rows_CF[r2, f] + rows_CF[r3, f])
                 e += 4
             while e < end:
-                row = _row(local_source, slot_of_source, mapped, e)
+                row = row_of(local_source, slot_of_source, mapped, e)
                 w = weight[e] if weighted else rows_CF.dtype.type(1)
                 for f in range(width):
                     out_DF[d, f] += w * rows_CF[row, f]
@@ -132,27 +133,6 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
             if mean:
                 for f in range(width):
                     out_DF[d, f] /= count
-
-
-@parallel
-def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF, threads):
-    """Adds the gradient of ``csc_aggregate`` to the rows of ``out_CF``, in place; the slots must be unique."""
-    num_dst, width = grad_DF.shape
-    bounds = source_bounds(local_source, width, threads)
-    mapped, weighted = len(slot_of_source) > 0, len(weight) > 0
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(num_dst):
-            begin, end = indptr[d], indptr[d + 1]
-            scale = grad_DF.dtype.type(1)
-            if mean and end > begin:
-                scale = scale / grad_DF.dtype.type(end - begin)
-            for e in range(begin, end):
-                if lo <= local_source[e] < hi:
-                    row = _row(local_source, slot_of_source, mapped, e)
-                    w = scale * weight[e] if weighted else scale
-                    for f in range(width):
-                        out_CF[row, f] += w * grad_DF[d, f]
 
 
 @parallel

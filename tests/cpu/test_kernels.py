@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu import attention_kernels, kernels, reduction_kernels, reference
+from hongtu import attention_kernels, kernels, reduction_kernels, reference, transposes
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -59,7 +59,8 @@ def test_csc_aggregate(graph, width, dtype):
                 arguments = (indptr, local_source, slot_of_source, weight, mean)
                 rows, grad = random(cache_rows, width, dtype=dtype), random(num_dst, width, dtype=dtype)
                 both("csc_aggregate", (*arguments, rows), [np.full((num_dst, width), np.nan, dtype)])
-                both("csc_aggregate_transpose", (*arguments, grad), [random(cache_rows, width, dtype=dtype)])
+                back = random(cache_rows, width, dtype=dtype)
+                both("csc_aggregate_transpose", (*arguments, grad), [back], transposes)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -197,8 +198,13 @@ def test_results_do_not_depend_on_the_thread_count():
     def run(threads):
         out, back = np.empty((500, 33), np.float32), np.zeros((300, 33), np.float32)
         kernels.csc_aggregate.kernel(*graph, rows, out, threads)
-        kernels.csc_aggregate_transpose.kernel(*graph, grad, back, threads)
-        return out, back
+        transposes.add_by_edge.kernel(*graph, grad, back, threads)
+        indptr, local_source, slots, weight, mean = graph
+        start, destination = np.empty(301, np.int64), np.empty(len(local_source), np.int32)
+        scale, ordered = np.empty(len(local_source), np.float32), np.zeros((300, 33), np.float32)
+        transposes.order_by_source.kernel(indptr, local_source, weight, mean, start, destination, scale, threads)
+        transposes.add_by_source.kernel(start, destination, slots, scale, grad, ordered, threads)
+        return out, back, start, destination, scale, ordered
 
     first = run(1)
     for threads in (2, 3, 7):

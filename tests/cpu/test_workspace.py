@@ -6,6 +6,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hongtu.device import CpuDevice
+from hongtu.dispatch import NUMBA, as_on_gpu
 from hongtu.metrics import Traffic
 from hongtu.workspace import Sample, WorkspaceTracker
 
@@ -52,3 +53,18 @@ def test_operations_are_looked_at_only_where_somebody_counts_or_replaces_them() 
                     assert torch.equal(operation(a, a), a + a + 1 if operation is torch.mm else a + a)
     assert all(looked[0, name, chunk] for name in ("forward 0", "fused 1") for chunk in range(2))
     assert looked[1, "forward 0", 1] and not looked[1, "fused 1", 1]
+
+
+def test_what_the_transpose_needs_on_the_way_counts_except_for_a_gpu_that_does_without() -> None:
+    indptr, source = torch.tensor([0, 2, 5]), torch.tensor([0, 1, 0, 1, 2], dtype=torch.int32)
+    none, grad, out = torch.empty(0, dtype=torch.int32), torch.ones(2, 64), torch.zeros(3, 64)
+    tracker = WorkspaceTracker(lambda live: None)
+    for mean, nbytes in ((False, 8 * 4 + 4 * 5), (True, 8 * 4 + 4 * 5 + 4 * 5)):
+        tracker.reset_peak()
+        with tracker:
+            NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], mean, grad, out)
+        assert tracker.peak == nbytes and tracker.live == 0
+    tracker.reset_peak()
+    with tracker, as_on_gpu():
+        NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], True, grad, out)
+    assert tracker.peak == 0
