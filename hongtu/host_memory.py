@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from pathlib import Path
 
@@ -16,9 +15,6 @@ CGROUP = Path("/sys/fs/cgroup")
 # limit, use, and the part of it that can be had back: the page cache that nobody is using
 CGROUP_FILES = ("memory.max", "memory.current", "inactive_file")
 CGROUP_1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-LARGEST_REUSED = 32 << 20  # glibc takes no more
-KEPT = (2 << 30) - 1  # the most that an int says
 
 
 def available_bytes() -> int | None:
@@ -42,16 +38,6 @@ def check_host(needed: int) -> None:
             f"host memory: the run needs {needed} bytes, {available} are available; use a machine "
             "with more memory, fewer hidden columns or fewer layers"
         )
-
-
-def reuse_freed_memory() -> None:
-    """Let glibc hand freed blocks of up to 32 MiB out again instead of mapping, and clearing, fresh pages each time."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
-    mallopt(M_TRIM_THRESHOLD, KEPT)
 
 
 def drop_pages(array: np.ndarray) -> None:

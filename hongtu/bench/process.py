@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from hongtu.bench.spec import OURS
 from hongtu.bench.worker import Order
 from hongtu.errors import BudgetError, InputError
+from hongtu.malloc import without_caches
 
 
 class Worker:
@@ -21,7 +24,11 @@ class Worker:
         self.losses: list[float | None] = []
         self.epochs: list[dict[str, Any]] = []
         command = [sys.executable, "-m", "hongtu.bench.worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # each as its users start it: `hongtu train` sets malloc, the others are started by Python
+        environment = without_caches(os.environ) if self.run.system == OURS else None
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._say(order.to_json())
 
     def _say(self, line: str) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.errors import InputError
+from hongtu.malloc import restart_without_caches
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
 COMMANDS = (
@@ -39,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with terminable():
             arguments = build_parser().parse_args(argv)
+            if argv is None and arguments.command == "train":
+                restart_without_caches()
             arguments.run(arguments)
         return 0
     except SystemExit as stop:  # --help and --version

@@ -1,0 +1,80 @@
+"""Freed blocks are used again: how malloc is set, and the restart that one setting needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hongtu import malloc
+from hongtu.cli.main import main
+
+GROWTH = """
+import ctypes
+from hongtu.malloc import reuse_freed_memory
+reuse_freed_memory()
+libc = ctypes.CDLL(None)
+def aligned(size):
+    block = ctypes.c_void_p()
+    assert libc.posix_memalign(ctypes.byref(block), 64, size) == 0
+    return block
+libc.free.argtypes = [ctypes.c_void_p]
+libc.sbrk.restype = ctypes.c_void_p
+before = libc.sbrk(0)
+live = [aligned(1 << 20) for _ in range(3)]
+for _ in range(30):
+    libc.free(live.pop(0))
+    live.append(aligned(1 << 20))
+print((libc.sbrk(0) - before) >> 20)
+"""
+
+
+@pytest.fixture
+def glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malloc, "_glibc", lambda: True)
+
+
+@pytest.mark.parametrize(
+    "said,expected",
+    [
+        (None, "glibc.malloc.tcache_count=0"),
+        ("glibc.malloc.hugetlb=1", "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=0"),
+        ("glibc.malloc.tcache_count=3", "glibc.malloc.tcache_count=3"),
+    ],
+)
+def test_what_the_environment_says_itself_stays(glibc: None, said: str | None, expected: str) -> None:
+    before = {"A": "b"} | ({} if said is None else {malloc.TUNABLES: said})
+    assert malloc.without_caches(before) == {"A": "b", malloc.TUNABLES: expected}
+    assert malloc.without_caches(malloc.without_caches(before)) == malloc.without_caches(before)
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malloc, "_glibc", lambda: False)
+    assert malloc.without_caches({"A": "b"}) == {"A": "b"}
+
+
+def test_the_train_command_restarts_once_and_no_other_does(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, list[str]]] = []
+
+    def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
+        calls.append((program, arguments))
+        monkeypatch.setenv(malloc.TUNABLES, environment[malloc.TUNABLES])
+
+    monkeypatch.delenv(malloc.TUNABLES, raising=False)
+    monkeypatch.setattr(malloc.os, "execve", execve)
+    for command in ("info", "train", "train"):
+        monkeypatch.setattr(sys, "argv", ["hongtu", command, "absent"])
+        assert main() == 2
+        assert len(calls) == (command == "train")
+    assert calls == [(sys.executable, sys.orig_argv)]
+    main(["train", "absent"])  # from Python
+    assert len(calls) == 1
+
+
+@pytest.mark.skipif(not malloc._glibc(), reason="this C library is not glibc")
+def test_a_block_that_was_freed_is_used_for_the_next_as_large() -> None:
+    environment = malloc.without_caches({k: v for k, v in os.environ.items() if k != malloc.TUNABLES})
+    done = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 4  # MiB, of which 3 are in use
