@@ -117,7 +117,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
         Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
                            *to("bench")), 600),
         Part("savings", hongtu("bench", rmat, "--models", "gcn", "--hidden", "64", "--epochs", "1", "--strategies",
-                               "full,paper,alone", *to("bench")), 360),
+                               "full,paper,alone", "--together", *to("bench")), 360),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
                                 "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 600),
         Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,

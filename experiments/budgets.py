@@ -11,6 +11,7 @@ from pathlib import Path
 import hongtu
 from hongtu.bench.compare import Settings, compare, describe, in_memory_need
 from hongtu.bench.growth import largest_step
+from hongtu.bench.process import shared_process
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.errors import BudgetError
@@ -29,8 +30,13 @@ def main() -> None:
     parser.add_argument("--hardware", help="profile by which is planned")
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
+    with shared_process() as process:
+        measure(options, Settings(epochs=options.epochs, hardware=options.hardware, process=process))
+
+
+def measure(options: argparse.Namespace, settings: Settings) -> None:
+    """Time every model in every share of memory."""
     artifact = hongtu.open_artifact(options.artifact)
-    settings = Settings(epochs=options.epochs, hardware=options.hardware)
     for name in options.models:
         model = Model(name=name, hidden=options.hidden, layers=options.layers)
         need = in_memory_need(artifact.path, model, settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import Case, Settings, compare_cases, describe, in_memory_need
+from hongtu.bench.process import shared_process
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.plan.hardware import load_hardware
@@ -41,7 +42,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     load_hardware(options.hardware)
-    settings = Settings(epochs=options.epochs, hardware=options.hardware)
+    with shared_process() as process:
+        measure(options, Settings(epochs=options.epochs, hardware=options.hardware, process=process))
+
+
+def measure(options: argparse.Namespace, settings: Settings) -> None:
+    """Time all configurations, and print how far off each prediction is."""
     cases, about = [], []
     for kind, partitions, name, hidden, layers, strategies in HELD_OUT:
         graph = generated(options.work, kind, options.vertices)

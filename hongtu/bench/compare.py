@@ -1,4 +1,4 @@
-"""Several systems, models or graphs: each in a process of its own, their losses checked, then timed in turns."""
+"""Several systems, models or graphs in processes of their own: their losses are checked, then all timed in turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.artifact import Artifact
-from hongtu.bench.process import Worker, worker
+from hongtu.bench.process import Process, Worker, worker
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order
 from hongtu.host_load import BUSY
@@ -32,6 +32,8 @@ class Settings:
         again: more epochs at most for those that others disturbed.
         accuracy: train every system for so many epochs in all, with scores on the way; 0: not.
         device, hardware: see :class:`~hongtu.bench.worker.Order`.
+        process: that all systems share, which starts them faster; None: each has one of its own, and its memory is
+            measured.
     """
 
     epochs: int = 5
@@ -39,11 +41,13 @@ class Settings:
     accuracy: int = 0
     device: str = "cpu"
     hardware: str | None = None
+    process: Process | None = None
 
 
 def in_memory_need(artifact: Path, model: Model, settings: Settings) -> int:
     """Bytes of the largest device when ours trains without a limit; what shares of memory are shares of."""
-    with worker(_order(Case(artifact=artifact, model=model, run=Run(strategy="full")), settings)) as found:
+    order = _order(Case(artifact=artifact, model=model, run=Run(strategy="full")), settings)
+    with worker(order, settings.process) as found:
         found.epoch()
         return int(found.do("peak")["need"])
 
@@ -148,7 +152,7 @@ def _started(
     """A worker per case, which the stack ends; some start at the same time, for that is one core's work."""
     workers: list[Worker] = []
     for first in range(0, len(cases), STARTING):
-        started = [Worker(_order(case, settings)) for case in cases[first : first + STARTING]]
+        started = [Worker(_order(case, settings), settings.process) for case in cases[first : first + STARTING]]
         for found in started:
             stack.callback(found.close)
         for found in started:
@@ -213,7 +217,7 @@ def _curve(order: Order, settings: Settings) -> list[dict[str, Any]]:
     """Seconds trained and scores on the way, from the start to ``accuracy`` epochs, in a process that begins again."""
     points, trained = [], 0.0
     every = max(1, settings.accuracy // SCORED)
-    with worker(order) as found:
+    with worker(order, settings.process) as found:
         for epoch in range(1, settings.accuracy + 1):
             trained += found.epoch()["seconds"]
             if epoch % every == 0 or epoch == settings.accuracy:

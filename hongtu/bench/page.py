@@ -204,9 +204,9 @@ SECTIONS = (
     Section(
         "bench",
         "Epoch time and memory",
-        "Every system trains in a process of its own, from the same parameters; epochs are timed in turns. Before "
-        "that, the losses of its first epochs must be the reference&#39;s. Memory is the highest resident set above "
-        "that of the imports.",
+        "All systems train from the same parameters; epochs are timed in turns. Before that, the losses of each "
+        "one&#39;s first epochs must be the reference&#39;s. Memory, where a system has a process of its own, is the "
+        "highest resident set above that of the imports.",
         (("system", lambda row: f"{row['graph']}, {row['model']}: {row['label']}"), *MODEL[1:], *SECONDS,
          ("loss is the reference's", _yes("loss_agrees")), ("MiB", value("process_bytes", "{:,.0f}", MIB)),
          ("MiB over the host link", _host), ("counted = predicted", _yes("counted_is_predicted")),

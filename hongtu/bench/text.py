@@ -20,7 +20,8 @@ def table(model: Model, rows: list[dict[str, Any]]) -> str:
         text = f"  {row['label']:34s} {row['seconds']:8.3f} s [{low:.3f}, {high:.3f}]"
         if "seconds" in first:
             text += f" {row['seconds'] / first['seconds']:6.2f}x"
-        text += f"  {row['process_bytes'] / 2**20:7.0f} MiB"
+        if "process_bytes" in row:
+            text += f"  {row['process_bytes'] / 2**20:7.0f} MiB"
         if "bytes" in row:
             text += f"  {host_bytes(row['bytes']) / 2**20:8.0f} MiB over the host link"
         lines.append(text + ("" if row["others"] <= BUSY else f"  (others took {row['others']:.0%} of the machine)"))

@@ -1,8 +1,8 @@
-"""One system in a process of its own: it trains an epoch when it is told to.
+"""Systems in a process of their own: each trains an epoch when it is told to.
 
-``python -m hongtu.bench.worker`` reads JSON objects, one a line, and answers each with one: first ``Order`` (what to
-train), then {"do": "epoch" | "loss" | "scores" | "peak"}. An error that the user can mend is answered as {"refused":
-...}.
+``python -m hongtu.bench.worker`` reads JSON objects, one a line, and answers each with one: {"system": K, "order":
+Order} makes a system, {"system": K, "do": "epoch" | "loss" | "scores" | "peak" | "drop"} makes it do so. An error that
+the user can mend is answered as {"refused": ...}.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, TextIO
 from hongtu.bench.spec import OURS, Model, Run, named_strategy
 from hongtu.errors import InputError
 from hongtu.host_load import OthersShare, forget_peak, peak_resident
+
+FIRST = 1  # number of a process's first system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +35,11 @@ class Order:
     device: str = "cpu"
     hardware: str | None = None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, line: str) -> Order:
-        fields = json.loads(line)
+    def from_dict(cls, fields: dict[str, Any]) -> Order:
         return cls(**fields | {"model": Model(**fields["model"]), "run": Run(**fields["run"])})
 
 
@@ -121,9 +122,9 @@ def epoch(system: Any, device: str) -> dict[str, Any]:
     return found | (system.details() if isinstance(system, Ours) else {})
 
 
-def peak(system: Any, base: int, device: str) -> dict[str, Any]:
-    """Bytes above those of the imports, and what ours knows of itself."""
-    found: dict[str, Any] = {"process_bytes": max(peak_resident() - base, 0)}
+def peak(system: Any, base: int | None, device: str) -> dict[str, Any]:
+    """Bytes above those of the imports, where they are known of this system, and what ours knows of itself."""
+    found: dict[str, Any] = {} if base is None else {"process_bytes": max(peak_resident() - base, 0)}
     if device.startswith("cuda"):
         import torch
 
@@ -131,40 +132,58 @@ def peak(system: Any, base: int, device: str) -> dict[str, Any]:
     return found | (system.about() if isinstance(system, Ours) else {})
 
 
-def serve(orders: TextIO, answers: TextIO) -> None:
-    """Answer every line until there is none."""
-    # Imports are no part of what is measured, those that wait for the first optimizer included.
+class Systems:
+    """Those of this process, by number."""
+
+    def __init__(self) -> None:
+        self._systems: dict[int, tuple[Order, Any]] = {}
+        self._base: int | None = None
+
+    def answer(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Do what a line says."""
+        number = line["system"]
+        if "order" in line:
+            order = Order.from_dict(line["order"])
+            self._base = _memory_of_imports(order) if number == FIRST else None
+            self._systems[number] = order, make_system(order)
+            return {"ready": True}
+        if line["do"] == "drop":  # one that was refused is not there
+            self._systems.pop(number, None)
+            return {}
+        order, system = self._systems[number]
+        if line["do"] == "epoch":
+            return epoch(system, order.device)
+        if line["do"] == "loss":
+            return {"loss": system.loss()}
+        if line["do"] == "scores":
+            return {split: score if score == score else None for split, score in system.scores().items()}
+        return peak(system, self._base, order.device)
+
+
+def _memory_of_imports(order: Order) -> int:
+    """Imports are no part of what is measured, those that wait for the first optimizer included."""
     import torch._dynamo  # noqa: F401
 
     import hongtu.bench.baselines
     import hongtu.trainer  # noqa: F401
 
-    def answer(found: dict[str, Any]) -> None:
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
-
-    order = Order.from_json(next(orders))
     if order.run.system not in (OURS, "dense"):
         import torch_geometric.loader
         import torch_geometric.nn  # noqa: F401
     forget_peak()
-    base = peak_resident()
-    try:
-        system = make_system(order)
-        answer({"ready": True})
-        for line in orders:
-            do = json.loads(line)["do"]
-            if do == "epoch":
-                answer(epoch(system, order.device))
-            elif do == "loss":
-                answer({"loss": system.loss()})
-            elif do == "scores":
-                scores = system.scores()
-                answer({split: score if score == score else None for split, score in scores.items()})
-            else:
-                answer(peak(system, base, order.device))
-    except InputError as error:
-        answer({"refused": str(error), "smallest": getattr(error, "smallest", 0)})
+    return peak_resident()
+
+
+def serve(lines: TextIO, answers: TextIO) -> None:
+    """Answer every line until there is none."""
+    systems = Systems()
+    for line in lines:
+        try:
+            found = systems.answer(json.loads(line))
+        except InputError as error:
+            found = {"refused": str(error), "smallest": getattr(error, "smallest", 0)}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
 
 
 def main() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
+    from hongtu.artifact import Artifact
+    from hongtu.bench.compare import Settings
     from hongtu.bench.spec import Model, Run
 
 
@@ -31,6 +34,8 @@ def add_parser(subparsers: Any) -> None:
     add("--epochs", type=int, default=5, help="timed of each, after three that are checked (default: 5)")
     add("--accuracy", type=int, default=0, metavar="EPOCHS", help="also train each for so many epochs, with scores on "
         "the way")  # fmt: skip
+    add("--together", action="store_true", help="all systems in one process: they start faster, but the memory of a "
+        "process is not measured")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:K or dry (default: cpu)")
     add(
         "--hardware", metavar="NAME|FILE", help="profile for planning and for predicted seconds (default: the device's)"
@@ -42,19 +47,32 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Check everything, then measure model by model; a line for each system as soon as its model is done."""
+    from hongtu.artifact import open_artifact
+    from hongtu.bench.compare import Settings
+    from hongtu.bench.process import shared_process
+
+    check_options(options)
+    artifact = open_artifact(options.artifact)
+    with shared_process() if options.together else nullcontext() as process:
+        settings = Settings(
+            epochs=options.epochs,
+            accuracy=options.accuracy,
+            device=options.device,
+            hardware=options.hardware,
+            process=process,
+        )
+        measure(options, artifact, settings)
+
+
+def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings) -> None:
+    """Every model that is not done."""
     from tqdm import tqdm
 
-    from hongtu.artifact import open_artifact
-    from hongtu.bench.compare import Settings, compare, describe, steps
+    from hongtu.bench.compare import compare, describe, steps
     from hongtu.bench.records import append, machine, read
     from hongtu.bench.spec import Model
     from hongtu.bench.text import table
 
-    check_options(options)
-    artifact = open_artifact(options.artifact)
-    settings = Settings(
-        epochs=options.epochs, accuracy=options.accuracy, device=options.device, hardware=options.hardware
-    )  # fmt: skip
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
     about = machine("bench", "hongtu") | describe(artifact, settings)
     done = {_key(row) for row in ([] if options.out is None else read(options.out))}
@@ -107,7 +125,7 @@ def check_options(options: argparse.Namespace) -> None:
             raise InputError(f"--out {options.out}: expected a file in a directory that exists and can be written to")
 
 
-def make_runs(options: argparse.Namespace, model: Model, settings: Any) -> list[Run]:
+def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> list[Run]:
     """Every strategy in every budget, then the baselines."""
     from hongtu.bench.compare import in_memory_need
     from hongtu.bench.spec import Run, parse_budgets, parse_strategies

@@ -9,7 +9,7 @@ import mmap
 import pytest
 
 import hongtu
-from hongtu.bench import baselines, compare
+from hongtu.bench import baselines, compare, process
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, make_system
 from hongtu.cli.main import main as command
@@ -75,6 +75,28 @@ def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
     assert out.read_text().count("\n") == len(rows), "what was there was measured again"
 
 
+def test_together_all_systems_share_a_process(artifact, tmp_path, capsys, monkeypatch):
+    started = []
+    monkeypatch.setattr(process.Process, "__init__", counting(process.Process.__init__, started))
+    out = tmp_path / "rows.jsonl"
+    arguments = ["--models", "gcn,sage", "--hidden", "8", "--budgets", "none,60%", "--epochs", "1", "--accuracy", "1"]
+    command_line = ["bench", str(artifact), *arguments, "--baselines", "pyg,dense", "--together", "--out", str(out)]
+    assert command(command_line) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 8 and len(started) == 1
+    assert all(row["loss_agrees"] and row["seconds"] > 0 and "process_bytes" not in row for row in rows)
+    assert all(row["counted_is_predicted"] and row["memory"] for row in rows if row["system"] == "hongtu")
+    assert "MiB over the host link" in capsys.readouterr().out
+
+
+def counting(function, calls):
+    def call(*args, **options):
+        calls.append(args)
+        return function(*args, **options)
+
+    return call
+
+
 def test_another_loss_is_not_timed(artifact, monkeypatch):
     monkeypatch.setattr(compare, "reference_of", lambda model: Run(system="pyg"))
     model, settings = Model(name="gcn", hidden=8), compare.Settings(epochs=1)
@@ -118,6 +140,13 @@ def test_a_worker_that_refuses_or_dies_says_so(artifact, tmp_path):
     assert refused.value.smallest > 10
     with pytest.raises(InputError, match="absent"):
         compare.in_memory_need(tmp_path / "absent", model, settings)
+    with process.shared_process() as shared:  # which goes on after it has refused something
+        together = compare.Settings(epochs=1, process=shared)
+        with pytest.raises(BudgetError, match="smallest that works"):
+            compare.compare(artifact, model, [Run(strategy="full", budget=size) for size in (10, 2**30)], together)
+        assert compare.in_memory_need(artifact, model, together) > 10
+        (row,) = compare.compare(artifact, model, [Run(strategy="full")], together)
+        assert row["loss_agrees"]
 
 
 def test_memory_and_other_processes_are_seen():
