@@ -12,11 +12,13 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
 KEPT = (2 << 30) - 1  # the most that an int says
 TUNABLES = "GLIBC_TUNABLES"
+RESTARTED = "HONGTU_RESTARTED"
 NO_CACHES = "glibc.malloc.tcache_count=0"
 
 
@@ -40,14 +42,17 @@ def without_caches(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restart_without_caches() -> None:
-    """Start this program again without the threads' caches, unless it runs so already; before anything is loaded."""
+    """Start this program again without the threads' caches, before anything is loaded; once, and only where it can."""
+    restarted = os.environ.pop(RESTARTED, None)  # a wrapper of Python may drop the setting on the way
     environment = without_caches(os.environ)
-    if environment != dict(os.environ):
-        os.execve(sys.executable, sys.orig_argv, environment)
+    if restarted or environment == dict(os.environ) or not sys.executable:
+        return
+    with suppress(OSError):  # then it takes more memory
+        os.execve(sys.executable, sys.orig_argv, {**environment, RESTARTED: "1"})
 
 
 def _glibc() -> bool:
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
-    except (AttributeError, ValueError):  # another system, another C library
+    except (AttributeError, ValueError, OSError):  # another system, another C library
         return False

@@ -33,6 +33,8 @@ def csc_aggregate_transpose(
         empty: makes the arrays that are needed on the way: 8 bytes per source, 4 per edge, and per edge with a weight
             or a mean another float.
     """
+    if not len(local_source):  # nor any source, so that no slots do not mean the identity
+        return
     if grad_DF.shape[1] < WIDE:
         add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF)
         return

@@ -35,13 +35,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def program() -> int:
+    """What ``hongtu`` and ``python -m hongtu`` run."""
+    if sys.argv[1:2] == ["train"]:
+        restart_without_caches()
+    return main()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         with terminable():
             arguments = build_parser().parse_args(argv)
-            if argv is None and arguments.command == "train":
-                restart_without_caches()
             arguments.run(arguments)
         return 0
     except SystemExit as stop:  # --help and --version

@@ -68,3 +68,8 @@ def test_what_the_transpose_needs_on_the_way_counts_except_for_a_gpu_that_does_w
     with tracker, as_on_gpu():
         NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], True, grad, out)
     assert tracker.peak == 0
+    start, rows = torch.zeros(3, dtype=torch.int64), torch.zeros(1000, 64)
+    tracker.reset_peak()
+    with tracker:  # a chunk without in-edges has no slots either
+        NUMBA.csc_aggregate_transpose(start, source[:0], none, grad[:0, 0], True, grad, rows)
+    assert tracker.peak == 0

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hongtu import malloc
-from hongtu.cli.main import main
+from hongtu.cli.main import main, program
 
 GROWTH = """
 import ctypes
@@ -58,19 +58,30 @@ def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_train_command_restarts_once_and_no_other_does(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, list[str]]] = []
 
-    def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        calls.append((program, arguments))
-        monkeypatch.setenv(malloc.TUNABLES, environment[malloc.TUNABLES])
+    def execve(path: str, arguments: list[str], environment: dict[str, str]) -> None:
+        calls.append((path, arguments))
+        for name in (malloc.TUNABLES, malloc.RESTARTED):
+            monkeypatch.setenv(name, environment[name])
 
     monkeypatch.delenv(malloc.TUNABLES, raising=False)
     monkeypatch.setattr(malloc.os, "execve", execve)
     for command in ("info", "train", "train"):
         monkeypatch.setattr(sys, "argv", ["hongtu", command, "absent"])
-        assert main() == 2
+        assert program() == 2
         assert len(calls) == (command == "train")
-    assert calls == [(sys.executable, sys.orig_argv)]
-    main(["train", "absent"])  # from Python
-    assert len(calls) == 1
+    assert calls == [(sys.executable, sys.orig_argv)] and malloc.RESTARTED not in os.environ
+    monkeypatch.delenv(malloc.TUNABLES)
+    monkeypatch.setenv(malloc.RESTARTED, "1")  # a wrapper has dropped the setting
+    assert program() == 2 and main(["train", "absent"]) == 2 and len(calls) == 1
+    assert malloc.RESTARTED not in os.environ
+
+
+def test_a_restart_that_fails_is_done_without(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(malloc.TUNABLES, raising=False)
+    monkeypatch.setattr(sys, "executable", "/absent/python")
+    malloc.restart_without_caches()
+    monkeypatch.setattr(sys, "executable", "")
+    malloc.restart_without_caches()
 
 
 @pytest.mark.skipif(not malloc._glibc(), reason="this C library is not glibc")
