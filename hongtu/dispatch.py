@@ -1,7 +1,8 @@
 """Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU in a dry run.
 
-All have the names and arguments of ``hongtu.kernels``, ``hongtu.attention_kernels`` and ``hongtu.row_copies``, with
-tensors: contiguous, without gradients, of length 0 for "none".
+All have the names and arguments of ``hongtu.kernels``, ``hongtu.transposes``, ``hongtu.attention_kernels``,
+``hongtu.reduction_kernels`` and ``hongtu.row_copies``, with tensors: contiguous, without gradients, of length 0 for
+"none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def _replace_worst(found: Worker) -> None:
 
 
 def _curve(order: Order, settings: Settings) -> list[dict[str, Any]]:
-    """Seconds trained and scores on the way, from the start to ``accuracy`` epochs, in a process that begins again."""
+    """Seconds trained and scores on the way, from the start to ``accuracy`` epochs, of a system that begins again."""
     points, trained = [], 0.0
     every = max(1, settings.accuracy // SCORED)
     with worker(order, settings.process) as found:
