@@ -111,6 +111,12 @@ class ChunkInputs:
                 edge_type=here.get("edge_type"),
             )
 
+    def forget_pieces(self) -> None:
+        """Refer no longer to rows that the chunk has kept."""
+        for name in self._pieces:
+            self.vertex.pop(name, None)
+        self._pieces = {}
+
     def own(self, name: str) -> Tensor:
         """The chunk's rows of a resident tensor."""
         return self._own_rows[name][self.first - self._offset : self.end - self._offset]

@@ -93,6 +93,7 @@ class ChunkRun:
                 outs = [self._loss_gradient(outs[0])]
         if p.keep:
             self.executor.kept[self.key] = run
+        self.inputs.forget_pieces()  # whose memory what is kept now may take
         for number, place in enumerate(places):
             self.device.recognize(place.rows, number)
         for out, name in zip(outs[len(outs) - len(p.outputs) :], p.outputs, strict=True):

@@ -10,6 +10,8 @@ from torch import Tensor
 
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
+SLACK = 8  # spare memory beyond the most that was out: one part in so many
+
 
 def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Host memory."""
@@ -17,7 +19,8 @@ def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Pool:
-    """Gives tensors out and takes them back. All it holds is never more than the most that was out at one time.
+    """Gives tensors out and takes them back. All it holds is at most an eighth more than was ever out at one time: with
+    none to spare, sizes that are asked for in turns would push each other out in every epoch.
 
     Args:
         make: makes a tensor with undefined content.
@@ -37,7 +40,7 @@ class Pool:
         if spare:
             self._idle -= nbytes
             return spare.pop().view(dtype).view(shape)
-        self.shrink(self._most_out - self._out)
+        self.shrink(self._most_out + self._most_out // SLACK - self._out)
         return self._make(shape, dtype)
 
     def give(self, tensor: Tensor) -> None:

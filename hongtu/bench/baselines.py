@@ -90,7 +90,7 @@ def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[
 
 
 class FullBatch:
-    """torch_geometric's layers on the whole graph, in memory.
+    """torch_geometric's layers on the whole graph, in memory, its vertices numbered as they were given.
 
     Attributes:
         form: "pyg": ``edge_index``, its normalisation cached; "pyg-csr": torch's CSR matrix; "pyg-sparse":
@@ -101,15 +101,14 @@ class FullBatch:
         self, form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str = "cpu"
     ) -> None:
         self.form, self.model, self.device = form, model, device
-        topology, v = artifact.topology, artifact.num_vertices
-        target = np.repeat(np.arange(v), np.diff(topology.in_edge_start))
-        self.edges = torch.from_numpy(np.stack([topology.global_sources().astype(np.int64), target])).to(device)
-        if artifact.learns_features or artifact.task != "multiclass" or topology.edge_weight is not None:
+        v = artifact.num_vertices
+        if artifact.learns_features or artifact.task != "multiclass" or artifact.topology.edge_weight is not None:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
+        self.edges = torch.from_numpy(_edge_index(artifact)).to(device)
         rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
-        self.features = torch.from_numpy(np.array(rows)).to(device)
-        self.labels = torch.from_numpy(np.array(artifact.labels)).to(device)
-        self.masks = {name: torch.from_numpy(np.array(mask)).to(device) for name, mask in artifact.masks.items()}
+        self.features = _as_given(artifact, rows).to(device)
+        self.labels = _as_given(artifact, artifact.labels).to(device)
+        self.masks = {name: _as_given(artifact, mask).to(device) for name, mask in artifact.masks.items()}
         self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
         for module, layer in zip(self.modules, layers, strict=True):
             module.load_state_dict(layer.state_dict())
@@ -217,6 +216,20 @@ class Dense:
 
     def scores(self) -> dict[str, float]:
         return {}
+
+
+def _edge_index(artifact: Artifact) -> np.ndarray:
+    """int64 [2, E], sources above targets, by target."""
+    topology, ids = artifact.topology, artifact.original_id.astype(np.int64)
+    edges = np.stack([ids[topology.global_sources()], np.repeat(ids, np.diff(topology.in_edge_start))])
+    return edges[:, np.argsort(edges[1], kind="stable")]
+
+
+def _as_given(artifact: Artifact, rows: np.ndarray) -> Tensor:
+    """[V, ...] by original number."""
+    given = np.empty_like(rows)
+    given[artifact.original_id] = rows
+    return torch.from_numpy(given)
 
 
 def _csr(edges: Tensor, weight: Tensor | None, v: int) -> Tensor:
