@@ -11,7 +11,8 @@ import numpy as np
 
 
 def cut_chunks(in_edge_start: np.ndarray, partition_start: np.ndarray, chunks: int) -> np.ndarray:
-    """First vertex of every chunk: contiguous ranges of about equal work, a vertex costing its in-edges + 1.
+    """First vertex of every chunk: contiguous ranges of about equal work, a vertex costing its in-edges and the average
+    vertex's: layers take memory and time for both, so no chunk shall have far more of either than others.
 
     No chunk is empty while its partition has at least n vertices; a smaller partition gives its first chunks one
     vertex each.
@@ -27,7 +28,9 @@ def cut_chunks(in_edge_start: np.ndarray, partition_start: np.ndarray, chunks: i
     >>> cut_chunks(np.array([0, 4, 4, 4, 5, 5]), np.array([0, 5]), 2).tolist()  # vertex 0 has 4 of the 5 in-edges
     [0, 1, 5]
     """
-    work = in_edge_start + np.arange(len(in_edge_start))  # ascending strictly
+    vertices = max(len(in_edge_start) - 1, 1)
+    of_a_row = max(round(int(in_edge_start[-1] - in_edge_start[0]) / vertices), 1)
+    work = in_edge_start + of_a_row * np.arange(len(in_edge_start))  # ascending strictly
     cuts = [_cut(work, int(first), int(end), chunks) for first, end in pairwise(partition_start)]
     return np.concatenate([*cuts, partition_start[-1:]]).astype(np.int64)
 

@@ -102,8 +102,9 @@ def test_cuts(in_degree, m, n, data):
         assert sizes[i].sum() == size
         assert (sizes[i] > 0).all() if size >= n else sizes[i].max(initial=0) <= 1
         if size >= n:  # no chunk costs more than its share, the largest vertex, and what non-emptiness pushed on
-            work = np.diff((in_edge_start + np.arange(len(in_edge_start)))[start[i * n : (i + 1) * n + 1]])
-            members = np.array(in_degree[partition_start[i] : partition_start[i + 1]] or [0]) + 1
+            of_a_row = max(round(sum(in_degree) / len(in_degree)), 1)
+            work = np.diff((in_edge_start + of_a_row * np.arange(len(in_edge_start)))[start[i * n : (i + 1) * n + 1]])
+            members = np.array(in_degree[partition_start[i] : partition_start[i + 1]] or [0]) + of_a_row
             assert work.max() <= members.sum() / n + n * members.max()
 
 
@@ -111,8 +112,17 @@ def test_balance_on_a_large_partition():
     in_degree = np.random.default_rng(0).integers(0, 30, 10_000)
     in_edge_start = np.concatenate([[0], np.cumsum(in_degree)])
     start = cut_chunks(in_edge_start, np.array([0, 10_000]), 32)
-    work = np.diff(in_edge_start[start] + start)
-    assert work.max() - work.min() <= 62
+    work = np.diff(in_edge_start[start] + round(in_degree.mean()) * start)
+    assert work.max() - work.min() <= 2 * (29 + 15)
+
+
+def test_neither_rows_nor_edges_of_a_chunk_are_far_above_the_average():
+    """Where in-degrees lie in order, as in clusters: half of the vertices have nearly all edges."""
+    in_degree = np.repeat([1, 99], 5000)
+    in_edge_start = np.concatenate([[0], np.cumsum(in_degree)])
+    start = cut_chunks(in_edge_start, np.array([0, 10_000]), 32)
+    for size in (np.diff(start), np.diff(in_edge_start[start])):
+        assert size.max() <= 2 * size.mean() + 99
 
 
 @pytest.mark.parametrize("degree, n, expected", [
