@@ -106,7 +106,7 @@ class FullBatch:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
         self.edges = torch.from_numpy(_edge_index(artifact)).to(device)
         rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
-        self.features = _as_given(artifact, rows).to(device)
+        self.features = _as_given(artifact, np.asarray(rows)).to(device)
         self.labels = _as_given(artifact, artifact.labels).to(device)
         self.masks = {name: _as_given(artifact, mask).to(device) for name, mask in artifact.masks.items()}
         self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
