@@ -87,8 +87,8 @@ def prepare(options: argparse.Namespace) -> None:
             append(options.out / "preprocess.jsonl", machine("preprocess", "make bench") | row)
     arxiv = real_graph("ogbn-arxiv")
     if arxiv is not None:
-        prepared(arxiv, options.work / "ogbn-arxiv.artifact", undirected=True, features="random:128", partitions=1,
-                 chunks=64, order="input")  # fmt: skip
+        path = options.work / "ogbn-arxiv.artifact"
+        prepared(arxiv, path, undirected=True, features="random:128", partitions=1, chunks=64)
 
 
 def parts(options: argparse.Namespace) -> list[Part]:
