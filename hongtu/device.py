@@ -27,6 +27,8 @@ from hongtu.products import substitutes
 from hongtu.streams import Inline, Streams
 from hongtu.workspace import NONE, Sample, Substitutes, WorkspaceTracker
 
+SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
+
 
 class Device(ABC):
     """One device of a run.
@@ -59,7 +61,7 @@ class Device(ABC):
         self._buffers: dict[str, Tensor] = {}
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
-        self._pool = Pool(self._empty)
+        self._pool = Pool(self._empty, SLACK)
         self._workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
         self._running, self._counted = ("", 0), True

@@ -10,8 +10,6 @@ from torch import Tensor
 
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
-SLACK = 8  # spare memory beyond the most that was out: one part in so many
-
 
 def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Host memory."""
@@ -19,15 +17,16 @@ def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Pool:
-    """Gives tensors out and takes them back. All it holds is at most an eighth more than was ever out at one time: with
-    none to spare, sizes that are asked for in turns would push each other out in every epoch.
+    """Gives tensors out and takes them back. All it holds is never more than the most that was out at one time, and
+    the slack beyond: with none, sizes that are asked for in turns push each other out.
 
     Args:
         make: makes a tensor with undefined content.
+        slack: a part of the most that was out.
     """
 
-    def __init__(self, make: Make = plain) -> None:
-        self._make = make
+    def __init__(self, make: Make = plain, slack: float = 0.0) -> None:
+        self._make, self._slack = make, slack
         self._spare: dict[int, list[Tensor]] = {}
         self._out = self._most_out = self._idle = 0
 
@@ -40,7 +39,7 @@ class Pool:
         if spare:
             self._idle -= nbytes
             return spare.pop().view(dtype).view(shape)
-        self.shrink(self._most_out + self._most_out // SLACK - self._out)
+        self.shrink(int(self._most_out * (1 + self._slack)) - self._out)
         return self._make(shape, dtype)
 
     def give(self, tensor: Tensor) -> None:

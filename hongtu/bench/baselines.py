@@ -222,7 +222,7 @@ def _edge_index(artifact: Artifact) -> np.ndarray:
     """int64 [2, E], sources above targets, by target."""
     topology, ids = artifact.topology, artifact.original_id.astype(np.int64)
     edges = np.stack([ids[topology.global_sources()], np.repeat(ids, np.diff(topology.in_edge_start))])
-    return edges[:, np.argsort(edges[1], kind="stable")]
+    return np.take(edges, np.argsort(edges[1], kind="stable"), axis=1)  # contiguous: torch scatters faster by it
 
 
 def _as_given(artifact: Artifact, rows: np.ndarray) -> Tensor:

@@ -12,7 +12,8 @@ import numpy as np
 
 def cut_chunks(in_edge_start: np.ndarray, partition_start: np.ndarray, chunks: int) -> np.ndarray:
     """First vertex of every chunk: contiguous ranges of about equal work, a vertex costing its in-edges and the average
-    vertex's: layers take memory and time for both, so no chunk shall have far more of either than others.
+    vertex's: layers take memory and time for both, so that where partitions are about as dense as the graph, no chunk
+    has far more of either than others.
 
     No chunk is empty while its partition has at least n vertices; a smaller partition gives its first chunks one
     vertex each.

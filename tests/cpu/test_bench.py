@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 
+import numpy as np
 import pytest
 
 import hongtu
@@ -44,6 +45,26 @@ def test_every_form_trains_the_same_model(artifact, model):
             found, other = losses(Run(system=form))
             assert found == pytest.approx(own, rel=1e-5), form
             assert other == pytest.approx(scores, abs=0.02), form
+
+
+def test_a_baseline_gets_the_graph_as_it_was_given(tmp_path):
+    """Numbers, rows and labels of the input, whatever order hongtu runs in; in the layout that torch is fast with."""
+    generator = np.random.default_rng(0)
+    edges, features = generator.integers(0, 200, (2, 1500)), generator.random((200, 4), dtype=np.float32)
+    labels = generator.integers(0, 3, 200)
+    train = generator.random(200) < 0.5
+    hongtu.preprocess_graph(
+        edges, 200, tmp_path / "artifact", features=features, labels=labels, masks={"train": train}, partitions=2,
+        chunks=4, order="clusters",
+    )  # fmt: skip
+    order = Order(artifact=str(tmp_path / "artifact"), model=Model(name="sage", hidden=8), run=Run(system="pyg"))
+    baseline = make_system(order)
+    assert baseline.edges.is_contiguous()
+    assert sorted(zip(*baseline.edges.tolist(), strict=True)) == sorted(zip(*edges.tolist(), strict=True))
+    assert (baseline.edges[1].diff() >= 0).all()
+    assert np.array_equal(baseline.features.numpy(), features)
+    assert np.array_equal(baseline.labels.numpy(), labels)
+    assert np.array_equal(baseline.masks["train"].numpy(), train)
 
 
 def test_sampled_mini_batches_learn(artifact):

@@ -33,6 +33,32 @@ def test_it_holds_no_more_than_was_out_at_one_time():
     assert pool.take((0, 3), F).shape == (0, 3)
 
 
+def test_slack_keeps_sizes_that_are_asked_for_in_turns():
+    """As in an epoch: two of one size, one of them freed for two small ones, and asked for again."""
+    made = []
+
+    def make(shape, dtype):
+        made.append(shape)
+        return torch.empty(shape, dtype=dtype)
+
+    def epoch(pool):
+        a, b, c = (pool.take((n,), torch.uint8) for n in (1000, 1000, 100))
+        pool.give(b)
+        d = pool.take((100,), torch.uint8)
+        pool.give(c)
+        e = pool.take((1000,), torch.uint8)
+        for tensor in (a, d, e):
+            pool.give(tensor)
+        assert pool.idle <= 2100 + int(2100 * slack)
+
+    for slack, first, later in ((0.0, 5, 2), (1 / 8, 4, 0)):
+        pool = Pool(make, slack)
+        for expected in (first, later, later):
+            made.clear()
+            epoch(pool)
+            assert len(made) == expected, (slack, made)
+
+
 def test_a_device_stays_within_its_budget_with_what_is_idle():
     device = CpuDevice("device 0", 1000, Traffic())
     device.place("a", (900,), torch.uint8)
