@@ -75,7 +75,7 @@ def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), DryBackend()
     slow = replace(device.hardware, host_link=1e6, contiguous_link=1e6)
     found = []
-    for share in (1.0, 2.0, 3.0):
+    for share in (1.0, 2.0, 4.0):
         some = budget(model, problem, (2, 6), share, device=device)
         trainer = check(model, problem, (2, 6), device=device, device_memory=some, hardware=slow)
         found.append(trainer.plan.choice.structure)
