@@ -29,7 +29,7 @@ class VertexRows:
         self.weight = weight
 
     def ordered(self, rows: Tensor) -> Tensor:
-        """[V, width] in new order -> in the original order."""
+        """[V, ...] in new order -> in the original order."""
         out = torch.empty_like(rows)
         out[self._ids] = rows
         return out

@@ -37,7 +37,7 @@ class ChunkTopology:
     edge_weight: np.ndarray | None
     active: np.ndarray | None = None
 
-    @property
+    @cached_property
     def num_dst(self) -> int:
         return len(self.indptr) - 1
 
@@ -110,12 +110,12 @@ class Topology:
         """int64 [C], destinations of every chunk."""
         return np.diff(self.chunk_start if self.active_start is None else self.active_start)
 
-    @property
+    @cached_property
     def num_sources(self) -> np.ndarray:
         """int64 [C], |N_ij| of every chunk."""
         return np.diff(self.source_start)
 
-    @property
+    @cached_property
     def chunk_edges(self) -> np.ndarray:
         """int64 [C], in-edges of every chunk."""
         return np.diff(np.asarray(self.in_edge_start)[self.chunk_start])

@@ -106,9 +106,10 @@ class FullBatch:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
         self.edges = torch.from_numpy(_edge_index(artifact)).to(device)
         rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
-        self.features = _as_given(artifact, np.asarray(rows)).to(device)
-        self.labels = _as_given(artifact, artifact.labels).to(device)
-        self.masks = {name: _as_given(artifact, mask).to(device) for name, mask in artifact.masks.items()}
+        new_id = np.argsort(artifact.original_id)
+        self.features = torch.from_numpy(np.asarray(rows)[new_id]).to(device)
+        self.labels = torch.from_numpy(artifact.labels[new_id]).to(device)
+        self.masks = {name: torch.from_numpy(mask[new_id]).to(device) for name, mask in artifact.masks.items()}
         self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
         for module, layer in zip(self.modules, layers, strict=True):
             module.load_state_dict(layer.state_dict())
@@ -223,13 +224,6 @@ def _edge_index(artifact: Artifact) -> np.ndarray:
     topology, ids = artifact.topology, artifact.original_id.astype(np.int64)
     edges = np.stack([ids[topology.global_sources()], np.repeat(ids, np.diff(topology.in_edge_start))])
     return np.take(edges, np.argsort(edges[1], kind="stable"), axis=1)  # contiguous: torch scatters faster by it
-
-
-def _as_given(artifact: Artifact, rows: np.ndarray) -> Tensor:
-    """[V, ...] by original number."""
-    given = np.empty_like(rows)
-    given[artifact.original_id] = rows
-    return torch.from_numpy(given)
 
 
 def _csr(edges: Tensor, weight: Tensor | None, v: int) -> Tensor:

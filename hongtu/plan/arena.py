@@ -6,12 +6,11 @@ Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import numpy as np
+from math import prod
 
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.structure import FLOAT, Needs, chunk_entries
+from hongtu.plan.structure import FLOAT, SIZES, Needs, device_entries
 from hongtu.plan.transfer import BatchLimits
 from hongtu.topology import Topology
 
@@ -31,8 +30,8 @@ class Buffer:
     sets: int = 1
 
     def nbytes(self, itemsize: int) -> int:
-        size = itemsize if self.dtype == FLOAT else np.dtype(self.dtype).itemsize
-        return int(np.prod((self.sets, *self.shape), dtype=np.int64)) * size
+        size = itemsize if self.dtype == FLOAT else SIZES[self.dtype]
+        return self.sets * prod(self.shape) * size
 
 
 def pass_buffers(
@@ -53,7 +52,7 @@ def pass_buffers(
         structure: that stays there.
     """
     own = slice(device * topology.chunks, (device + 1) * topology.chunks)
-    most = {over: int(count[own].max()) for over, count in chunk_entries(topology).items()}
+    most = device_entries(topology)[device].most
     d = most["destinations"]
     staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
     buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys(staged)}

@@ -14,7 +14,7 @@ from hongtu.plan.arena import Buffer, cache_buffers, cached_rows, pass_buffers, 
 from hongtu.plan.passes import FEATURES, Pass, PassList
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
-from hongtu.plan.structure import Array, Needs, Over, chunk_entries, pass_needs, spans
+from hongtu.plan.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.transfer import (
     BatchLimits,
     DeviceCounts,
@@ -188,7 +188,7 @@ class ExecutionPlan:
         """Predicted traffic of one pass on one device."""
         traffic, width, item = Traffic(), self.passes.width, self.shape.itemsize
         view, needs = self.view(p), self.needs(p)
-        v = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].sum())
+        v = device_entries(view)[device].busy["destinations"]
         sparse = () if self.shape.sparse_input is None else (FEATURES,)
         read = sum(width[name] for name in (*p.inputs, *p.gradients) if name not in (*self.resident, *sparse))
         traffic.add("read", v * (read * item + needs.labels * (self.shape.label_bytes + 1)))
@@ -227,9 +227,7 @@ class ExecutionPlan:
     ) -> int:
         """Structure and plan arrays that a pass copies to one device."""
         t, item = self.view(p), self.shape.itemsize
-        own = slice(device * t.chunks, (device + 1) * t.chunks)
-        busy = t.num_dst[own] > 0
-        entries = {over: int(count[own][busy].sum()) for over, count in chunk_entries(t).items()}
+        entries = device_entries(t)[device].busy
         total = (t.active is not None) * 4 * (1 + needs.identity) * entries["destinations"]
         if not self.structure_stays(p):
             total += sum(array.nbytes(entries[array.over], item) for array in needs.structure.values())
@@ -256,13 +254,13 @@ class ExecutionPlan:
         """What a run stays under, evaluation included: planned buffers and, where it was probed, the workspace."""
         return self.device_bytes | self.host_bytes
 
-    @property
+    @cached_property
     def device_bytes(self) -> dict[str, int]:
         """The part of ``peak_bytes`` that a device budget limits."""
         peaks = {}
         for i in range(self.topology.partitions):
-            p = self.tightest_pass(i)
-            peaks[f"device {i}"] = self.pass_arena(p, i) + self.workspace.get(p.name, 0)
+            taken = (self.pass_arena(p, i) + self.workspace.get(p.name, 0) for p in self.passes.every)
+            peaks[f"device {i}"] = max(taken)
         return peaks
 
     @property
@@ -311,7 +309,7 @@ class ExecutionPlan:
         )
         if not self.choice.staging:
             return own, {}
-        num_dst = int(view.num_dst[device * view.chunks : (device + 1) * view.chunks].max(initial=0))
+        num_dst = device_entries(view)[device].most["destinations"]
         return staged(p, own, width, limits, num_dst, self.resident, self.choice.staging)
 
     def host_staging_bytes(self, p: Pass) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from hongtu.errors import BudgetError
 from hongtu.plan.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
 from hongtu.plan.intervals import chain
-from hongtu.plan.reuse import Requests, Uses, uses_of
+from hongtu.plan.reuse import Uses, uses_of
 from hongtu.topology import Topology
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # row, first, last of intervals
@@ -85,8 +85,7 @@ def _rooms(uses: list[Uses], capacity: Sequence[int] | int | None, prefetch: int
     limits = np.broadcast_to(UNLIMITED if capacity is None else capacity, len(uses))
     rooms = []
     for i, u in enumerate(uses):
-        room = limits[i] - window_sizes(u.own, prefetch, u.num_vertices)
-        room = room - window_sizes(u.mirror, prefetch, u.num_vertices)
+        room = limits[i] - u.window_rows(prefetch)
         if room.min(initial=0) < 0:
             batch = int(room.argmin())
             raise BudgetError(
@@ -123,29 +122,6 @@ def _cost(columns: tuple[list[Columns], list[Columns]], peer_cost: float) -> flo
     """Equation 4 in rows of the host; rows that stay where they are cost nothing, as with in-place reuse."""
     owners, mirrors = columns
     return sum(len(row) for row, _, _ in owners) + peer_cost * sum(len(row) for row, _, _ in mirrors)
-
-
-def window_sizes(requests: Requests, prefetch: int, num_vertices: int) -> np.ndarray:
-    """int64 [B], distinct rows that batches b .. b + prefetch request."""
-    start, row = requests
-    if prefetch == 0:
-        return np.diff(start)
-    return _window_sizes(start, row, prefetch, num_vertices)
-
-
-@numba.njit(cache=True, nogil=True)
-def _window_sizes(start, row, prefetch, num_vertices):
-    num_batches = len(start) - 1
-    sizes = np.zeros(num_batches, dtype=np.int64)
-    last_seen = np.full(num_vertices, -prefetch - 2, dtype=np.int64)
-    for b in range(num_batches):
-        for k in range(start[b], start[b + 1]):
-            # a row requested in b counts for windows b - prefetch .. b, except those its previous request covers
-            begin = max(b - prefetch, last_seen[row[k]] + 1, 0)
-            for w in range(begin, b + 1):
-                sizes[w] += 1
-            last_seen[row[k]] = b
-    return sizes
 
 
 @numba.njit(cache=True, nogil=True)

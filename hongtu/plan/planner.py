@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from hongtu.errors import BudgetError
 from hongtu.plan.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.execution import ONCE, Choice, ExecutionPlan
+from hongtu.plan.execution import ONCE, Choice, ExecutionPlan, View
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.prune import pays, receptive_field
 from hongtu.plan.residents import choose_residents, every_tensor
@@ -51,48 +52,80 @@ def plan_run(
     if budget is None:
         choice = Choice(fields=fields, staging=staging[0])
         return _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
+    starts: list[ExecutionPlan] = []
+    known: dict[View, Topology] = {}
     for sets in staging:
-        choice = Choice(fields=fields, staging=sets)
-        start = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
-        finest = replace(start, workspace=probe(start))
+        order, choice = _schedule(topology, paper_schedule, strategy), Choice(fields=fields, staging=sets)
+        finest = sketch_plan(topology, order, shape, strategy, choice, known)
+        finest, known = replace(finest, workspace=probe(finest)), finest.views
         orders = (finest, *(plan for _, plan in _reordered(finest, paper_schedule, None)))
         leanest = min(orders, key=smallest_budget)  # what a batch of all devices needs depends on the order
-        for plan in (finest, leanest):
-            if smallest_budget(plan) <= budget:
-                return _limited(plan, paper_schedule, budget, probe, hardware)
-    raise _refusal(leanest, budget, original_id)
+        starts += [plan for plan in (finest, leanest) if smallest_budget(plan) <= budget][:1]
+    if not starts:
+        raise _refusal(leanest, budget, original_id)
+    return _limited(starts, paper_schedule, budget, probe, hardware)
 
 
 def _limited(
-    finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int, probe: Probe, hardware: Hardware
+    starts: list[ExecutionPlan], paper_schedule: np.ndarray, budget: int, probe: Probe, hardware: Hardware
 ) -> ExecutionPlan:
-    """The best of all grains and variants, where the finest fits."""
-    candidates = [(1, finest)]
-    if finest.strategy.group:
-        candidates += _coarser(finest, paper_schedule, budget)
-    candidates += _reordered(finest, paper_schedule, budget)
-    seconds = [
-        predict_seconds(plan_caches(least, budget, hardware.peer_cost, count=True), hardware).total
-        for _, least in candidates
-    ]
-    for k in np.argsort(seconds, kind="stable"):
+    """The cheapest of all grains, orders and variants.
+
+    Args:
+        starts: plans at the finest grain that fit.
+    """
+    if starts[0].strategy.fuse_last_layer:
+        fused = [_fused(plan, probe) for plan in starts]
+        starts = [*starts, *(plan for plan in fused if smallest_budget(plan) <= budget)]
+    candidates = [(1, start) for start in starts]
+    for start in starts:
+        candidates += _reordered(start, paper_schedule, budget)
+    if starts[0].strategy.group:
+        candidates += _coarser(starts, paper_schedule, budget)
+
+    def entry(k: int, plan: ExecutionPlan, *, probed: bool) -> tuple[float, int, bool, ExecutionPlan]:
+        variant, seconds = _cheapest(plan, budget, hardware)
+        return seconds, k, probed, variant
+
+    queue = [entry(k, plan, probed=size == 1) for k, (size, plan) in enumerate(candidates)]
+    heapify(queue)
+    while True:
+        _, k, probed, variant = heappop(queue)  # never the last one: the finest grain is among them and fits
+        if probed:
+            break
         size, plan = candidates[k]
-        if size > 1:
-            plan = _with_edges(plan, finest, size)
-            plan = replace(plan, workspace=probe(plan))  # it was an estimate
-            if smallest_budget(plan) > budget:
-                continue
-        chosen = plan_caches(_improved(plan, budget, probe, hardware), budget, hardware.peer_cost)
-        for candidate in (*(least for _, least in candidates), chosen):
-            for view in candidate.views.values():
-                view.memo.clear()
-        return chosen
-    raise AssertionError("the finest grain fits and is among the candidates")
+        plan = _with_edges(plan, starts[0].topology.grouped(size))
+        plan = replace(plan, workspace=probe(plan))  # it was an estimate
+        if smallest_budget(plan) <= budget:
+            heappush(queue, entry(k, plan, probed=True))
+    chosen = plan_caches(variant, budget, hardware.peer_cost)
+    for candidate in (*(plan for _, plan in candidates), chosen):
+        for view in candidate.views.values():
+            view.memo.clear()
+    return chosen
 
 
-def _with_edges(plan: ExecutionPlan, finest: ExecutionPlan, size: int) -> ExecutionPlan:
+def _fused(plan: ExecutionPlan, probe: Probe) -> ExecutionPlan:
+    """The same with forward, loss and backward of the last layer in one pass."""
+    choice, order = replace(plan.choice, fuse=True), plan.schedules[None]
+    fused = sketch_plan(plan.topology, order, plan.shape, plan.strategy, choice, plan.views, plan.once)
+    return replace(fused, workspace=probe(fused))
+
+
+def _cheapest(plan: ExecutionPlan, budget: int, hardware: Hardware) -> tuple[ExecutionPlan, float]:
+    """The cheaper of a plan and the same with what may stay on the devices, only counted, and its seconds."""
+    variants = [plan_caches(plan, budget, hardware.peer_cost, count=True)]
+    if plan.strategy.resident:
+        choice = choose_residents(variants[0], budget)
+        if choice != plan.choice:
+            variants.append(plan_caches(replace(plan, choice=choice), budget, hardware.peer_cost, count=True))
+    seconds = [predict_seconds(variant, hardware).total for variant in variants]
+    best = int(np.argmin(seconds))
+    return variants[best], seconds[best]
+
+
+def _with_edges(plan: ExecutionPlan, topology: Topology) -> ExecutionPlan:
     """A plan made on neighbour sets alone, with the edges that it runs on."""
-    topology = finest.topology.grouped(size)
     return sketch_plan(topology, plan.schedules[None], plan.shape, plan.strategy, plan.choice, once=plan.once)
 
 
@@ -136,29 +169,6 @@ def _largest_first(topology: Topology) -> np.ndarray:
     return np.argsort(-sizes, axis=1, kind="stable").astype(np.int32)
 
 
-def _improved(plan: ExecutionPlan, budget: int, probe: Probe, hardware: Hardware) -> ExecutionPlan:
-    """The cheapest of a plan's variants with the last layer fused or not, and with tensors resident or not; only
-    counted."""
-
-    def count(variant: ExecutionPlan) -> ExecutionPlan:
-        return plan_caches(variant, budget, hardware.peer_cost, count=True)
-
-    variants = [count(plan)]
-    if plan.strategy.fuse_last_layer:
-        choice = replace(plan.choice, fuse=True)
-        order = plan.schedules[None]
-        fused = sketch_plan(plan.topology, order, plan.shape, plan.strategy, choice, plan.views, plan.once)
-        fused = replace(fused, workspace=probe(fused))
-        if smallest_budget(fused) <= budget:
-            variants.append(count(fused))
-    if plan.strategy.resident:
-        for variant in list(variants):
-            choice = choose_residents(variant, budget)
-            if choice != variant.choice:
-                variants.append(count(replace(variant, choice=choice, transfers={})))
-    return min(variants, key=lambda variant: predict_seconds(variant, hardware).total)
-
-
 def _fields(
     topology: Topology, shape: NetworkShape, strategy: Strategy, loss_vertices: np.ndarray | None
 ) -> tuple[np.ndarray, ...]:
@@ -191,35 +201,51 @@ def _reordered(
     return [(1, plan)] if budget is None or smallest_budget(plan) <= budget else []
 
 
-def _coarser(finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int) -> list[tuple[int, ExecutionPlan]]:
+def _coarser(starts: list[ExecutionPlan], paper_schedule: np.ndarray, budget: int) -> list[tuple[int, ExecutionPlan]]:
     """Plans with ever larger groups of chunks, as long as they should fit; their workspace is estimated.
+
+    Args:
+        starts: plans at the finest grain, in the order of the input.
 
     Returns:
         chunks per group, and a plan without edges.
     """
-    plans: list[tuple[int, ExecutionPlan]] = []
+    found: list[tuple[int, ExecutionPlan]] = []
+    finer = [(start, start) for start in starts]
     size = 2
-    while size < 2 * finest.topology.chunks:
-        finer = plans[-1][1] if plans else finest
-        finer_views = {hops: view for hops, view in finer.views.items() if hops != ONCE}
-        views = {view: view.grouped_sets(2) for view in dict.fromkeys((finer.topology, *finer_views.values()))}
-        grouped = views[finer.topology]
-        schedule = _schedule(grouped, paper_schedule, finest.strategy)
-        known = {hops: views[view] for hops, view in finer_views.items()}
-        plan = sketch_plan(grouped, schedule, finest.shape, finest.strategy, finest.choice, known)
-        growth = max(
-            _ratio(getattr(view, name), getattr(finest.views[hops], name))
-            for hops, view in plan.views.items()
-            for name in ("num_dst", "num_sources", "chunk_edges")
-        )
-        plan = replace(plan, workspace={name: int(taken * growth) for name, taken in finest.workspace.items()})
-        if smallest_budget(plan) > budget:
-            plan = _setting_up_finely(plan, finest)
-            if smallest_budget(plan) > budget:
-                break
-        plans.append((size, plan))
+    while finer and size < 2 * starts[0].topology.chunks:
+        views = dict.fromkeys(view for _, plan in finer for view in (plan.topology, *_grouped_views(plan).values()))
+        views = {view: view.grouped_sets(2) for view in views}
+        coarser = [(start, _grouped(plan, start, views, paper_schedule, budget)) for start, plan in finer]
+        finer = [(start, plan) for start, plan in coarser if smallest_budget(plan) <= budget]
+        found += [(size, plan) for _, plan in finer]
         size *= 2
-    return plans
+    return found
+
+
+def _grouped(
+    finer: ExecutionPlan,
+    finest: ExecutionPlan,
+    grouped: dict[Topology, Topology],
+    paper_schedule: np.ndarray,
+    budget: int,
+) -> ExecutionPlan:
+    """A plan on the groups of another's views, without edges."""
+    topology, known = grouped[finer.topology], {hops: grouped[view] for hops, view in _grouped_views(finer).items()}
+    schedule = _schedule(topology, paper_schedule, finest.strategy)
+    plan = sketch_plan(topology, schedule, finest.shape, finest.strategy, finest.choice, known)
+    growth = max(
+        _ratio(getattr(view, name), getattr(finest.views[hops], name))
+        for hops, view in plan.views.items()
+        for name in ("num_dst", "num_sources", "chunk_edges")
+    )
+    plan = replace(plan, workspace={name: int(taken * growth) for name, taken in finest.workspace.items()})
+    return plan if smallest_budget(plan) <= budget else _setting_up_finely(plan, finest)
+
+
+def _grouped_views(plan: ExecutionPlan) -> dict[View, Topology]:
+    """Those whose chunks are grouped with the plan's."""
+    return {hops: view for hops, view in plan.views.items() if hops != ONCE}
 
 
 def _setting_up_finely(plan: ExecutionPlan, finest: ExecutionPlan) -> ExecutionPlan:

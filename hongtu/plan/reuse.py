@@ -10,7 +10,7 @@ A schedule is an int array [m, B]: ``schedule[i, b]`` is the chunk j that device
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -21,6 +21,8 @@ from hongtu.bitmap import insert, take_all
 from hongtu.plan.gaps import ALL, Gaps, count_gaps
 from hongtu.plan.intervals import chain, next_uses
 from hongtu.topology import Topology
+
+Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,17 @@ class Uses:
     own: Requests
     mirror: Requests
     num_vertices: int
+    _window_rows: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+
+    def window_rows(self, prefetch: int) -> np.ndarray:
+        """int64 [B], distinct rows that batches b .. b + prefetch request."""
+        if prefetch not in self._window_rows:
+            if prefetch == 0:
+                own, mirror = np.diff(self.own[0]), np.diff(self.mirror[0])
+            else:
+                own, mirror = (_window_rows(*rows, prefetch, self.num_vertices) for rows in (self.own, self.mirror))
+            self._window_rows[prefetch] = own + mirror
+        return self._window_rows[prefetch]
 
     @cached_property
     def own_next(self) -> np.ndarray:
@@ -65,9 +78,6 @@ def uses_of(topology: Topology, schedule: np.ndarray) -> list[Uses]:
             for i, (lo, hi) in enumerate(pairwise(topology.partition_start.tolist()))
         ]
     return list(topology.memo[key])
-
-
-Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
 
 
 def neighbour_requests(topology: Topology, schedule: np.ndarray, device: int) -> Requests:
@@ -144,3 +154,18 @@ def _transition_requests(source_start, sources, chunk, lo, hi):
         at = take_all(words, first, end, lo, row, at)
         start[b + 1] = at
     return start, row[:at].copy()
+
+
+@numba.njit(cache=True, nogil=True)
+def _window_rows(start, row, prefetch, num_vertices):
+    num_batches = len(start) - 1
+    sizes = np.zeros(num_batches, dtype=np.int64)
+    last_seen = np.full(num_vertices, -prefetch - 2, dtype=np.int64)
+    for b in range(num_batches):
+        for k in range(start[b], start[b + 1]):
+            # a row requested in b counts for windows b - prefetch .. b, except those its previous request covers
+            begin = max(b - prefetch, last_seen[row[k]] + 1, 0)
+            for w in range(begin, b + 1):
+                sizes[w] += 1
+            last_seen[row[k]] = b
+    return sizes

@@ -16,6 +16,7 @@ from hongtu.plan.shapes import NetworkShape
 from hongtu.topology import Topology
 
 FLOAT = "float"  # stands for the run's dtype
+SIZES = {"uint8": 1, "bool": 1, "int32": 4, "int64": 8}  # bytes of the others
 Over = Literal["destinations", "pointers", "edges", "sources"]
 
 
@@ -38,7 +39,7 @@ class Array:
 
     def nbytes(self, entries: int, itemsize: int) -> int:
         """Of so many entries."""
-        size = itemsize if self.dtype == FLOAT else np.dtype(self.dtype).itemsize
+        size = itemsize if self.dtype == FLOAT else SIZES[self.dtype]
         return entries * max(self.columns, 1) * size
 
 
@@ -106,7 +107,41 @@ def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     )
 
 
-def chunk_entries(topology: Topology) -> dict[Over, np.ndarray]:
+@dataclass(frozen=True)
+class Entries:
+    """What the chunks of one device have entries for.
+
+    Attributes:
+        most: of the largest chunk, by what is counted.
+        busy: of all chunks with destinations.
+    """
+
+    most: dict[Over, int]
+    busy: dict[Over, int]
+
+
+def device_entries(topology: Topology) -> list[Entries]:
+    """Of every device; remembered in ``topology.memo``."""
+    if "entries" not in topology.memo:
+        shape = topology.partitions, topology.chunks
+        counts = {over: count.reshape(shape) for over, count in _chunk_entries(topology).items()}
+        busy = counts["destinations"] > 0
+        most = {over: count.max(axis=1).tolist() for over, count in counts.items()}
+        total = {over: (count * busy).sum(axis=1).tolist() for over, count in counts.items()}
+        topology.memo["entries"] = [
+            Entries({over: n[i] for over, n in most.items()}, {over: n[i] for over, n in total.items()})
+            for i in range(topology.partitions)
+        ]
+    return list(topology.memo["entries"])
+
+
+def spans(topology: Topology, device: int) -> dict[Over, np.ndarray]:
+    """int64 [n + 1] each: where every chunk of a device begins in arrays of all of them, then their length."""
+    own = slice(device * topology.chunks, (device + 1) * topology.chunks)
+    return {over: np.append(0, np.cumsum(count[own])) for over, count in _chunk_entries(topology).items()}
+
+
+def _chunk_entries(topology: Topology) -> dict[Over, np.ndarray]:
     """int64 [C] each: what every chunk has entries for."""
     destinations = topology.num_dst
     return {
@@ -115,9 +150,3 @@ def chunk_entries(topology: Topology) -> dict[Over, np.ndarray]:
         "edges": topology.chunk_edges,
         "sources": topology.num_sources,
     }
-
-
-def spans(topology: Topology, device: int) -> dict[Over, np.ndarray]:
-    """int64 [n + 1] each: where every chunk of a device begins in arrays of all of them, then their length."""
-    own = slice(device * topology.chunks, (device + 1) * topology.chunks)
-    return {over: np.append(0, np.cumsum(count[own])) for over, count in chunk_entries(topology).items()}

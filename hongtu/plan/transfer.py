@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals
-from hongtu.plan.lookahead import count_lookahead, lookahead_intervals, window_sizes
+from hongtu.plan.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.reuse import (
     adjacent_intervals,
     neighbour_requests,
@@ -133,8 +133,7 @@ def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse, prefetc
         if prefetch and reuse in ("none", "p2p") and len(slots):  # a row of two batches has a slot for each
             slots = np.convolve(slots, np.ones(prefetch + 1, dtype=np.int64))[prefetch:]
         elif prefetch:
-            v = topology.num_vertices
-            slots = window_sizes(uses.own, prefetch, v) + window_sizes(uses.mirror, prefetch, v)
+            slots = uses.window_rows(prefetch)
         limits.append(BatchLimits(*(int(x.max(initial=0)) for x in (own, peers, slots))))
     return limits
 

@@ -15,6 +15,7 @@ import torch
 
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
+from hongtu.plan.cost import predict_seconds
 from hongtu.plan.strategy import Strategy, get_strategy
 from tests import problems, training
 from tests.models import SIX
@@ -75,11 +76,24 @@ def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), DryBackend()
     slow = replace(device.hardware, host_link=1e6, contiguous_link=1e6)
     found = []
-    for share in (1.0, 2.0, 4.0):
+    for share in (1.0, 2.0, 3.0):
         some = budget(model, problem, (2, 6), share, device=device)
         trainer = check(model, problem, (2, 6), device=device, device_memory=some, hardware=slow)
         found.append(trainer.plan.choice.structure)
     assert found == [False, True, True]
+
+
+@pytest.mark.parametrize("link", [None, 1e6])
+def test_more_memory_never_plans_a_slower_epoch(link):
+    """Grain, order, overlap, fusion and residents are chosen together."""
+    model, problem, device = SIX[0], problems.directed_weighted(), DryBackend()
+    hardware = device.hardware if link is None else replace(device.hardware, host_link=link, contiguous_link=link)
+    smallest, seconds = budget(model, problem, (4, 8), 1.0, device=device), []
+    for share in (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0):
+        options = {"device": device, "device_memory": int(share * smallest), "hardware": hardware}
+        plan = training.make_trainer(model, problem, (4, 8), **options).plan
+        seconds.append(predict_seconds(plan, hardware).total)
+    assert seconds == sorted(seconds, reverse=True) and seconds[-1] < seconds[0]
 
 
 def test_memory_that_kernels_take_for_hubs_is_planned():
