@@ -39,7 +39,8 @@ def _cut(in_edge_start: np.ndarray, first: int, end: int, chunks: int) -> np.nda
     if end - first < chunks:
         return np.minimum(first + step, end)
     own = in_edge_start[first : end + 1] - in_edge_start[first]
-    work = own * (end - first) + max(int(own[-1]), 1) * np.arange(len(own))  # ascending strictly
+    average = max(int(own[-1]), 1) / (end - first)
+    work = own / average + np.arange(len(own))  # in vertices, ascending strictly
     target = work[-1] * (step / chunks)
     above = np.searchsorted(work, target)
     below = np.maximum(above - 1, 0)
