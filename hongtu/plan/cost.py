@@ -81,6 +81,20 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
     return total
 
 
+def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, float]:
+    """What an epoch takes at least, for its arithmetic and for starting chunks; needs no planned transfers."""
+    arithmetic, starting = 0.0, 0.0
+    for p in plan.passes.train:
+        on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
+        for i in range(plan.topology.partitions):
+            work = partition_work(plan, p, i, hardware.cache)
+            computed = _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
+            on_device[i % len(on_device)] += computed, _dispatch_seconds(work, hardware)
+        least = on_device[on_device.sum(axis=1).argmin()]
+        arithmetic, starting = arithmetic + float(least[0]), starting + float(least[1])
+    return arithmetic, starting
+
+
 def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
     """Seconds of one pass: those of the device that takes longest; partitions are dealt to devices in turn."""
     on_device = [Seconds()] * min(hardware.devices, plan.topology.partitions)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 
 from hongtu.errors import BudgetError
 from hongtu.plan.build import make_plan, plan_caches, sketch_plan
-from hongtu.plan.cost import predict_seconds
-from hongtu.plan.execution import ONCE, Choice, ExecutionPlan, View
+from hongtu.plan.cost import computing_seconds, predict_seconds
+from hongtu.plan.execution import Choice, ExecutionPlan, View
+from hongtu.plan.grains import Probe, fitting_plans, smallest_budget, with_edges
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.prune import pays, receptive_field
 from hongtu.plan.residents import choose_residents, every_tensor
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.topology import Topology
-
-Probe = Callable[[ExecutionPlan], dict[str, int]]
 
 
 def plan_run(
@@ -49,84 +48,73 @@ def plan_run(
     """
     fields = _fields(topology, shape, strategy, loss_vertices)
     staging = (0,) if not hardware.staged else (2, 1) if strategy.overlap else (1,)
-    if budget is None:
-        choice = Choice(fields=fields, staging=staging[0])
-        return _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
-    starts: list[ExecutionPlan] = []
-    known: dict[View, Topology] = {}
-    for sets in staging:
-        order, choice = _schedule(topology, paper_schedule, strategy), Choice(fields=fields, staging=sets)
-        finest = sketch_plan(topology, order, shape, strategy, choice, known)
-        finest, known = replace(finest, workspace=probe(finest)), finest.views
-        orders = (finest, *(plan for _, plan in _reordered(finest, paper_schedule, None)))
-        leanest = min(orders, key=smallest_budget)  # what a batch of all devices needs depends on the order
-        starts += [plan for plan in (finest, leanest) if smallest_budget(plan) <= budget][:1]
-    if not starts:
-        raise _refusal(leanest, budget, original_id)
-    return _limited(starts, paper_schedule, budget, probe, hardware)
-
-
-def _limited(
-    starts: list[ExecutionPlan], paper_schedule: np.ndarray, budget: int, probe: Probe, hardware: Hardware
-) -> ExecutionPlan:
-    """The cheapest of all grains, orders and variants.
-
-    Args:
-        starts: plans at the finest grain that fit.
-    """
-    if starts[0].strategy.fuse_last_layer:
-        fused = [_fused(plan, probe) for plan in starts]
-        starts = [*starts, *(plan for plan in fused if smallest_budget(plan) <= budget)]
-    candidates = [(1, start) for start in starts]
-    for start in starts:
-        candidates += _reordered(start, paper_schedule, budget)
-    if starts[0].strategy.group:
-        candidates += _coarser(starts, paper_schedule, budget)
-
-    def entry(k: int, plan: ExecutionPlan, *, probed: bool) -> tuple[float, int, bool, ExecutionPlan]:
-        variant, seconds = _cheapest(plan, budget, hardware)
-        return seconds, k, probed, variant
-
-    queue = [entry(k, plan, probed=size == 1) for k, (size, plan) in enumerate(candidates)]
-    heapify(queue)
-    while True:
-        _, k, probed, variant = heappop(queue)  # never the last one: the finest grain is among them and fits
-        if probed:
-            break
-        size, plan = candidates[k]
-        plan = _with_edges(plan, starts[0].topology.grouped(size))
-        plan = replace(plan, workspace=probe(plan))  # it was an estimate
-        if smallest_budget(plan) <= budget:
-            heappush(queue, entry(k, plan, probed=True))
-    chosen = plan_caches(variant, budget, hardware.peer_cost)
-    for candidate in (*(plan for _, plan in candidates), chosen):
-        for view in candidate.views.values():
+    try:
+        if budget is None:
+            choice = Choice(fields=fields, staging=staging[0])
+            chosen = _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
+        else:
+            orders = _orders(topology, paper_schedule, strategy)
+            passes = [Choice(fields=fields, fuse=fuse) for fuse in (False, True)[: 1 + strategy.fuse_last_layer]]
+            finest = _finest(topology, orders, shape, strategy, passes, staging, probe)
+            found = [fitting for plans in finest for fitting in fitting_plans(plans, budget, probe, hardware)]
+            if not found:
+                leanest = min((plan for plans in finest for plan in plans), key=smallest_budget)
+                raise _refusal(leanest, budget, original_id)
+            size, cheapest = _cheapest(found, budget, hardware)
+            chosen = plan_caches(with_edges(cheapest, topology, size), budget, hardware.peer_cost)
+        taken = smallest_budget(chosen)  # known before the views forget what it follows from
+        assert budget is None or taken <= budget
+        for view in chosen.views.values():
             view.memo.clear()
-    return chosen
+        return chosen
+    finally:
+        topology.memo.clear()
 
 
-def _fused(plan: ExecutionPlan, probe: Probe) -> ExecutionPlan:
-    """The same with forward, loss and backward of the last layer in one pass."""
-    choice, order = replace(plan.choice, fuse=True), plan.schedules[None]
-    fused = sketch_plan(plan.topology, order, plan.shape, plan.strategy, choice, plan.views, plan.once)
-    return replace(fused, workspace=probe(fused))
+def _orders(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy) -> list[np.ndarray]:
+    """Orders of the artifact's own chunks to compare: in Algorithm 4's we never move more than the paper's reuse."""
+    own, paper = _schedule(topology, paper_schedule, strategy), np.asarray(paper_schedule)
+    return [own] if strategy.reuse != "lookahead" or np.array_equal(own, paper) else [own, paper]
 
 
-def _cheapest(plan: ExecutionPlan, budget: int, hardware: Hardware) -> tuple[ExecutionPlan, float]:
-    """The cheaper of a plan and the same with what may stay on the devices, only counted, and its seconds."""
-    variants = [plan_caches(plan, budget, hardware.peer_cost, count=True)]
-    if plan.strategy.resident:
-        choice = choose_residents(variants[0], budget)
-        if choice != plan.choice:
-            variants.append(plan_caches(replace(plan, choice=choice), budget, hardware.peer_cost, count=True))
-    seconds = [predict_seconds(variant, hardware).total for variant in variants]
-    best = int(np.argmin(seconds))
-    return variants[best], seconds[best]
+def _finest(
+    topology: Topology,
+    orders: list[np.ndarray],
+    shape: NetworkShape,
+    strategy: Strategy,
+    passes: list[Choice],
+    staging: tuple[int, ...],
+    probe: Probe,
+) -> list[list[ExecutionPlan]]:
+    """Probed plans on the artifact's own chunks, a list for each choice of passes."""
+    found: list[list[ExecutionPlan]] = []
+    views: dict[View, Topology] = {}
+    for choice in passes:
+        plans = []
+        for order, sets in itertools.product(orders, staging):
+            plans.append(sketch_plan(topology, order, shape, strategy, replace(choice, staging=sets), views))
+            views |= plans[-1].views
+        workspace = probe(plans[0])
+        found.append([replace(plan, workspace=workspace) for plan in plans])
+    return found
 
 
-def _with_edges(plan: ExecutionPlan, topology: Topology) -> ExecutionPlan:
-    """A plan made on neighbour sets alone, with the edges that it runs on."""
-    return sketch_plan(topology, plan.schedules[None], plan.shape, plan.strategy, plan.choice, once=plan.once)
+def _cheapest(found: list[tuple[int, ExecutionPlan]], budget: int, hardware: Hardware) -> tuple[int, ExecutionPlan]:
+    """Of plans and the same with what may stay on the devices, the one whose epoch is predicted to be the shortest."""
+    least, best = inf, found[0]
+    bounds = [sum(computing_seconds(plan, hardware)) for _, plan in found]
+    for k in np.argsort(bounds, kind="stable"):
+        if bounds[k] >= least:
+            break
+        size, plan = found[k]
+        counted = plan_caches(plan, budget, hardware.peer_cost, count=True)
+        resident = [choice for choice in choose_residents(counted, budget) if choice != plan.choice]
+        kept = [plan_caches(replace(plan, choice=c), budget, hardware.peer_cost, count=True) for c in resident]
+        for variant in (counted, *kept):
+            seconds = predict_seconds(variant, hardware).total
+            if seconds < least:
+                least, best = seconds, (size, variant)
+    return best
 
 
 def _unlimited(
@@ -178,92 +166,10 @@ def _fields(
     return tuple(masks) if pays(topology, masks) else ()
 
 
-def smallest_budget(plan: ExecutionPlan) -> int:
-    """Bytes per device with which a plan runs: planned buffers plus the probed workspace bound."""
-    return max(plan.device_bytes.values())
-
-
 def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy) -> np.ndarray:
     if strategy.schedule == "paper":
         return np.asarray(paper_schedule)
     return topology.input_order
-
-
-def _reordered(
-    finest: ExecutionPlan, paper_schedule: np.ndarray, budget: int | None
-) -> list[tuple[int, ExecutionPlan]]:
-    """The finest plan in Algorithm 4's order, if it fits: with it we never move more than the paper's reuse would."""
-    schedule = np.asarray(paper_schedule)
-    if finest.strategy.reuse != "lookahead" or np.array_equal(schedule, finest.schedules[None]):
-        return []
-    plan = sketch_plan(finest.topology, schedule, finest.shape, finest.strategy, finest.choice, finest.views)
-    plan = replace(plan, workspace=finest.workspace)
-    return [(1, plan)] if budget is None or smallest_budget(plan) <= budget else []
-
-
-def _coarser(starts: list[ExecutionPlan], paper_schedule: np.ndarray, budget: int) -> list[tuple[int, ExecutionPlan]]:
-    """Plans with ever larger groups of chunks, as long as they should fit; their workspace is estimated.
-
-    Args:
-        starts: plans at the finest grain, in the order of the input.
-
-    Returns:
-        chunks per group, and a plan without edges.
-    """
-    found: list[tuple[int, ExecutionPlan]] = []
-    finer = [(start, start) for start in starts]
-    size = 2
-    while finer and size < 2 * starts[0].topology.chunks:
-        views = dict.fromkeys(view for _, plan in finer for view in (plan.topology, *_grouped_views(plan).values()))
-        views = {view: view.grouped_sets(2) for view in views}
-        coarser = [(start, _grouped(plan, start, views, paper_schedule, budget)) for start, plan in finer]
-        finer = [(start, plan) for start, plan in coarser if smallest_budget(plan) <= budget]
-        found += [(size, plan) for _, plan in finer]
-        size *= 2
-    return found
-
-
-def _grouped(
-    finer: ExecutionPlan,
-    finest: ExecutionPlan,
-    grouped: dict[Topology, Topology],
-    paper_schedule: np.ndarray,
-    budget: int,
-) -> ExecutionPlan:
-    """A plan on the groups of another's views, without edges."""
-    topology, known = grouped[finer.topology], {hops: grouped[view] for hops, view in _grouped_views(finer).items()}
-    schedule = _schedule(topology, paper_schedule, finest.strategy)
-    plan = sketch_plan(topology, schedule, finest.shape, finest.strategy, finest.choice, known)
-    growth = max(
-        _ratio(getattr(view, name), getattr(finest.views[hops], name))
-        for hops, view in plan.views.items()
-        for name in ("num_dst", "num_sources", "chunk_edges")
-    )
-    plan = replace(plan, workspace={name: int(taken * growth) for name, taken in finest.workspace.items()})
-    return plan if smallest_budget(plan) <= budget else _setting_up_finely(plan, finest)
-
-
-def _grouped_views(plan: ExecutionPlan) -> dict[View, Topology]:
-    """Those whose chunks are grouped with the plan's."""
-    return {hops: view for hops, view in plan.views.items() if hops != ONCE}
-
-
-def _setting_up_finely(plan: ExecutionPlan, finest: ExecutionPlan) -> ExecutionPlan:
-    """A plan whose setup passes run in the finest chunks: what they exchange is often the widest of all."""
-    if not plan.passes.setup:
-        return plan
-    at_finest = {p.name: finest.workspace[p.name] for p in plan.passes.setup if p.name in finest.workspace}
-    return replace(
-        plan,
-        views=plan.views | {ONCE: finest.views[None]},
-        schedules=plan.schedules | {ONCE: finest.schedules[None]},
-        limits=plan.limits | {ONCE: finest.limits[None]},
-        workspace=plan.workspace | at_finest,
-    )
-
-
-def _ratio(coarse: np.ndarray, fine: np.ndarray) -> float:
-    return float(coarse.max()) / max(float(fine.max()), 1.0)
 
 
 def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -> BudgetError:

@@ -18,13 +18,16 @@ def every_tensor(passes: PassList) -> frozenset[str]:
     return frozenset(names - passes.on_host)
 
 
-def choose_residents(plan: ExecutionPlan, budget: int) -> Choice:
+def choose_residents(plan: ExecutionPlan, budget: int) -> list[Choice]:
     """The plan's choice with what fits beside the smallest caches, greedily by bytes saved per epoch and byte taken:
-    vertex tensors, and the chunks' structure where devices have memory of their own.
+    vertex tensors, and the chunks' structure where devices have memory of their own; and, where that stays, with
+    tensors alone: it may take the place of one that saves more.
 
     Args:
         plan: with planned transfers, the workspace probed, and nothing resident.
     """
+    if not plan.strategy.resident:
+        return []
     units = _units(plan.passes)
     saved = {unit: _saved(plan, unit) for unit in units}
     every = replace(plan, choice=replace(plan.choice, resident=frozenset().union(*units), structure=True), transfers={})
@@ -34,10 +37,18 @@ def choose_residents(plan: ExecutionPlan, budget: int) -> Choice:
             plan.bytes["topology"] - replace(plan, choice=replace(plan.choice, structure=True)).bytes["topology"]
         )
         taken[STRUCTURE] = max(every.structure_bytes(i) for i in _devices(plan))
+    wanted = [unit for unit, bytes_saved in saved.items() if bytes_saved > 0]
+    wanted.sort(key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True)
+    found = _those_that_fit(plan, wanted, budget)
+    if not found.structure:
+        return [found]
+    return [found, _those_that_fit(plan, [unit for unit in wanted if unit != STRUCTURE], budget)]
+
+
+def _those_that_fit(plan: ExecutionPlan, wanted: list[frozenset[str]], budget: int) -> Choice:
+    """One after the other, each if it fits beside those before it."""
     chosen = plan.choice
-    for unit in sorted(saved, key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True):
-        if saved[unit] == 0:
-            break
+    for unit in wanted:
         if unit == STRUCTURE:
             choice = replace(chosen, structure=True)
         else:

@@ -9,7 +9,7 @@ Every mirror interval lies inside one owner interval, so the owner's row is alwa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numba
@@ -183,7 +183,7 @@ def plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int = 0) -
     key = "resident", np.asarray(schedule).tobytes(), prefetch
     if key not in topology.memo:
         topology.memo[key] = _plan_resident(topology, schedule, prefetch)
-    return cast(TransferPlan, topology.memo[key])
+    return replace(cast(TransferPlan, topology.memo[key]), schedule=schedule)  # the caller's own, counted once
 
 
 def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> TransferPlan:
