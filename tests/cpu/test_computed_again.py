@@ -15,7 +15,7 @@ from hongtu.modules import check_module
 from hongtu.nn.layer import Layer
 from hongtu.plan.execution import ONCE
 from hongtu.plan.strategy import Strategy
-from tests import graphs, problems, training
+from tests import graphs, problems, staged, training
 from tests.models import SIX, H, Model
 
 GCN = SIX[0]
@@ -174,8 +174,9 @@ def wide() -> problems.Problem:
 @pytest.mark.parametrize("grain", [(1, 16), (2, 12)], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "dry"])
 def test_what_runs_once_runs_in_finer_chunks(grain, device):
-    options = {"device": device, "device_memory": "smallest", "strategy": Strategy(transform_first=False)}
-    trainer = training.check(GCN, wide(), grain, epochs=3, **options)
+    options = {"device": device, "strategy": Strategy(transform_first=False)}
+    some = staged.budget(GCN, wide(), grain, 1.5, **options)
+    trainer = training.check(GCN, wide(), grain, epochs=3, device_memory=some, **options)
     plan = trainer.plan
     assert plan.views[ONCE].chunks == grain[1] > plan.topology.chunks
     assert {plan.view(p).chunks for p in plan.passes.setup} == {grain[1]}

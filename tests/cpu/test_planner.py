@@ -1,0 +1,77 @@
+"""The planner against all candidates, each made and probed on its own."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hongtu import planning
+from hongtu.errors import BudgetError
+from hongtu.models import build_layers
+from hongtu.plan.build import plan_caches, sketch_plan
+from hongtu.plan.cost import predict_seconds
+from hongtu.plan.execution import Choice
+from hongtu.plan.hardware import CPU, H200
+from hongtu.plan.planner import plan_run
+from hongtu.plan.strategy import Strategy
+from tests import problems, training
+from tests.models import SIX
+
+GRAIN = (2, 8)
+SHARES = (1.0, 1.6, 2.5)
+
+six = pytest.mark.parametrize("model", SIX, ids=repr)
+machines = pytest.mark.parametrize("hardware", [CPU, H200], ids=lambda hardware: hardware.name)
+
+
+@machines
+@six
+def test_no_group_or_order_that_fits_is_cheaper(model, hardware, monkeypatch):
+    """Nothing resident: then what fits is chosen from groups, orders, sets of staging memory and fusion alone."""
+    problem, strategy, seen = problems.awkward(), Strategy(resident=False), []
+
+    def spy(*given):
+        seen.append(given)
+        return plan_run(*given)
+
+    monkeypatch.setattr(planning, "plan_run", spy)
+    artifact = problems.prepare(problem, *GRAIN)
+    options = {"strategy": strategy, "loss": model.loss, "optimizer": training.sgd, "dtype": torch.float64}
+    with pytest.raises(BudgetError) as refused:
+        planning.plan_model(artifact, model.build(problem), device_memory=1, hardware=hardware, **options)
+    for share in SHARES:
+        budget = int(share * refused.value.smallest)
+        plan = planning.plan_model(artifact, model.build(problem), device_memory=budget, hardware=hardware, **options)
+        assert max(plan.device_bytes.values()) <= budget
+        chosen = predict_seconds(plan_caches(plan, budget, hardware.peer_cost, count=True), hardware).total
+        others = list(candidates(*seen[-1][:4], budget, seen[-1][5], hardware))
+        assert chosen <= min(others) * (1 + 1e-9)
+
+
+def candidates(topology, paper_schedule, shape, strategy, budget, probe, hardware):
+    """Seconds of every plan that fits."""
+    staging = (2, 1) if hardware.staged else (0,)
+    for fuse, sets, size in itertools.product((False, True), staging, (1, 2, 4, 8)):
+        grouped = topology.grouped(size) if size > 1 else topology
+        once = None if size == 1 else (topology, topology.input_order)
+        for order in (grouped.input_order, np.asarray(paper_schedule))[: 1 + (size == 1)]:
+            plan = sketch_plan(grouped, order, shape, strategy, Choice(fuse=fuse, staging=sets), once=once)
+            plan = replace(plan, workspace=probe(plan))
+            if max(plan.device_bytes.values()) <= budget:
+                yield predict_seconds(plan_caches(plan, budget, hardware.peer_cost, count=True), hardware).total
+
+
+@machines
+@pytest.mark.parametrize("budget", [None, 400_000])
+def test_equal_inputs_give_equal_plans(budget, hardware):
+    artifact, found = problems.prepare(problems.awkward(), *GRAIN), []
+    for _ in range(3):
+        layers = build_layers("sage", artifact.feature_width, 16, artifact.num_classes, 2)
+        plan = planning.plan_model(artifact, layers, device_memory=budget, hardware=hardware)
+        found.append((plan.bytes, plan.rows, plan.peak_bytes, plan.choice, plan.topology.chunks))
+        assert not artifact.topology.memo
+    assert found[0] == found[1] == found[2]
