@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from hongtu.device import CpuDevice, Device
+from hongtu.cpu_device import CpuDevice
+from hongtu.device import Device
 from hongtu.errors import InputError
 from hongtu.metrics import Traffic
 from hongtu.plan.hardware import CPU, Hardware

@@ -3,7 +3,7 @@
 Planned buffers are allocated by name and counted exactly; tensors that layers create inside a stage are counted by
 a :class:`~hongtu.workspace.WorkspaceTracker`. Their sum never exceeds the budget: like a GPU, the device raises.
 
-``Device`` is what the engine knows; ``CpuDevice`` shares its memory with the host and does everything at once.
+``Device`` is what the engine knows; :mod:`hongtu.cpu_device` and :mod:`hongtu.staged_device` are its kinds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu import row_copies
-from hongtu.dispatch import NUMBA, Kernels
+from hongtu.dispatch import Kernels
 from hongtu.errors import DeviceOutOfMemory
-from hongtu.kept_memory import LEAST, KeptMemory
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
-from hongtu.products import substitutes
-from hongtu.streams import Inline, Streams
+from hongtu.streams import Streams
 from hongtu.workspace import NONE, Sample, Substitutes, WorkspaceTracker
 
 SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
@@ -294,81 +291,3 @@ class Device(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """After an error: forget work that has not begun, wait for what has."""
-
-
-class CpuDevice(Device):
-    """The CPU as a device: plain memory behind a device's interface."""
-
-    def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
-        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
-        self._kept = KeptMemory()
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-        if storage.nbytes() < LEAST or self._kept.has(storage) or not self._workspace.knows(storage):
-            return None
-        copied = self._kept.copy(storage)
-        self._workspace.count(copied)
-        return copied.untyped_storage()
-
-    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        self.kernels.add_rows(cache, slots, peer_cache, peer_slots)
-
-    def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
-        start = perf_counter()
-        tensor.copy_(host)
-        self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
-
-    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
-        start = perf_counter()
-        part = self.staging(name, number)[: len(array)]
-        if isinstance(array, Tensor):
-            part.copy_(array)
-        else:
-            part.numpy()[...] = array
-        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
-        return part
-
-    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
-        start = perf_counter()
-        part = self.staging(name, number)[: len(index)]
-        torch.index_select(host, 0, torch.from_numpy(index), out=part)
-        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
-        return part
-
-    def emit(
-        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
-    ) -> None:  # fmt: skip
-        assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
-        start = perf_counter()
-        if index is not None and add:
-            host.index_add_(0, index, rows)
-        elif index is not None:
-            host.index_copy_(0, index.long(), rows)
-        elif add:
-            host.add_(rows)
-        else:
-            host.copy_(rows)
-        self.traffic.add("write", rows.nbytes, seconds=perf_counter() - start)
-
-    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
-        """Nothing is left to do."""
-
-    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
-        start = perf_counter()
-        row_copies.add_rows(cache.numpy(), slots.numpy(), host.numpy(), rows)
-        self._count("flush", cache, slots, start)
-
-    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """There is none: the host's memory is the device's."""
-
-    def begin(self) -> None:
-        """There is nothing to wait for."""
-
-    def drain(self) -> None:
-        """Everything is done already."""
-
-    def abandon(self) -> None:
-        """There is none."""

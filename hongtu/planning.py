@@ -26,8 +26,9 @@ from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.build import sketch_plan
+from hongtu.plan.choice import Choice
 from hongtu.plan.cost import sketch_seconds
-from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hongtu.device import CpuDevice
+from hongtu.cpu_device import CpuDevice
 from hongtu.dispatch import as_on_gpu
 from hongtu.executor import Executor
 from hongtu.host_rows import keep_sparse
@@ -25,7 +25,8 @@ from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.build import make_plan
-from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.choice import Choice
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.plan.shapes import NetworkShape
 from hongtu.sparse_rows import SparseRows

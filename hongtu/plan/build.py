@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.plan.execution import ONCE, Choice, ExecutionPlan, View
+from hongtu.plan.choice import ONCE, Choice, View
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.pass_list import plan_passes
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hongtu.plan.build import sketch_plan
+from hongtu.plan.choice import ONCE, View
 from hongtu.plan.cost import computing_seconds
-from hongtu.plan.execution import ONCE, ExecutionPlan, View
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.topology import Topology
 

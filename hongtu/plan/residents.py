@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hongtu.plan.execution import Choice, ExecutionPlan
+from hongtu.plan.choice import Choice
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import PassList, gradient
 
 STRUCTURE: frozenset[str] = frozenset({"structure"})  # stands for the chunks' structure among units of tensors

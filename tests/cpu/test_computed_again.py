@@ -13,7 +13,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.modules import check_module
 from hongtu.nn.layer import Layer
-from hongtu.plan.execution import ONCE
+from hongtu.plan.choice import ONCE
 from hongtu.plan.strategy import Strategy
 from tests import graphs, problems, staged, training
 from tests.models import SIX, H, Model

@@ -13,8 +13,8 @@ from hongtu import planning
 from hongtu.errors import BudgetError
 from hongtu.models import build_layers
 from hongtu.plan.build import plan_caches, sketch_plan
+from hongtu.plan.choice import Choice
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, H200
 from hongtu.plan.planner import plan_run
 from hongtu.plan.strategy import Strategy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hongtu.device import CpuDevice
+from hongtu.cpu_device import CpuDevice
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from hongtu.device import CpuDevice
+from hongtu.cpu_device import CpuDevice
 from hongtu.dispatch import NUMBA, as_on_gpu
 from hongtu.metrics import Traffic
 from hongtu.workspace import Sample, WorkspaceTracker
@@ -59,6 +59,8 @@ def test_what_the_transpose_needs_on_the_way_counts_except_for_a_gpu_that_does_w
     indptr, source = torch.tensor([0, 2, 5]), torch.tensor([0, 1, 0, 1, 2], dtype=torch.int32)
     none, grad, out = torch.empty(0, dtype=torch.int32), torch.ones(2, 64), torch.zeros(3, 64)
     tracker = WorkspaceTracker(lambda live: None)
+    for mean in (False, True):  # compiled here: a compiler keeps what it was called with for a while
+        NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], mean, grad, torch.zeros(3, 64))
     for mean, nbytes in ((False, 8 * 4 + 4 * 5), (True, 8 * 4 + 4 * 5 + 4 * 5)):
         tracker.reset_peak()
         with tracker:

@@ -10,8 +10,8 @@ import pytest
 
 from hongtu.errors import InputError
 from hongtu.plan.build import make_plan
+from hongtu.plan.choice import Choice
 from hongtu.plan.cost import LOSS_SWEEPS, Seconds, pass_seconds, predict_seconds
-from hongtu.plan.execution import Choice
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart

@@ -1,0 +1,95 @@
+"""The CPU as a device: its memory is the host's, and everything is done at once."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hongtu import row_copies
+from hongtu.device import Device
+from hongtu.dispatch import NUMBA
+from hongtu.kept_memory import LEAST, KeptMemory
+from hongtu.metrics import Traffic
+from hongtu.products import substitutes
+from hongtu.streams import Inline, Streams
+
+
+class CpuDevice(Device):
+    """Plain memory behind a device's interface."""
+
+    def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
+        super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
+        self._kept = KeptMemory()
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        if storage.nbytes() < LEAST or self._kept.has(storage) or not self._workspace.knows(storage):
+            return None
+        copied = self._kept.copy(storage)
+        self._workspace.count(copied)
+        return copied.untyped_storage()
+
+    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+        self.kernels.add_rows(cache, slots, peer_cache, peer_slots)
+
+    def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
+        start = perf_counter()
+        tensor.copy_(host)
+        self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
+
+    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
+        start = perf_counter()
+        part = self.staging(name, number)[: len(array)]
+        if isinstance(array, Tensor):
+            part.copy_(array)
+        else:
+            part.numpy()[...] = array
+        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
+        return part
+
+    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
+        start = perf_counter()
+        part = self.staging(name, number)[: len(index)]
+        torch.index_select(host, 0, torch.from_numpy(index), out=part)
+        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
+        return part
+
+    def emit(
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+    ) -> None:  # fmt: skip
+        assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
+        start = perf_counter()
+        if index is not None and add:
+            host.index_add_(0, index, rows)
+        elif index is not None:
+            host.index_copy_(0, index.long(), rows)
+        elif add:
+            host.add_(rows)
+        else:
+            host.copy_(rows)
+        self.traffic.add("write", rows.nbytes, seconds=perf_counter() - start)
+
+    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+        """Nothing is left to do."""
+
+    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
+        start = perf_counter()
+        row_copies.add_rows(cache.numpy(), slots.numpy(), host.numpy(), rows)
+        self._count("flush", cache, slots, start)
+
+    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """There is none: the host's memory is the device's."""
+
+    def begin(self) -> None:
+        """There is nothing to wait for."""
+
+    def drain(self) -> None:
+        """Everything is done already."""
+
+    def abandon(self) -> None:
+        """There is none."""

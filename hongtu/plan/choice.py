@@ -1,0 +1,38 @@
+"""What the planner decides beyond the strategy's switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+ONCE: Literal["once"] = "once"  # the view of setup passes, where these run in finer chunks than the others
+View = int | None | Literal["once"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One combination of all that is compared.
+
+    Attributes:
+        fuse: forward, loss and backward of the last layer in one pass.
+        keep: keep what stages compute until backward.
+        resident: vertex tensors that stay on the devices.
+        fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices; () to compute every vertex.
+        structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
+        staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
+            or computed at a time; 0 where device and host share their memory.
+    """
+
+    fuse: bool = False
+    keep: bool = False
+    resident: frozenset[str] = frozenset()
+    fields: tuple[np.ndarray, ...] = ()
+    structure: bool = False
+    staging: int = 0
+
+    @property
+    def prefetch(self) -> int:
+        """Batches ahead of its first use that a row may be brought."""
+        return max(self.staging - 1, 0)
