@@ -150,7 +150,8 @@ def rows_loaded(rows: list[Row]) -> list[str]:
 
 
 def prune(rows: list[Row]) -> list[str]:
-    each = ", ".join(f"{row['pruned'] / row['whole']:.2f}x ({row['graph']})" for row in rows)
+    latest = {row["graph"]: row["pruned"] / row["whole"] for row in rows}
+    each = ", ".join(f"{ratio:.2f}x ({graph})" for graph, ratio in latest.items())
     return [f"{rows[0]['share']:.0%} of the vertices labelled: an epoch takes {each} of the time without `prune`."]
 
 
