@@ -6,12 +6,14 @@ explain the measured passes best, by non-negative least squares over their relat
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,16 +36,17 @@ from hongtu.trainer import Trainer
 COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
 HOST_ROWS = 2**18  # 128 MiB: more than a cache holds
 MOVED = 2**16
-ROWS = 2**14  # of a dense product
+FEW, MANY = 2**13, 2**16  # rows of a dense product: all in the cache, and not
 MATRICES = ((32, 48), (64, 32), (48, 96), (64, 64), (96, 80), (128, 128), (128, 256), (256, 64), (256, 256), (512, 128))
 REPEATS = 5
 FEATURES = 48
-GRAPHS = {  # kind, vertices, edges, chunks
-    "large": ("citation", 100_000, 1_200_000, 32),
-    "mixed": ("rmat", 60_000, 900_000, 32),
-    "tiny": ("citation", 2_000, 8_000, 40),
+GRAPHS = {  # kind, vertices, edges, partitions, chunks of each
+    "large": ("citation", 100_000, 1_200_000, 1, 32),
+    "mixed": ("rmat", 60_000, 900_000, 2, 32),
+    "tiny": ("citation", 2_000, 8_000, 1, 40),
 }
-EPOCHS, MOST_EPOCHS = 5, 8
+EPOCHS, MOST_EPOCHS = 5, 7
+EPOCH_COUNTS = 3  # a whole epoch, in passes
 NOTHING = 1e-15  # seconds
 # graph, model, hidden columns, layers, strategy; what people train is different
 RUNS = (
@@ -62,7 +65,7 @@ RUNS = (
     ("mixed", "gcn", 128, 3, "full"),
     ("mixed", "sage", 72, 2, "paper"),
     ("mixed", "gat", 32, 2, "full"),
-    ("mixed", "ggcn", 32, 2, "paper"),
+    ("mixed", "gcn", 64, 2, "paper"),
     ("tiny", "gcn", 16, 2, "paper"),
     ("tiny", "sage", 16, 3, "paper"),
     ("tiny", "gat", 16, 2, "paper"),
@@ -71,6 +74,7 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("summed", "memory_bandwidth", False),
     ("transposed", "transpose_bandwidth", False),
     ("summed_edges", "edge_seconds", True),
+    ("transposed_edges", "transpose_edge_seconds", True),
     ("fetched", "fetch_bandwidth", False),
     ("function", "function_bandwidth", False),
     ("function_edges", "function_edge_seconds", True),
@@ -86,7 +90,8 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("gradient_chunks", "gradient_stage_seconds", True),
     ("loss_chunks", "loss_stage_seconds", True),
     ("function_chunks", "function_stage_seconds", True),
-    ("statistics_chunks", "statistics_stage_seconds", True),
+    ("calls", "call_seconds", True),
+    ("sources", "source_seconds", True),
 )
 
 
@@ -135,17 +140,18 @@ def _product_rates() -> dict[str, float]:
     """Dense products of rows, and gradients of weights: operations, and bytes of rows, per second."""
     multiply = substitutes().get(torch.ops.aten.mm.default, torch.mm)
     amounts, of_rows, of_weights = [], [], []
-    for inner, outer in MATRICES:
-        rows, weight, gradient = torch.ones(ROWS, inner), torch.ones(outer, inner), torch.ones(ROWS, outer)
-        amounts.append((2 * ROWS * inner * outer, 4 * ROWS * (inner + outer)))
-        there, back = _best(partial(multiply, rows, weight.t())), _best(partial(multiply, gradient, weight))
+    for rows, (inner, outer) in itertools.product((FEW, MANY), MATRICES):
+        given, weight, gradient = torch.ones(rows, inner), torch.ones(outer, inner), torch.ones(rows, outer)
+        nbytes = 4 * rows * (inner + outer)
+        amounts.append((2 * rows * inner * outer, nbytes * (rows == MANY), nbytes * (rows == FEW)))
+        there, back = _best(partial(multiply, given, weight.t())), _best(partial(multiply, gradient, weight))
         of_rows.append((there + back) / 2)
-        of_weights.append(_best(partial(multiply, rows.t(), gradient)))
+        of_weights.append(_best(partial(multiply, given.t(), gradient)))
     found: dict[str, float] = {}
-    for name, seconds in (("flops", of_rows), ("weight_flops", of_weights)):
+    for rate, name, seconds in (("flops", "product", of_rows), ("weight_flops", "weight", of_weights)):
         each = _explained(np.array(amounts, dtype=np.float64), np.array(seconds))
-        bandwidth = "product_bandwidth" if name == "flops" else "weight_bandwidth"
-        found |= {name: 1 / max(each[0], NOTHING), bandwidth: 1 / max(each[1], NOTHING)}
+        names = rate, f"{name}_bandwidth", f"near_{name}_bandwidth"
+        found |= {one: 1 / max(cost, NOTHING) for one, cost in zip(names, each, strict=True)}
     return found
 
 
@@ -189,63 +195,94 @@ def _links() -> dict[str, float]:
     }
 
 
-Amounts = dict[str, float]
+@dataclass(frozen=True)
+class Measured:
+    """A pass, or an epoch.
+
+    Attributes:
+        amounts: what it does (:class:`hongtu.plan.cost.Work`), and "swept_near".
+        seconds: that it takes; known: of these, what is measured alone.
+        epoch: it is one.
+    """
+
+    amounts: dict[str, float]
+    seconds: float
+    known: float
+    epoch: bool = False
 
 
-def _passes(hardware: Hardware) -> list[tuple[Amounts, float, float]]:
-    """What passes of small models do, the seconds that it takes, and of these what is measured alone."""
-    found = []
+def _passes(hardware: Hardware) -> list[Measured]:
+    """What the passes of small models do, and how long they take: all models in turns, so that a machine that slows
+    down slows all."""
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
         artifacts = {name: _artifact(Path(folder) / name, *size) for name, size in GRAPHS.items()}
+        trainers = []
         for graph, model, hidden, layers, strategy in RUNS:
             torch.manual_seed(0)
             artifact = artifacts[graph]
             modules = build_layers(model, artifact.feature_width, hidden, artifact.num_classes, layers)
-            trainer = Trainer(artifact, modules, strategy=strategy, hardware=hardware)
-            seconds = _pass_seconds(trainer)
-            found += [_known(trainer.plan, p, hardware, seconds[p.name]) for p in trainer.plan.passes.train]
-    return found
+            trainers.append(Trainer(artifact, modules, strategy=strategy, hardware=hardware))
+            trainers[-1].train_epoch()  # compiles
+        seconds = _pass_seconds(trainers)
+    return [found for trainer, one in zip(trainers, seconds, strict=True) for found in _epoch(trainer, hardware, one)]
 
 
-def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> tuple[Amounts, float, float]:
-    """What a pass does on the first device, its seconds, and of these what its copies and products should take."""
+def _epoch(trainer: Trainer, hardware: Hardware, seconds: dict[str, float]) -> list[Measured]:
+    """Every pass of an epoch, and the epoch as a whole, which counts like several."""
+    passes = [_known(trainer.plan, p, hardware, seconds[p.name]) for p in trainer.plan.passes.train]
+    amounts = {name: sum(found.amounts[name] for found in passes) for name in passes[0].amounts}
+    total, known = sum(found.seconds for found in passes), sum(found.known for found in passes)
+    whole = Measured(amounts, total, known, epoch=True)
+    return passes + [whole] * EPOCH_COUNTS
+
+
+def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> Measured:
+    """What all devices do in a pass, one after the other, and what their copies and products should take."""
     found = pass_seconds(plan, p, hardware)
-    work = partition_work(plan, p, 0, hardware.cache)
     known = found.load + found.flush + found.peer + found.contiguous + found.accumulate
-    amounts = asdict(work) | {"swept_near": 0.0}
-    if is_near(work.largest, hardware):
-        amounts |= {"swept": 0.0, "swept_near": work.swept}
-    return amounts, seconds, known + product_seconds(work, hardware)
+    amounts: Counter[str] = Counter()
+    for i in range(plan.topology.partitions):
+        work = partition_work(plan, p, i, hardware.cache)
+        known += product_seconds(work, hardware)
+        near = is_near(work.largest, hardware)
+        amounts.update(asdict(work) | {"swept": work.swept * (not near), "swept_near": work.swept * near})
+    return Measured(dict(amounts), seconds, known)
 
 
-def _pass_seconds(trainer: Trainer) -> dict[str, float]:
+def _pass_seconds(trainers: list[Trainer]) -> list[dict[str, float]]:
     """Of every pass the median of some epochs that nothing disturbed, or of as many as there may be."""
-    trainer.train_epoch()  # compiles
-    epochs: list[tuple[float, dict[str, float]]] = []
+    epochs: list[list[tuple[float, dict[str, float]]]] = [[] for _ in trainers]
     for _ in range(MOST_EPOCHS):
-        others = OthersShare()
-        record = trainer.train_epoch()
-        epochs.append((others.stop(record.seconds), record.pass_seconds))
-        if sum(share <= BUSY for share, _ in epochs) == EPOCHS:
-            break
+        for trainer, found in zip(trainers, epochs, strict=True):
+            if sum(share <= BUSY for share, _ in found) < EPOCHS:
+                others = OthersShare()
+                record = trainer.train_epoch()
+                found.append((others.stop(record.seconds), record.pass_seconds))
+    return [_medians(found) for found in epochs]
+
+
+def _medians(epochs: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
     quiet = [seconds for share, seconds in epochs if share <= BUSY] or [seconds for _, seconds in epochs]
     return {name: statistics.median(seconds[name] for seconds in quiet) for name in quiet[0]}
 
 
-def _rates(passes: list[tuple[Amounts, float, float]]) -> dict[str, float]:
-    """The rates that explain the rest of what was measured."""
-    amounts = np.array([[found[name] for name, _, _ in RATES] for found, _, _ in passes], dtype=np.float64)
-    seconds, known = (np.array(column) for column in list(zip(*passes, strict=True))[1:])
+def _rates(measured: list[Measured]) -> dict[str, float]:
+    """The rates that explain the rest of what was measured. Small relative errors favour too few seconds: as many of
+    the epochs should take less than predicted as take more."""
+    amounts = np.array([[found.amounts[name] for name, _, _ in RATES] for found in measured], dtype=np.float64)
+    seconds, known = np.array([(found.seconds, found.known) for found in measured]).T
     each = _explained(amounts, seconds, seconds - known)
+    epochs = np.array([found.epoch for found in measured])
+    each *= np.median((seconds - known)[epochs] / (amounts @ each)[epochs])
     costs = zip(RATES, np.maximum(each, NOTHING), strict=True)
     return {rate: float(cost if direct else 1 / cost) for (_, rate, direct), cost in costs}
 
 
-def _artifact(path: Path, kind: str, vertices: int, edges: int, chunks: int) -> Artifact:
+def _artifact(path: Path, kind: str, vertices: int, edges: int, partitions: int, chunks: int) -> Artifact:
     """Made by other processes: threads that preprocessing leaves behind slow down small kernels of this one."""
     graph, artifact = str(path / "graph"), str(path / "artifact")
     sizes = {"vertices": vertices, "edges": edges, "features": FEATURES, "classes": 8, "seed": 7}
-    settings = {"partitions": 1, "chunks": chunks, "partitioner": "range", "order": "input"}
+    settings = {"partitions": partitions, "chunks": chunks, "partitioner": "range", "order": "input"}
     path.mkdir()
     for words, options in ((("generate", kind, graph), sizes), (("preprocess", graph, artifact), settings)):
         given = (word for name, value in options.items() for word in (f"--{name}", str(value)))

@@ -31,9 +31,10 @@ from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork
+from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
+from hongtu.sweeps import stage_sweeps
 from hongtu.tracing import constant_layers, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -173,7 +174,7 @@ def _network_shape(
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
-        stage_work=_stage_work(network),
+        stage_work=_stage_work(network, stage_sweeps(network, traced, artifact.feature_width, dtype)),
     )
 
 
@@ -253,7 +254,7 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     )  # fmt: skip
 
 
-def _stage_work(network: Network) -> tuple[StageWork, ...]:
+def _stage_work(network: Network, sweeps: tuple[Sweeps, ...]) -> tuple[StageWork, ...]:
     """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
     before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     last: list[list[nn.Module]] = [[] for _ in before]  # transforms
@@ -271,10 +272,10 @@ def _stage_work(network: Network) -> tuple[StageWork, ...]:
             entry=sum((_entry(module) for module in entry), Products()),
             mapped=_products(*(layer for layer in then if layer.transform_first and layer.built_in)),
             before=_products(*first),
-            columns=sum(given),
             widest=max(given, default=0),
+            sweeps=swept,
         )
-        for first, then, entry in zip(before, last, entries, strict=True)
+        for first, then, entry, swept in zip(before, last, entries, sweeps, strict=True)
         for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
     )
 

@@ -16,7 +16,6 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import StageWork
-from hongtu.plan.structure import layers_near
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
@@ -131,7 +130,7 @@ class Work:
 
     Attributes:
         summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
-        summed_edges: edges that either looks at.
+        summed_edges, transposed_edges: edges that they look at.
         fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none;
             gated_fetched: of these, those of numbers that go through an exponential, which waits for them.
         function: bytes of rows that functions of edges touch; function_edges: the edges; exponentials: those they take;
@@ -140,13 +139,16 @@ class Work:
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
         swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
-            these, loss_chunks the loss, function_chunks a function of edges, and statistics_chunks degrees that a layer
-            computes with, once for each.
+            these, loss_chunks the loss, and function_chunks a function of edges.
+        calls: operations of row-wise stages; sources: those of all chunks, for every time that they are looked at.
     """
 
     summed: float = 0.0
     transposed: float = 0.0
     summed_edges: float = 0.0
+    transposed_edges: float = 0.0
+    sources: int = 0
+    calls: int = 0
     fetched: float = 0.0
     function_fetched: float = 0.0
     gated_fetched: float = 0.0
@@ -166,7 +168,6 @@ class Work:
     gradient_chunks: int = 0
     loss_chunks: int = 0
     function_chunks: int = 0
-    statistics_chunks: int = 0
 
 
 def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None) -> Work:
@@ -181,9 +182,11 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
     work = _work(plan, p, int(num_dst.sum()), int(view.chunk_edges[own].sum()), int(np.count_nonzero(num_dst)))
     widest = max((plan.passes.width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
     work = replace(work, largest=int(num_dst.max()) * widest * plan.shape.itemsize)
+    sources, edges = view.num_sources[own], view.chunk_edges[own]
+    kinds = (work.summed, work.transposed, work.function, work.function_gradient)
+    work = replace(work, sources=sum(amount > 0 for amount in kinds) * int(sources.sum()))
     if cache is None:
         return work
-    sources, edges = view.num_sources[own], view.chunk_edges[own]
 
     def missed(moved: float, visits: int) -> float:
         """Of bytes that move, with so many visits to a row for every edge, those that are in no cache."""
@@ -209,39 +212,41 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     multiplication and an addition; backward does twice that, once where the input gets no gradient, and first forward
     again where nothing was kept."""
     item, width = plan.shape.itemsize, plan.passes.width
-    rows = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
     loss = LOSS_SWEEPS * plan.shape.output if p.loss else 0
     known = p.stage is not None and plan.shape.stage_work
     stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
     backward, again = p.direction != "forward", p.again or not p.keep
     runs_forward = not backward or again
-    sweeps = 2 * backward + runs_forward
+    swept = stage_work.sweeps
+    sweeps = runs_forward * swept.forward + backward * swept.backward
+    placed = sum(width[name] for name in p.written if name in plan.resident)
     gradients = stage_work.products.times(backward)
     products = stage_work.products.times(runs_forward) + gradients
     products += stage_work.entry.times(-(backward and not _input_wanted(plan, p)))
     products += stage_work.mapped.times(-(again and p.direction == "backward"))
     stage: dict[str, Any] = {
         "chunks": chunks,
+        "calls": chunks * (runs_forward * swept.forward_calls + backward * swept.backward_calls),
         "aggregate_chunks": chunks if p.layer is not None else 0,
         "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
         "loss_chunks": chunks if p.loss else 0,
-        "statistics_chunks": chunks * sum(plan.shape.layers[k].uses_statistics for k in layers_near(p, plan.shape)),
         "flops": 2 * vertices * products.parameters * item / 4,  # rates are of 4-byte numbers
         "product_bytes": vertices * products.columns * item,
         "weight_flops": 2 * vertices * gradients.parameters * item / 4,
         "weight_bytes": vertices * gradients.columns * item,
-        "swept": vertices * (sweeps * (rows + stage_work.columns) + loss) * item,
+        "swept": vertices * (sweeps + 2 * placed + loss) * item,
     }
     if p.layer is None or (p.exchange is None and p.flush is None):
         return Work(**stage)
     touched = edges * item * max(width[name] for name in (p.exchange, p.flush) if name is not None)
     forward, transpose = p.direction != "backward", p.flush is not None
     if plan.shape.layers[p.layer].reduce is not None:
-        looks = edges * (forward + transpose)
+        stage["swept"] += vertices * plan.shape.layers[p.layer].a * (forward + transpose) * item
         sums: dict[str, Any] = {
             "summed": forward * touched,
             "transposed": 2 * transpose * touched,
-            "summed_edges": looks,
+            "summed_edges": forward * edges,
+            "transposed_edges": transpose * edges,
         }
         return Work(**stage, **sums)
     once, back, each = forward or not p.keep, 2 * transpose, edges * plan.shape.layers[p.layer].exponentials
@@ -269,7 +274,7 @@ def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
         + work.gradient_chunks * hardware.gradient_stage_seconds
         + work.loss_chunks * hardware.loss_stage_seconds
         + work.function_chunks * hardware.function_stage_seconds
-        + work.statistics_chunks * hardware.statistics_stage_seconds
+        + work.calls * hardware.call_seconds
     )
 
 
@@ -284,7 +289,9 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
     arithmetic = (work.summed + work.transposed + work.function + work.function_gradient) / 2 / hardware.flops
     fixed = work.fetched / hardware.fetch_bandwidth + work.function_fetched / hardware.function_fetch_bandwidth
     fixed += work.gated_fetched / hardware.gated_fetch_bandwidth
-    fixed += work.summed_edges * hardware.edge_seconds + work.function_edges * hardware.function_edge_seconds
+    fixed += work.sources * hardware.source_seconds
+    fixed += work.summed_edges * hardware.edge_seconds + work.transposed_edges * hardware.transpose_edge_seconds
+    fixed += work.function_edges * hardware.function_edge_seconds
     fixed += work.exponentials * hardware.exponential_seconds
     fixed += work.exponential_gradients * hardware.exponential_gradient_seconds
     return max(moved, arithmetic) + fixed
@@ -297,12 +304,11 @@ def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
 
 def product_seconds(work: Work, hardware: Hardware) -> float:
     """What dense products take: their operations, and bringing and taking away rows."""
-    return (
-        work.flops / hardware.flops
-        + work.product_bytes / hardware.product_bandwidth
-        + work.weight_flops / hardware.weight_flops
-        + work.weight_bytes / hardware.weight_bandwidth
-    )
+    near = is_near(work.largest, hardware)
+    product = hardware.near_product_bandwidth if near else hardware.product_bandwidth
+    weight = hardware.near_weight_bandwidth if near else hardware.weight_bandwidth
+    operations = work.flops / hardware.flops + work.weight_flops / hardware.weight_flops
+    return operations + work.product_bytes / product + work.weight_bytes / weight
 
 
 def is_near(largest: int, hardware: Hardware) -> bool:

@@ -33,7 +33,7 @@ class Hardware:
         memory_bandwidth: rows that a sum over in-edges reads from a device's own memory.
         fetch_bandwidth: what of them was not in the cache, beside that.
         transpose_bandwidth: rows that its transpose reads and writes there.
-        edge_seconds: seconds that every edge of either takes beside its row.
+        edge_seconds, transpose_edge_seconds: seconds that every edge of either takes beside its row.
         function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates), which read and
             write a row per edge; function_gradient_bandwidth: of their gradients; function_fetch_bandwidth: what was
             not in the cache; gated_fetch_bandwidth: where exponentials wait for it.
@@ -42,12 +42,13 @@ class Hardware:
         near_bandwidth: the same where a chunk's rows are few beside ``cache``.
         fresh_bandwidth: the same where they take more than ``largest_reused``: their pages are cleared each time.
         flops, product_bandwidth: float32 operations per second of a dense product of rows on one device, and rows that
-            it takes and gives, which takes as long again.
-        weight_flops, weight_bandwidth: the same of a weight's gradient, a product over all rows.
+            it takes and gives, which takes as long again; near_product_bandwidth: where they are few beside ``cache``.
+        weight_flops, weight_bandwidth, near_weight_bandwidth: the same of a weight's gradient, a product over all rows.
         stage_seconds: fixed cost of running one chunk of one pass.
-        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds,
-            statistics_stage_seconds: what a chunk costs beyond that where it aggregates, has gradients of that, has the
-            loss, has a function of edges, for each layer that computes with degrees.
+        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds: what a chunk costs
+            beyond that where it aggregates, has gradients of that, has the loss, has a function of edges.
+        call_seconds: fixed cost of every operation of a row-wise stage.
+        source_seconds: what every source of a chunk costs beside its edges.
         device_memory: bytes of one device, or None where nothing but the host limits it.
         cache: bytes of rows that stay in the last cache before the memory, or None where ``memory_bandwidth`` counts.
         largest_reused: bytes of a tensor that the allocator hands out again as it is, or None for any size.
@@ -67,6 +68,7 @@ class Hardware:
     fetch_bandwidth: float
     transpose_bandwidth: float
     edge_seconds: float
+    transpose_edge_seconds: float
     function_bandwidth: float
     function_gradient_bandwidth: float
     function_fetch_bandwidth: float
@@ -79,14 +81,17 @@ class Hardware:
     fresh_bandwidth: float
     flops: float
     product_bandwidth: float
+    near_product_bandwidth: float
     weight_flops: float
     weight_bandwidth: float
+    near_weight_bandwidth: float
     stage_seconds: float
     aggregate_stage_seconds: float
     gradient_stage_seconds: float
     loss_stage_seconds: float
     function_stage_seconds: float
-    statistics_stage_seconds: float
+    call_seconds: float
+    source_seconds: float
     device_memory: int | None = None
     cache: int | None = None
     largest_reused: int | None = None
@@ -150,6 +155,7 @@ CPU = Hardware(
     fetch_bandwidth=1e11,
     transpose_bandwidth=5.5e10,
     edge_seconds=8.1e-9,
+    transpose_edge_seconds=8.1e-9,
     function_bandwidth=1.9e10,
     function_gradient_bandwidth=1e12,
     function_fetch_bandwidth=2e10,
@@ -162,14 +168,17 @@ CPU = Hardware(
     fresh_bandwidth=7.7e9,
     flops=4e11,
     product_bandwidth=3e10,
+    near_product_bandwidth=3e10,
     weight_flops=3e11,
     weight_bandwidth=3e10,
+    near_weight_bandwidth=3e10,
     stage_seconds=1.2e-4,
     aggregate_stage_seconds=1.2e-4,
     gradient_stage_seconds=2.6e-4,
     loss_stage_seconds=2.9e-4,
     function_stage_seconds=4.6e-4,
-    statistics_stage_seconds=1e-5,
+    call_seconds=1e-15,
+    source_seconds=1e-15,
     cache=16 << 20,  # half of the third level: others use it, too
     largest_reused=32 << 20,  # of glibc: larger blocks are mapped, and their pages cleared, each time
 )

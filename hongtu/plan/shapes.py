@@ -80,6 +80,21 @@ class Products:
         return Products(times * self.parameters, times * self.columns)
 
 
+@dataclass(frozen=True)
+class Sweeps:
+    """What operations of a stage read and write beside its products.
+
+    Attributes:
+        forward, backward: columns per vertex in either direction.
+        forward_calls, backward_calls: operations, products included.
+    """
+
+    forward: int = 0
+    backward: int = 0
+    forward_calls: int = 0
+    backward_calls: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageWork:
     """About what a row-wise stage computes per vertex.
@@ -89,15 +104,16 @@ class StageWork:
         entry: of these, those of its own input, whose gradient may not be wanted.
         mapped: those of a transform at its end whose result is not computed again for its gradients.
         before: those before the transform at its end.
-        columns: of what they give; widest: of what one of them gives.
+        widest: columns of what one of them gives.
+        sweeps: everything else.
     """
 
     products: Products = Products()
     entry: Products = Products()
     mapped: Products = Products()
     before: Products = Products()
-    columns: int = 0
     widest: int = 0
+    sweeps: Sweeps = Sweeps()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from hongtu.plan.cost import LOSS_SWEEPS, Seconds, pass_seconds, predict_seconds
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart
-from hongtu.plan.shapes import LayerShape, NetworkShape, Products, StageWork
+from hongtu.plan.shapes import LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
 from hongtu.preprocess.volume import count_volume
@@ -33,7 +33,7 @@ def random_topology(seed, m, n, v=60, e=300):
 
 
 WORK = (
-    StageWork(products=Products(10, 8), entry=Products(7, 3), columns=5),
+    StageWork(products=Products(10, 8), entry=Products(7, 3), sweeps=Sweeps(5, 7, 2, 6)),
     StageWork(products=Products(20, 9), mapped=Products(4, 2)),
 )
 
@@ -128,16 +128,23 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(plan, free(weight_flops=2.0)).rowwise == pytest.approx(v * (10 + 20))
     assert predict_seconds(plan, free(product_bandwidth=1.0)).rowwise == pytest.approx(v * item * ((8 + 9) * 3 - 3 - 2))
     assert predict_seconds(plan, free(weight_bandwidth=1.0)).rowwise == pytest.approx(v * item * (8 + 9))
+    few = free(near_product_bandwidth=0.5, near_weight_bandwidth=0.25, cache=1 << 20)
+    of_rows, of_weights = 2 * ((8 + 9) * 3 - 3 - 2), 4 * (8 + 9)
+    assert predict_seconds(plan, few).rowwise == pytest.approx(v * item * (of_rows + of_weights))
     assert predict_seconds(plan, free(memory_bandwidth=1.0)).aggregate == pytest.approx(e * 4 * item)
     assert predict_seconds(plan, free(transpose_bandwidth=1.0)).aggregate == pytest.approx(2 * e * 4 * item)
-    assert predict_seconds(plan, free(edge_seconds=1.0)).aggregate == pytest.approx(2 * e)
+    assert predict_seconds(plan, free(edge_seconds=1.0)).aggregate == pytest.approx(e)
+    assert predict_seconds(plan, free(transpose_edge_seconds=1.0)).aggregate == pytest.approx(e)
     assert predict_seconds(plan, free(stage_seconds=1.0)).dispatch == pytest.approx(4 * busy)
     assert predict_seconds(plan, free(aggregate_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
     assert predict_seconds(plan, free(gradient_stage_seconds=1.0)).dispatch == pytest.approx(busy)
     assert predict_seconds(plan, free(loss_stage_seconds=1.0)).dispatch == pytest.approx(busy)
-    rows = sum(plan.passes.width[name] for p in plan.passes.train for name in (*p.inputs, *p.gradients, *p.written)
-               for _ in range(1 if p.direction == "forward" else 3))  # fmt: skip
-    rows += 5 * (1 + 3) + 3 * LOSS_SWEEPS  # what stage 0's maps give, and the loss
+    calls = 2 + (2 + 6)  # stage 0 forward, and again for its gradients
+    assert predict_seconds(plan, free(call_seconds=1.0)).dispatch == pytest.approx(calls * busy)
+    sources = 2 * int(topology.num_sources.sum())  # forward, and the transpose
+    assert predict_seconds(plan, free(source_seconds=1.0)).aggregate == pytest.approx(sources)
+    rows = 5 + (5 + 7) + 3 * LOSS_SWEEPS  # stage 0 forward, and again for its gradients; the loss
+    rows += 2 * 4  # what the aggregate gives, and its gradient
     assert predict_seconds(plan, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * v * item)
     fresh = predict_seconds(plan, free(sweep_bandwidth=1.0, fresh_bandwidth=0.5, largest_reused=1))
     assert fresh.rowwise == pytest.approx(2 * rows * v * item)
