@@ -21,6 +21,7 @@ from hongtu.bench.records import append, machine
 from hongtu.cli.stopping import terminable
 
 PYTHON = sys.executable
+SMALL, LARGE = 40_000, 100_000  # vertices of generated graphs
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ def run_parts(options: argparse.Namespace) -> list[str]:
 def prepare(options: argparse.Namespace) -> None:
     """The graphs that several parts share, and what preprocessing them took."""
     for name, kind, vertices, settings in (
-        ("citation", "citation", 100_000, {"partitions": 1, "chunks": 256, "order": "clusters"}),
-        ("rmat", "rmat", 100_000, {"partitions": 2, "chunks": 128, "order": "input"}),
-        ("citation-large", "citation", 500_000, {"partitions": 1, "chunks": 512, "order": "clusters"}),
+        ("citation", "citation", SMALL, {"partitions": 1, "chunks": 64, "order": "clusters"}),
+        ("rmat", "rmat", SMALL, {"partitions": 2, "chunks": 32, "order": "input"}),
+        ("citation-large", "citation", LARGE, {"partitions": 1, "chunks": 256, "order": "clusters"}),
     ):
         path = options.work / f"{name}.artifact"
         if not path.exists():
@@ -109,25 +110,24 @@ def parts(options: argparse.Namespace) -> list[Part]:
 
     model = ("--hidden", "64", "--epochs", epochs)
     found = [
-        Part("profile", hongtu("doctor", "--measure", profile), 900),
-        Part("estimator", module("estimator", "--work", str(work), "--hardware", profile, "--vertices",
-                                 str(int(100_000 * options.scale)), *to("estimator")), 600),
+        Part("estimator", module("estimator", "--work", str(work), "--profile", profile, "--vertices",
+                                 str(int(60_000 * options.scale)), *to("estimator")), 900),
         Part("systems", hongtu("bench", citation, "--models", "gcn,sage", *model, "--strategies", "full,paper,none",
-                               "--baselines", "all", *to("bench")), 900),
+                               "--baselines", "all", "--together", *to("bench")), 900),
         Part("gat", hongtu("bench", citation, "--models", "gat", *model, "--baselines", "pyg,dense",
-                           *to("bench")), 600),
+                           "--together", *to("bench")), 600),
         Part("savings", hongtu("bench", rmat, "--models", "gcn", "--hidden", "64", "--epochs", "1", "--strategies",
                                "full,paper,alone", "--together", *to("bench")), 360),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
-                                "--accuracy", "30", "--baselines", "pyg-csr", *to("bench")), 600),
+                                "--accuracy", "30", "--baselines", "pyg-csr", "--together", *to("bench")), 600),
         Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
                                "--hardware", profile, *to("budgets")), 600),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 720),
         Part("traffic", module("traffic", citation, rmat, *to("traffic")), 180),
-        Part("ladder", module("ladder", str(work / f"citation-{int(100_000 * options.scale)}"), "--work",
+        Part("ladder", module("ladder", str(work / f"citation-{int(SMALL * options.scale)}"), "--work",
                               str(work / "ladder"), "--hidden", "64", *to("ladder")), 360),
         Part("paper", module("paper", "--work", str(work), "--results", str(out), "--vertices",
-                             str(int(50_000 * options.scale)), *to("paper")), 360),
+                             str(int(20_000 * options.scale)), *to("paper")), 360),
         Part("report", hongtu("report", str(out), "-o", str(out / "report.html"), "--title", "hongtu, measured"), 180),
     ]  # fmt: skip
     if (work / "ogbn-arxiv.artifact").exists():

@@ -1,81 +1,128 @@
 """Predicted against measured seconds of an epoch, on configurations that the machine's profile has not seen.
 
-    python -m experiments.estimator --work DIR --hardware PROFILE.json [--out FILE.jsonl]
+    python -m experiments.estimator --work DIR [--profile FILE.json] [--out FILE.jsonl]
 
-The profile is what `hongtu doctor --measure PROFILE.json` wrote on this machine; nothing is fitted here. All are timed
-in turns.
+The profile is measured as `hongtu doctor --measure` does, from models of its own; the configurations are timed in turns
+with these, for a machine whose speed changes from minute to minute would be compared with itself at another time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 from experiments.prepare import generated, prepared
-from hongtu.bench.compare import Case, Settings, compare_cases, describe, in_memory_need
-from hongtu.bench.process import shared_process
+from hongtu.bench.compare import CHECKED, TOLERANCE, Settings, describe, reference_of
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
-from hongtu.plan.hardware import load_hardware
+from hongtu.bench.worker import Order, epoch, make_system
+from hongtu.host_load import BUSY
+from hongtu.measure import measure_cpu
+from hongtu.plan.cost import predict_seconds
+from hongtu.plan.hardware import Hardware
 
 LIMIT = 0.15
 # graph, partitions, model, hidden, layers, then strategies with shares of the memory that is needed in memory
 HELD_OUT = (
-    ("citation", 1, "gcn", 96, 2, (("full", None), ("full", 0.2))),
-    ("citation", 1, "sage", 56, 3, (("full", None),)),
-    ("citation", 1, "gin", 104, 2, (("full", None),)),
-    ("citation", 1, "gat", 80, 2, (("full", None), ("full", 0.5))),
-    ("citation", 1, "commnet", 44, 3, (("full", 0.3),)),
-    ("rmat", 2, "commnet", 64, 2, (("full", None),)),
-    ("rmat", 2, "gcn", 112, 3, (("full", 0.35),)),
-    ("rmat", 2, "sage", 88, 2, (("paper", None),)),
-    ("rmat", 2, "gin", 44, 2, (("none", None),)),
-    ("rmat", 1, "ggcn", 36, 2, (("full", None),)),
+    ("citation", 1, "gcn", 56, 2, (("full", None), ("full", 0.3))),
+    ("citation", 1, "sage", 96, 2, (("full", None), ("full", 0.25))),
+    ("citation", 1, "gin", 72, 3, (("full", None),)),
+    ("citation", 1, "gat", 40, 2, (("full", None),)),
+    ("citation", 1, "ggcn", 44, 2, (("full", None),)),
+    ("rmat", 2, "commnet", 72, 3, (("full", None),)),
+    ("rmat", 2, "gcn", 88, 2, (("full", 0.4), ("paper", None))),
+    ("rmat", 2, "sage", 52, 2, (("none", None),)),
+    ("rmat", 1, "gat", 72, 2, (("full", None),)),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
-    parser.add_argument("--hardware", required=True, help="the profile of this machine")
-    parser.add_argument("--vertices", type=int, default=200_000)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--profile", type=Path, help="write the machine's profile here")
+    parser.add_argument("--vertices", type=int, default=60_000)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
-    load_hardware(options.hardware)
-    with shared_process() as process:
-        measure(options, Settings(epochs=options.epochs, hardware=options.hardware, process=process))
-
-
-def measure(options: argparse.Namespace, settings: Settings) -> None:
-    """Time all configurations, and print how far off each prediction is."""
-    cases, about = [], []
-    for kind, partitions, name, hidden, layers, strategies in HELD_OUT:
-        graph = generated(options.work, kind, options.vertices)
-        path = options.work / f"{kind}-{options.vertices}-{partitions}"
-        artifact = prepared(graph, path, partitions=partitions, chunks=128, order="input")
-        model = Model(name=name, hidden=hidden, layers=layers)
-        need = in_memory_need(path, model, settings) if any(share for _, share in strategies) else 0
-        for strategy, share in strategies:
-            run = Run(strategy=strategy, budget=int(need * share) if share else None, share=share)
-            cases.append(Case(artifact=path, model=model, run=run))
-            about.append((f"{kind}, {partitions} devices, {name} {layers} x {hidden}", describe(artifact, settings)))
+    configurations = [found for held_out in HELD_OUT for found in prepare(options, *held_out)]
+    profile = measure_cpu(
+        f"cpu, {len(os.sched_getaffinity(0))} cores", lambda: [found.train() for found in configurations]
+    )
+    if options.profile is not None:
+        options.profile.write_text(json.dumps(profile.to_dict(), indent=1) + "\n")
     errors = []
-    for (label, graph_row), case, row in zip(about, cases, compare_cases(cases, settings), strict=True):
-        if not row["loss_agrees"]:
-            raise SystemExit(f"{label}: {row['label']}: losses {row['losses']}, expected {row['reference_losses']}")
-        error = row["predicted_seconds"] / row["seconds"] - 1
-        row |= {"label": f"{label}: {row['label']}", "error": error}
-        append(options.out, machine("estimator") | graph_row | case.model.to_dict() | row)
+    for found in configurations:
+        row = found.row(profile)
+        append(options.out, machine("estimator") | row)
         print(
-            f"{row['label']}: {row['seconds']:.3f} s, predicted {row['predicted_seconds']:.3f}: {error:+.1%}",
+            f"{row['label']}: {row['seconds']:.3f} s, predicted {row['predicted_seconds']:.3f}: {row['error']:+.1%}",
             flush=True,
         )
-        errors.append(abs(error))
+        errors.append(abs(row["error"]))
     within = sum(error <= LIMIT for error in errors)
     print(f"{within} of {len(errors)} within {LIMIT:.0%}; median {statistics.median(errors):.1%}", end=", ")
     print(f"largest {max(errors):.1%}")
+
+
+class Configuration:
+    """A system whose losses were found to be the reference's, and its timed epochs."""
+
+    def __init__(self, label: str, about: dict[str, Any], order: Order, reference: tuple[str, list[float]]) -> None:
+        self.label, self._about, self._order, self._reference = f"{label}: {order.run.label}", about, order, reference
+        self._system = make_system(order)
+        self._losses = [self._system.step() for _ in range(CHECKED)]
+        self._epochs: list[dict[str, Any]] = []
+        if any(abs(a - b) > TOLERANCE * abs(b) for a, b in zip(self._losses, reference[1], strict=True)):
+            raise SystemExit(f"{self.label}: losses {self._losses}, expected {reference[1]}")
+
+    def train(self) -> None:
+        """One timed epoch."""
+        self._epochs.append(epoch(self._system, "cpu"))
+
+    def row(self, profile: Hardware) -> dict[str, Any]:
+        """What was measured, in the median of the epochs that nothing disturbed, beside what a profile predicts."""
+        quiet = [found for found in self._epochs if found["others"] <= BUSY] or self._epochs
+        middle = sorted(quiet, key=lambda found: found["seconds"])[len(quiet) // 2]
+        seconds = [found["seconds"] for found in quiet]
+        predicted = predict_seconds(self._system.trainer.plan, profile).total
+        return (
+            self._about
+            | self._order.model.to_dict()
+            | self._order.run.to_dict()
+            | {"reference": self._reference[0], "losses": self._losses, "reference_losses": self._reference[1]}
+            | {"loss_agrees": True, **self._system.about(), "passes": middle["passes"], "bytes": middle["bytes"]}
+            | {"label": self.label, "seconds": middle["seconds"], "spread": [min(seconds), max(seconds)]}
+            | {"others": max(found["others"] for found in quiet), "epochs": len(quiet)}
+            | {"predicted_seconds": predicted, "error": predicted / middle["seconds"] - 1}
+        )
+
+
+def prepare(
+    options: argparse.Namespace, kind: str, partitions: int, name: str, hidden: int, layers: int, strategies: Any
+) -> list[Configuration]:
+    """All configurations of one model on one graph, checked."""
+    graph = generated(options.work, kind, options.vertices)
+    path = options.work / f"{kind}-{options.vertices}-{partitions}"
+    artifact = prepared(graph, path, partitions=partitions, chunks=64, order="input")
+    model = Model(name=name, hidden=hidden, layers=layers)
+    label, about = f"{kind}, {partitions} devices, {name} {layers} x {hidden}", describe(artifact, Settings())
+
+    def order(run: Run) -> Order:
+        return Order(artifact=str(path), model=model, run=run)
+
+    right = reference_of(model)
+    system = make_system(order(right))
+    reference = right.label, [system.step() for _ in range(CHECKED)]
+    need = 0
+    if any(share for _, share in strategies):
+        whole = make_system(order(Run(strategy="full")))
+        whole.step()
+        need = int(whole.about()["need"])
+    runs = [Run(strategy=name, budget=int(need * share) if share else None, share=share) for name, share in strategies]
+    return [Configuration(label, about, order(run), reference) for run in runs]
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ GRAPHS = {  # kind, vertices, edges, partitions, chunks of each
     "mixed": ("rmat", 60_000, 900_000, 2, 32),
     "tiny": ("citation", 2_000, 8_000, 1, 40),
 }
-EPOCHS, MOST_EPOCHS = 5, 7
+EPOCHS, MOST_EPOCHS = 5, 6
 EPOCH_COUNTS = 3  # a whole epoch, in passes
 NOTHING = 1e-15  # seconds
 # graph, model, hidden columns, layers, strategy; what people train is different
@@ -95,10 +95,14 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
 )
 
 
-def measure_cpu(name: str) -> Hardware:
-    """A profile of the CPU device; host and device are the same memory."""
+def measure_cpu(name: str, beside: Callable[[], object] = lambda: None) -> Hardware:
+    """A profile of the CPU device; host and device are the same memory.
+
+    Args:
+        beside: called once in every round of the models' epochs, for what is to be timed in turns with them.
+    """
     nominal = Hardware(**CPU.to_dict() | _links() | {"name": name, "cache": _cache_bytes()})
-    found = _rates(_passes(nominal))
+    found = _rates(_passes(nominal, beside))
     same = {"peer_link": "host_link", "reuse_link": "host_link"}  # host and device are one memory
     rates = nominal.to_dict() | found
     return Hardware(**rates | {link: rates[other] for link, other in same.items()})
@@ -211,7 +215,7 @@ class Measured:
     epoch: bool = False
 
 
-def _passes(hardware: Hardware) -> list[Measured]:
+def _passes(hardware: Hardware, beside: Callable[[], object]) -> list[Measured]:
     """What the passes of small models do, and how long they take: all models in turns, so that a machine that slows
     down slows all."""
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
@@ -223,7 +227,7 @@ def _passes(hardware: Hardware) -> list[Measured]:
             modules = build_layers(model, artifact.feature_width, hidden, artifact.num_classes, layers)
             trainers.append(Trainer(artifact, modules, strategy=strategy, hardware=hardware))
             trainers[-1].train_epoch()  # compiles
-        seconds = _pass_seconds(trainers)
+        seconds = _pass_seconds(trainers, beside)
     return [found for trainer, one in zip(trainers, seconds, strict=True) for found in _epoch(trainer, hardware, one)]
 
 
@@ -249,7 +253,7 @@ def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> 
     return Measured(dict(amounts), seconds, known)
 
 
-def _pass_seconds(trainers: list[Trainer]) -> list[dict[str, float]]:
+def _pass_seconds(trainers: list[Trainer], beside: Callable[[], object]) -> list[dict[str, float]]:
     """Of every pass the median of some epochs that nothing disturbed, or of as many as there may be."""
     epochs: list[list[tuple[float, dict[str, float]]]] = [[] for _ in trainers]
     for _ in range(MOST_EPOCHS):
@@ -258,6 +262,7 @@ def _pass_seconds(trainers: list[Trainer]) -> list[dict[str, float]]:
                 others = OthersShare()
                 record = trainer.train_epoch()
                 found.append((others.stop(record.seconds), record.pass_seconds))
+        beside()
     return [_medians(found) for found in epochs]
 
 

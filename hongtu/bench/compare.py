@@ -11,11 +11,11 @@ from typing import Any
 
 from hongtu.artifact import Artifact
 from hongtu.bench.process import Process, Worker, worker
-from hongtu.bench.spec import Model, Run
+from hongtu.bench.spec import OURS, Model, Run
 from hongtu.bench.worker import Order
 from hongtu.host_load import BUSY
 
-CHECKED = 3  # epochs, beginning with the first, whose losses must be the reference's; they also warm up
+CHECKED = 3
 TOLERANCE = 1e-4  # relative, between float32 losses
 STARTING = 2  # processes that start at the same time
 SCORED = 20  # points of a curve of accuracy against time, about
@@ -29,6 +29,8 @@ class Settings:
 
     Attributes:
         epochs: timed of each system, in turns, after those whose losses are checked.
+        checked: epochs, beginning with the first, whose losses must be the reference's; they also warm up. With 1 the
+            reference need not learn, which saves most of its time on large graphs.
         again: more epochs at most for those that others disturbed.
         accuracy: train every system for so many epochs in all, with scores on the way; 0: not.
         device, hardware: see :class:`~hongtu.bench.worker.Order`.
@@ -37,6 +39,7 @@ class Settings:
     """
 
     epochs: int = 5
+    checked: int = CHECKED
     again: int = 4
     accuracy: int = 0
     device: str = "cpu"
@@ -91,7 +94,7 @@ def compare_cases(
     with ExitStack() as stack:
         workers = _started(cases, settings, stack, progress)
         for found in workers:
-            _train_checked(found)
+            _train_checked(found, settings)
             progress(f"{found.run.label}: loss checked")
         references = _references(workers, settings)
         agree = [_agrees(found, references[_what(found)]) for found in workers]
@@ -167,13 +170,13 @@ def _what(found: Worker) -> tuple[str, Model]:
     return found.order.artifact, found.order.model
 
 
-def _train_checked(found: Worker) -> None:
+def _train_checked(found: Worker, settings: Settings) -> None:
     """The worker's first epochs, whose losses it keeps."""
     if found.run.system == "pyg-loader":  # its steps are others: the same model, before it has learned
         found.losses = [found.do("loss")["loss"]]
         found.epoch()
     else:
-        found.losses = [found.epoch()["loss"] for _ in range(CHECKED)]
+        found.losses = [found.epoch()["loss"] for _ in range(settings.checked)]
 
 
 def _references(workers: Sequence[Worker], settings: Settings) -> dict[tuple[str, Model], Reference]:
@@ -188,8 +191,15 @@ def _references(workers: Sequence[Worker], settings: Settings) -> dict[tuple[str
     for first in range(0, len(cases), STARTING):  # each may take much memory, so no more at the same time
         with ExitStack() as stack:
             for found in _started(cases[first : first + STARTING], settings, stack, lambda what: None):
-                known[_what(found)] = found.run.label, [found.epoch()["loss"] for _ in range(CHECKED)]
+                known[_what(found)] = found.run.label, _losses(found, settings.checked)
     return known
+
+
+def _losses(found: Worker, checked: int) -> list[float | None]:
+    """Of a reference that trains for nothing else."""
+    if checked == 1 and found.run.system != OURS:
+        return [found.do("loss")["loss"]]
+    return [found.epoch()["loss"] for _ in range(checked)]
 
 
 def _agrees(found: Worker, reference: Reference) -> bool:

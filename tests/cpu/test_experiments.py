@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments import deep_models, estimator, growth, ladder, paper, preprocess_rates, prune, readme
+from hongtu import measure
 from hongtu.cli.main import main as hongtu_main
-from hongtu.plan.hardware import A100X4
+from hongtu.plan.hardware import A100X4, load_hardware
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,12 @@ def test_estimator(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr(estimator, "HELD_OUT", held_out)
     out = tmp_path / "estimator.jsonl"
-    options = ["--hardware", "cpu", "--vertices", 2000, "--epochs", 1, "--out", out]
+    profile = tmp_path / "cpu.json"
+    monkeypatch.setattr(measure, "RUNS", measure.RUNS[-3:])
+    monkeypatch.setattr(measure, "MATRICES", measure.MATRICES[:4])
+    options = ["--profile", profile, "--vertices", 2000, "--out", out]
     run(monkeypatch, estimator, "--work", tmp_path, *options)
+    assert load_hardware(profile).flops > 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["model"], row["strategy"], row["share"]) for row in rows] == [
         ("gcn", "full", None), ("gcn", "full", 0.7), ("sage", "paper", None)
