@@ -12,7 +12,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 
 import hongtu
-from hongtu import device, dispatch, row_copies
+from hongtu import dispatch, row_copies
 from hongtu import nn as hnn
 from hongtu.device import Device
 from hongtu.host_store import HostStore
@@ -138,7 +138,7 @@ def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
 
     for kernel in ("copy_rows", "add_rows"):
         monkeypatch.setattr(dispatch.NUMBA, kernel, spy(kernel[:-5], getattr(dispatch.NUMBA, kernel)))
-    monkeypatch.setattr(device.row_copies, "add_rows", spy("add", row_copies.add_rows))
+    monkeypatch.setattr(row_copies, "add_rows", spy("add", row_copies.add_rows))
     trainer = training.make_trainer(BY_NAME[name], problems.awkward(), (2, 3), strategy=strategy)
     record = trainer.train_epoch()
     for kind, links in (("copy", ("load", "pull")), ("add", ("push", "flush"))):
