@@ -199,7 +199,7 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.measure.REPEATS", 1)
     monkeypatch.setattr("hongtu.measure.MOST_EPOCHS", 1)
-    monkeypatch.setattr("hongtu.measure.GRAPHS", dict.fromkeys(("large", "mixed", "tiny"), ("rmat", 600, 3000, 8)))
+    monkeypatch.setattr("hongtu.measure.GRAPHS", dict.fromkeys(("large", "mixed", "tiny"), ("rmat", 600, 3000, 1, 8)))
     file = tmp_path / "hardware.json"
     text = output(capsys, "doctor", "--measure", file)
     assert f"--hardware {file}" in text and "GFLOP/s" in text
