@@ -45,6 +45,8 @@ class CpuDevice(Device):
     def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
         start = perf_counter()
         part = self.staging(name, number)[: len(array)]
+        if not len(array):
+            return part
         if isinstance(array, Tensor):
             part.copy_(array)
         else:

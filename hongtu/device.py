@@ -56,6 +56,7 @@ class Device(ABC):
         self.streams, self.kernels = streams, kernels
         self.arena = self.arena_peak = self.peak = 0
         self._buffers: dict[str, Tensor] = {}
+        self._sets: dict[str, tuple[Tensor, ...]] = {}  # of every buffer
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self._empty, SLACK)
@@ -94,6 +95,7 @@ class Device(ABC):
         """
         assert name not in self._buffers, name
         self._buffers[name] = self._make((sets, *shape), dtype)
+        self._sets[name] = tuple(self._buffers[name])
 
     def release_all(self) -> None:
         """Free every planned buffer of a pass."""
@@ -101,6 +103,7 @@ class Device(ABC):
             self.arena -= buffer.nbytes
             self._pool.give(buffer)
         self._buffers.clear()
+        self._sets.clear()
 
     def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A planned tensor, with undefined content, that stays until ``remove``.
@@ -123,11 +126,11 @@ class Device(ABC):
 
     def buffer(self, name: str) -> Tensor:
         """A tensor that stays, or a buffer that a pass has once."""
-        return self._placed[name] if name in self._placed else self._buffers[name][0]
+        return self._placed[name] if name in self._placed else self._sets[name][0]
 
     def staging(self, name: str, number: int) -> Tensor:
         """A pass's buffer of one set."""
-        return self._buffers[name][number]
+        return self._sets[name][number]
 
     @contextmanager
     def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:

@@ -105,7 +105,7 @@ class Topology:
         """int32 [m, n], the schedule that runs chunks as they are numbered."""
         return np.tile(np.arange(self.chunks, dtype=np.int32), (self.partitions, 1))
 
-    @property
+    @cached_property
     def num_dst(self) -> np.ndarray:
         """int64 [C], destinations of every chunk."""
         return np.diff(self.chunk_start if self.active_start is None else self.active_start)

@@ -37,9 +37,12 @@ class Exchange:
     ) -> None:
         self.devices, self.plan, self.host, self.p, self.resident = devices, plan, host, p, resident
         self._shares = any(len(transfers.pulls) for transfers in plan.devices)
+        self._moves = self._shares or any(len(transfers.loads) for transfers in plan.devices)
 
     def bring(self, batch: int, turn: Turn) -> None:
         """On ``load``: values in, and the slots whose gradients begin."""
+        if not self._moves:
+            return
         select = self._beginning(batch)
         for device, transfers in zip(self.devices, self.plan.devices, strict=True):
             table = transfers.loads
@@ -49,12 +52,13 @@ class Exchange:
                 rows = device.bring("load_rows", turn.set, table.row[pick], "topology")
                 if len(rows):
                     device.load_rows(self.host[self.p.exchange], rows, self._cache(device, "value"), slots)
+        if not self._shares:
+            return
         if self.p.exchange is None:
             for device, transfers in zip(self.devices, self.plan.devices, strict=True):
                 device.bring("pull_to", turn.set, transfers.pulls.slot[select(transfers.pulls)], "topology")
             return
-        if self._shares:
-            self._await_each_other([d.streams.load for d in self.devices], "pull: the owner has loaded")
+        self._await_each_other([d.streams.load for d in self.devices], "pull: the owner has loaded")
         for device, transfers in zip(self.devices, self.plan.devices, strict=True):
             table = transfers.pulls
             pick = select(table)
@@ -68,17 +72,22 @@ class Exchange:
 
     def bring_ends(self, batch: int, turn: Turn) -> None:
         """On ``load``: which gradients the batch completes."""
+        if not self._moves:
+            return
         select = self._ending(batch)
         for device, transfers in zip(self.devices, self.plan.devices, strict=True):
             pulls, loads = transfers.pulls, transfers.loads
-            pick = select(pulls)
-            by_peer = np.argsort(pulls.peer[pick], kind="stable")
-            device.bring("push_from", turn.set, pulls.slot[pick][by_peer], "topology")
-            device.bring("push_to", turn.set, pulls.peer_slot[pick][by_peer], "topology")
+            if self._shares:
+                pick = select(pulls)
+                by_peer = np.argsort(pulls.peer[pick], kind="stable")
+                device.bring("push_from", turn.set, pulls.slot[pick][by_peer], "topology")
+                device.bring("push_to", turn.set, pulls.peer_slot[pick][by_peer], "topology")
             device.bring("flush_slots", turn.set, loads.slot[select(loads)], "topology")
 
     def zero(self, batch: int, turn: Turn) -> None:
         """On ``compute``: gradients begin with nothing."""
+        if not self._moves:
+            return
         select = self._beginning(batch)
         for device, transfers in zip(self.devices, self.plan.devices, strict=True):
             for table, name in ((transfers.loads, "load_slots"), (transfers.pulls, "pull_to")):

@@ -161,7 +161,13 @@ class PlannedMemory:
         return beside + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
 
     def needs(self, p: Pass) -> Needs:
-        return pass_needs(p, self.shape, self.topology.edge_weight is not None)
+        if p.name not in self._needs:
+            self._needs[p.name] = pass_needs(p, self.shape, self.topology.edge_weight is not None)
+        return self._needs[p.name]
+
+    @cached_property
+    def _needs(self) -> dict[str, Needs]:
+        return {}
 
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""

@@ -12,6 +12,7 @@ prefix ``grad ``. A tensor that aliases another has its name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Direction = Literal["forward", "backward", "fused"]
@@ -81,13 +82,13 @@ class Pass:
     creates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def name(self) -> str:
         """For people: "forward 1"; stage 0 alone is "forward stage 0"; "evaluate 1", "setup 0"."""
         verb = self.direction if self.when == "train" else self.when
         return f"{verb} {'stage 0' if self.layer is None else self.layer}"
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Vertex tensors read by contiguous rows, each once."""
         names = (() if self.source is None else (self.source,)) + self.s + self.values
@@ -96,7 +97,7 @@ class Pass:
             names += (self.moments,)  # which is not computed again
         return tuple(dict.fromkeys(names))
 
-    @property
+    @cached_property
     def written(self) -> tuple[str, ...]:
         """Vertex tensors written or added to by contiguous rows, each once."""
         names = (*self.outputs, self.checkpoint, *self.direct)
