@@ -121,7 +121,8 @@ class PlannedMemory:
 
     @property
     def peak_bytes(self) -> dict[str, int]:
-        """What a run stays under, evaluation included: planned buffers and, where it was probed, the workspace."""
+        """What a run in a budget stays under, evaluation included: planned buffers and, where it was probed, the
+        workspace, which a run without a limit may exceed."""
         return self.device_bytes | self.host_bytes
 
     @cached_property

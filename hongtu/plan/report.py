@@ -138,8 +138,7 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
     def tensors(*names: str | None) -> dict[str, int]:
         return {name: width[name] for name in names if name is not None}
 
-    touched = {*p.inputs, *p.gradients, *p.written, p.exchange, p.flush}
-
+    touched = {*p.inputs, *p.gradients, *p.written, p.exchange, p.flush, *p.creates, *p.frees}
     return {
         "name": p.name,
         "rows": traffic.rows,

@@ -135,6 +135,14 @@ def test_tables_for_people(artifact, capsys, tmp_path):
     ElementTree.parse(tmp_path / "info.svg")
 
 
+def test_what_stays_is_marked_wherever_it_is_named(artifact, capsys):
+    passes = json.loads(output(capsys, "plan", artifact.path, "--json"))["passes"]
+    named = [{*p["creates"], *p["frees"], *p["reads"], *p["writes"]} for p in passes]
+    stays = set().union(*(p["resident"] for p in passes))
+    assert {"a0", "z1", "grad z1"} <= stays
+    assert [set(p["resident"]) & names for p, names in zip(passes, named, strict=True)] == [stays & n for n in named]
+
+
 def test_refusals(artifact, capsys, tmp_path):
     smallest = refusal(capsys, "plan", artifact.path, "--device-memory", "100")
     assert "device_memory is 100 bytes, the smallest that works is" in smallest
