@@ -11,8 +11,12 @@ constant part (threads, compiled kernels, allocators), which bends its slope at 
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
+import hongtu
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import Case, Settings, compare_cases, describe
 from hongtu.bench.growth import exponent
@@ -20,6 +24,7 @@ from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 
 VERTICES_PER_CHUNK = 8192
+PREPARING = 2  # at the same time: each is mostly one core's work
 MEMORY = {"counted_bytes": "counted", "process_bytes": "of the process"}
 
 
@@ -36,12 +41,9 @@ def main() -> None:
     options = parser.parse_args()
     model = Model(name=options.model, hidden=options.hidden, layers=options.layers)
     settings = Settings(epochs=options.epochs, checked=1)
-    artifacts = []
-    for vertices in options.sizes:
-        graph = generated(options.work / "growth", "citation", vertices, features=options.features)
-        chunks = max(1, vertices // VERTICES_PER_CHUNK)
-        path = options.work / f"growth-{vertices}"
-        artifacts.append(prepared(graph, path, partitions=1, chunks=chunks, order="input"))
+    with ProcessPoolExecutor(PREPARING, mp_context=get_context("spawn")) as pool:
+        list(pool.map(partial(prepare, options.work, options.features), sorted(options.sizes, reverse=True)))
+    artifacts = [hongtu.open_artifact(artifact_of(options.work, vertices)) for vertices in options.sizes]
     cases = [Case(artifact=artifact.path, model=model, run=Run(strategy="full")) for artifact in artifacts]
     rows = compare_cases(cases, settings)
     for artifact, row in zip(artifacts, rows, strict=True):
@@ -51,6 +53,17 @@ def main() -> None:
         print(f"{artifact.num_vertices:,} vertices: {row['seconds']:.3f} s, {sizes}", flush=True)
     for name in ("seconds", *MEMORY):
         print(f"{name}: exponent {exponent(options.sizes, [row[name] for row in rows]):.3f}")
+
+
+def artifact_of(work: Path, vertices: int) -> Path:
+    return work / f"growth-{vertices}"
+
+
+def prepare(work: Path, features: int, vertices: int) -> None:
+    """Make the graph and the artifact of one size, unless they are there."""
+    graph = generated(work / "growth", "citation", vertices, features=features)
+    chunks = max(1, vertices // VERTICES_PER_CHUNK)
+    prepared(graph, artifact_of(work, vertices), partitions=1, chunks=chunks, order="input")
 
 
 if __name__ == "__main__":

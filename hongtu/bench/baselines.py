@@ -222,8 +222,11 @@ class Dense:
 def _edge_index(artifact: Artifact) -> np.ndarray:
     """int64 [2, E], sources above targets, by target."""
     topology, ids = artifact.topology, artifact.original_id.astype(np.int64)
-    edges = np.stack([ids[topology.global_sources()], np.repeat(ids, np.diff(topology.in_edge_start))])
-    return np.take(edges, np.argsort(edges[1], kind="stable"), axis=1)  # contiguous: torch scatters faster by it
+    start, new_id = np.asarray(topology.in_edge_start), np.argsort(ids)
+    degree = np.diff(start)[new_id]
+    first = np.cumsum(degree) - degree  # of every target's edges, and where these are in the artifact
+    at = np.arange(len(topology.local_source)) + np.repeat(start[new_id] - first, degree)
+    return np.stack([ids[topology.global_sources()[at]], np.repeat(np.arange(len(ids)), degree)])
 
 
 def _csr(edges: Tensor, weight: Tensor | None, v: int) -> Tensor:

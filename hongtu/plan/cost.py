@@ -139,7 +139,8 @@ class Work:
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
         swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
-            these, loss_chunks the loss, and function_chunks a function of edges.
+            these, loss_chunks the loss, and function_chunks a function of edges; exchange_chunks: of all, for every
+            tensor whose rows they get from, or send, elsewhere.
         calls: operations of row-wise stages; sources: those of all chunks, for every time that they are looked at.
     """
 
@@ -168,6 +169,7 @@ class Work:
     gradient_chunks: int = 0
     loss_chunks: int = 0
     function_chunks: int = 0
+    exchange_chunks: int = 0
 
 
 def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None) -> Work:
@@ -238,6 +240,8 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     }
     if p.layer is None or (p.exchange is None and p.flush is None):
         return Work(**stage)
+    linked = [name for name in (p.exchange, p.flush) if name is not None and _moves(plan, name)]
+    stage["exchange_chunks"] = chunks * len(linked)
     touched = edges * item * max(width[name] for name in (p.exchange, p.flush) if name is not None)
     forward, transpose = p.direction != "backward", p.flush is not None
     if plan.shape.layers[p.layer].reduce is not None:
@@ -261,6 +265,11 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
 
 
+def _moves(plan: ExecutionPlan, name: str) -> bool:
+    """Whether rows of a vertex tensor that is exchanged come from the host, or from other devices."""
+    return name not in plan.resident or plan.topology.partitions > 1
+
+
 def _input_wanted(plan: ExecutionPlan, p: Pass) -> bool:
     """Whether what a pass's stage begins with gets a gradient."""
     names = (FEATURES,) if p.layer is None else plan.passes.layer_inputs[p.layer]
@@ -274,6 +283,7 @@ def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
         + work.gradient_chunks * hardware.gradient_stage_seconds
         + work.loss_chunks * hardware.loss_stage_seconds
         + work.function_chunks * hardware.function_stage_seconds
+        + work.exchange_chunks * hardware.exchange_stage_seconds
         + work.calls * hardware.call_seconds
     )
 

@@ -47,6 +47,7 @@ class Hardware:
         stage_seconds: fixed cost of running one chunk of one pass.
         aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds: what a chunk costs
             beyond that where it aggregates, has gradients of that, has the loss, has a function of edges.
+        exchange_stage_seconds: and for values, or gradients, whose rows come from or go to somewhere else.
         call_seconds: fixed cost of every operation of a row-wise stage.
         source_seconds: what every source of a chunk costs beside its edges.
         device_memory: bytes of one device, or None where nothing but the host limits it.
@@ -90,6 +91,7 @@ class Hardware:
     gradient_stage_seconds: float
     loss_stage_seconds: float
     function_stage_seconds: float
+    exchange_stage_seconds: float
     call_seconds: float
     source_seconds: float
     device_memory: int | None = None
@@ -177,6 +179,7 @@ CPU = Hardware(
     gradient_stage_seconds=2.6e-4,
     loss_stage_seconds=2.9e-4,
     function_stage_seconds=4.6e-4,
+    exchange_stage_seconds=1e-15,
     call_seconds=1e-15,
     source_seconds=1e-15,
     cache=16 << 20,  # half of the third level: others use it, too

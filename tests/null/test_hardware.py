@@ -139,6 +139,7 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(plan, free(aggregate_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
     assert predict_seconds(plan, free(gradient_stage_seconds=1.0)).dispatch == pytest.approx(busy)
     assert predict_seconds(plan, free(loss_stage_seconds=1.0)).dispatch == pytest.approx(busy)
+    assert predict_seconds(plan, free(exchange_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)  # and gradients
     calls = 2 + (2 + 6)  # stage 0 forward, and again for its gradients
     assert predict_seconds(plan, free(call_seconds=1.0)).dispatch == pytest.approx(calls * busy)
     sources = 2 * int(topology.num_sources.sum())  # forward, and the transpose
