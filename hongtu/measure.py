@@ -225,7 +225,7 @@ def _passes(hardware: Hardware, beside: Callable[[], object]) -> list[Measured]:
     down slows all."""
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
         artifacts = {name: _artifact(Path(folder) / name, *size) for name, size in GRAPHS.items()}
-        trainers = [_trainer(artifacts[graph], hardware, *run) for graph, *run in RUNS]
+        trainers = [_trainer(artifacts[run[0]], hardware, *run[1:]) for run in RUNS]
         seconds = _pass_seconds(trainers, beside)
     return [found for trainer, one in zip(trainers, seconds, strict=True) for found in _epoch(trainer, hardware, one)]
 
