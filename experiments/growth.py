@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--model", default="gcn")
     parser.add_argument("--features", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()

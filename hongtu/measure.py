@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
@@ -24,6 +24,7 @@ from scipy.optimize import nnls
 
 from hongtu import row_copies
 from hongtu.artifact import Artifact, open_artifact
+from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
@@ -32,6 +33,8 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
 from hongtu.planning import plan_model
+from hongtu.preprocess.generate import generate
+from hongtu.preprocess.pipeline import preprocess_directory
 from hongtu.products import substitutes
 from hongtu.trainer import Trainer
 
@@ -224,7 +227,10 @@ def _passes(hardware: Hardware, beside: Callable[[], object]) -> list[Measured]:
     """What the passes of small models do, and how long they take: all models in turns, so that a machine that slows
     down slows all."""
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
-        artifacts = {name: _artifact(Path(folder) / name, *size) for name, size in GRAPHS.items()}
+        paths = [Path(folder) / name for name in GRAPHS]
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as others:  # whose threads do not stay here
+            list(others.map(_prepare, paths, GRAPHS.values()))
+        artifacts = {path.name: open_artifact(path / "artifact") for path in paths}
         trainers = [_trainer(artifacts[run[0]], hardware, *run[1:]) for run in RUNS]
         seconds = _pass_seconds(trainers, beside)
     return [found for trainer, one in zip(trainers, seconds, strict=True) for found in _epoch(trainer, hardware, one)]
@@ -300,13 +306,10 @@ def _rates(measured: list[Measured]) -> dict[str, float]:
     return {rate: float(cost if direct else 1 / cost) for (_, rate, direct), cost in costs}
 
 
-def _artifact(path: Path, kind: str, vertices: int, edges: int, partitions: int, chunks: int) -> Artifact:
-    """Made by other processes: threads that preprocessing leaves behind slow down small kernels of this one."""
-    graph, artifact = str(path / "graph"), str(path / "artifact")
-    sizes = {"vertices": vertices, "edges": edges, "features": FEATURES, "classes": 8, "seed": 7}
-    settings = {"partitions": partitions, "chunks": chunks, "partitioner": "range", "order": "input"}
+def _prepare(path: Path, size: tuple[str, int, int, int, int]) -> None:
+    """Make one of ``GRAPHS`` and its artifact."""
+    kind, vertices, edges, partitions, chunks = size
     path.mkdir()
-    for words, options in ((("generate", kind, graph), sizes), (("preprocess", graph, artifact), settings)):
-        given = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-        subprocess.run([sys.executable, "-m", "hongtu", *words, *given], check=True, stdout=subprocess.DEVNULL)
-    return open_artifact(artifact)
+    generate(kind, path / "graph", vertices=vertices, edges=edges, features=FEATURES, classes=8, seed=7)
+    config = PreprocessConfig(partitions=partitions, chunks=chunks, partitioner="range", order="input")
+    preprocess_directory(path / "graph", path / "artifact", config)
