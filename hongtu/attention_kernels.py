@@ -1,4 +1,4 @@
-"""Numba kernels of attention and gates over one bipartite CSC block; the conventions are those of ``hongtu.kernels``.
+"""Numba kernels of attention over one bipartite CSC block; the conventions are those of ``hongtu.kernels``.
 
 Legend: D destinations, S sources, E edges, F = H * K features, H heads, K channels per head. An array of length 0
 means "none".
@@ -143,60 +143,6 @@ def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH, thread
                         f = first + np.uint64(k)
                         total += rows_CF[row, f] * grad_DF[d, f]
                     out_EH[e, h] = total
-
-
-@parallel
-def gated_sum(indptr, local_source, key_DF, rows_C2F, out_DF, threads):
-    """out[d] = sum over in-edges of sigmoid(key[d] + query) * value; a source row is [query | value]."""
-    width, one = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1)
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for f in range(width):
-                out_DF[d, f] = 0
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    gate = one / (one + np.exp(-(key_DF[d, f] + rows_C2F[row, f])))
-                    out_DF[d, f] += gate * rows_C2F[row, width + f]
-
-
-@parallel
-def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF, threads):
-    """Gradient of ``gated_sum`` with respect to the keys; overwrites ``out``."""
-    width, one = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1)
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for f in range(width):
-                out_DF[d, f] = 0
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    gate = one / (one + np.exp(-(key_DF[d, f] + rows_C2F[row, f])))
-                    out_DF[d, f] += gate * (one - gate) * rows_C2F[row, width + f]
-            for f in range(width):
-                out_DF[d, f] *= grad_DF[d, f]
-
-
-@parallel
-def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F, threads):
-    """Adds the gradient of ``gated_sum`` with respect to the source rows to ``out_C2F``, in place."""
-    width, one = np.uint64(grad_DF.shape[1]), grad_DF.dtype.type(1)
-    bounds = source_bounds(local_source, grad_DF.shape[1] * 8, threads)
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(grad_DF.shape[0]):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row = np.uint64(local_source[e])
-                    for f in range(width):
-                        gate = one / (one + np.exp(-(key_DF[d, f] + rows_C2F[row, f])))
-                        change = grad_DF[d, f] * gate
-                        out_C2F[row, f] += change * (one - gate) * rows_C2F[row, width + f]
-                        out_C2F[row, width + f] += change
 
 
 @parallel

@@ -1,8 +1,9 @@
 """Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU in a dry run.
 
 All have the names and arguments of ``hongtu.kernels``, ``hongtu.transposes``, ``hongtu.attention_kernels``,
-``hongtu.reduction_kernels`` and ``hongtu.row_copies``, with tensors: contiguous, without gradients, of length 0 for
-"none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
+``hongtu.gate_kernels``, ``hongtu.reduction_kernels`` and ``hongtu.row_copies``, with tensors: contiguous, without
+gradients, of length 0 for "none". What a kernel of numba needs on the way is made here, where it counts as what layers
+allocate.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
-from hongtu import attention_kernels, kernels, reduction_kernels, row_copies, transposes
+from hongtu import attention_kernels, gate_kernels, kernels, reduction_kernels, row_copies, transposes
 
 
 class Kernels(Protocol):
@@ -28,7 +29,7 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = row_copies, kernels, transposes, attention_kernels, reduction_kernels
+        modules = row_copies, kernels, transposes, attention_kernels, gate_kernels, reduction_kernels
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)

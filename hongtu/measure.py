@@ -1,81 +1,92 @@
 """Measures this machine for a hardware profile: copies alone, and what the passes of small models take.
 
 What a pass computes is known (:class:`hongtu.plan.cost.Work`); the rates with which a machine does it are those that
-explain the measured passes best, by non-negative least squares over their relative errors.
+explain the measured passes best, by bounded least squares over their relative errors; the cache is as large as explains
+most.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import tempfile
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
-from hongtu import row_copies
 from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
+from hongtu.fitting import explained
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
-from hongtu.plan.cost import is_near, partition_work, pass_seconds, product_seconds
+from hongtu.plan.cost import Work, arithmetic_seconds, is_near, partition_work, pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
 from hongtu.planning import plan_model
 from hongtu.preprocess.generate import generate
 from hongtu.preprocess.pipeline import preprocess_directory
-from hongtu.products import substitutes
+from hongtu.rates_alone import NOTHING, rates_alone
 from hongtu.trainer import Trainer
 
-COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
-HOST_ROWS = 2**18  # 128 MiB: more than a cache holds
-MOVED = 2**16
-FEW, MANY = 2**13, 2**16  # rows of a dense product: all in the cache, and not
-MATRICES = ((32, 48), (64, 32), (48, 96), (64, 64), (96, 80), (128, 128), (128, 256), (256, 64), (256, 256), (512, 128))
-REPEATS = 5
 FEATURES = 48
 GRAPHS = {  # kind, vertices, edges, partitions, chunks of each
     "large": ("citation", 100_000, 1_200_000, 1, 32),
     "mixed": ("rmat", 60_000, 900_000, 2, 32),
-    "tiny": ("citation", 2_000, 8_000, 1, 40),
+    "fine": ("citation", 40_000, 600_000, 1, 64),
+    "pairs": ("rmat", 40_000, 600_000, 2, 64),
+    "skewed": ("rmat", 40_000, 600_000, 1, 64),
 }
 EPOCHS, MOST_EPOCHS = 5, 6
-EPOCH_COUNTS = 3  # a whole epoch, in passes
-NOTHING = 1e-15  # seconds
+EPOCH_COUNTS = 5  # a whole epoch, in passes
+LEAST_CACHE = 1 << 20  # bytes; no cache is taken for smaller
 # graph, model, hidden columns, layers, strategy, share of the memory that it wants; what people train is different
 RUNS = (
     ("large", "gcn", 32, 2, "full", None),
-    ("large", "gcn", 160, 2, "full", None),
+    ("large", "gcn", 120, 2, "full", None),
     ("large", "sage", 48, 2, "full", None),
-    ("large", "commnet", 120, 3, "full", None),
+    ("large", "commnet", 80, 3, "full", None),
     ("large", "gin", 88, 2, "full", None),
     ("large", "gcn", 80, 2, "paper", None),
     ("large", "gin", 40, 2, "paper", None),
     ("large", "gat", 64, 2, "full", None),
     ("large", "gat", 24, 2, "paper", None),
     ("large", "ggcn", 24, 2, "full", None),
-    ("large", "ggcn", 60, 2, "full", None),
-    ("mixed", "gat", 104, 2, "full", None),
-    ("mixed", "gcn", 128, 3, "full", None),
-    ("mixed", "sage", 72, 2, "paper", None),
-    ("mixed", "gat", 32, 2, "full", None),
     ("large", "gcn", 72, 2, "full", 0.25),
+    ("mixed", "gat", 104, 2, "full", None),
+    ("mixed", "gat", 32, 2, "full", None),
+    ("mixed", "gcn", 128, 3, "full", None),
+    ("mixed", "commnet", 72, 2, "full", None),
+    ("mixed", "ggcn", 32, 2, "full", None),
+    ("mixed", "sage", 72, 2, "paper", None),
     ("mixed", "sage", 40, 2, "full", 0.4),
     ("mixed", "gcn", 64, 2, "paper", None),
-    ("tiny", "gcn", 16, 2, "paper", None),
-    ("tiny", "sage", 16, 3, "paper", None),
-    ("tiny", "gat", 16, 2, "paper", None),
+    ("fine", "gcn", 96, 2, "full", None),
+    ("fine", "gcn", 64, 3, "full", 0.5),
+    ("fine", "gcn", 256, 2, "full", None),
+    ("fine", "sage", 80, 2, "full", 0.3),
+    ("fine", "sage", 52, 2, "paper", None),
+    ("fine", "gin", 72, 2, "none", None),
+    ("fine", "gat", 72, 2, "full", 0.5),
+    ("fine", "ggcn", 44, 2, "full", None),
+    ("fine", "ggcn", 28, 2, "paper", None),
+    ("pairs", "gcn", 112, 2, "full", 0.4),
+    ("pairs", "gcn", 88, 2, "paper", None),
+    ("pairs", "gcn", 48, 2, "none", None),
+    ("pairs", "gin", 64, 2, "none", None),
+    ("pairs", "gat", 48, 2, "full", None),
+    ("skewed", "sage", 96, 3, "full", None),
+    ("skewed", "gat", 64, 2, "full", None),
+    ("skewed", "ggcn", 40, 2, "full", None),
+    ("skewed", "gcn", 56, 2, "paper", None),
+    ("skewed", "gin", 64, 2, "full", None),
+    ("skewed", "sage", 192, 2, "full", 0.3),
 )
 RATES = (  # an amount, and the rate that it goes by: those with a True are seconds each, the others per second
     ("summed", "memory_bandwidth", False),
@@ -85,22 +96,26 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("fetched", "fetch_bandwidth", False),
     ("function", "function_bandwidth", False),
     ("function_edges", "function_edge_seconds", True),
-    ("exponentials", "exponential_seconds", True),
-    ("function_gradient", "function_gradient_bandwidth", False),
     ("function_fetched", "function_fetch_bandwidth", False),
-    ("gated_fetched", "gated_fetch_bandwidth", False),
-    ("exponential_gradients", "exponential_gradient_seconds", True),
+    ("product_bytes", "product_bandwidth", False),
+    ("weight_bytes", "weight_bandwidth", False),
     ("swept", "sweep_bandwidth", False),
     ("swept_near", "near_bandwidth", False),
+    ("structure", "structure_link", False),
     ("chunks", "stage_seconds", True),
     ("aggregate_chunks", "aggregate_stage_seconds", True),
     ("gradient_chunks", "gradient_stage_seconds", True),
+    ("transpose_chunks", "transpose_stage_seconds", True),
     ("loss_chunks", "loss_stage_seconds", True),
-    ("function_chunks", "function_stage_seconds", True),
     ("exchange_chunks", "exchange_stage_seconds", True),
+    ("peer_chunks", "peer_stage_seconds", True),
     ("calls", "call_seconds", True),
-    ("sources", "source_seconds", True),
 )
+ALONE = {  # what was measured alone: the rates, and how many times as long it takes in a pass, at least and at most
+    "sparse": (("host_link", "row_seconds", "host_add"), 0.5, 4.0),
+    "contiguous": (("contiguous_link",), 0.5, 4.0),
+    "arithmetic": (("flops", "weight_flops"), 0.8, 1.25),
+}
 
 
 def measure_cpu(name: str, beside: Callable[[], object] = lambda: None) -> Hardware:
@@ -109,11 +124,18 @@ def measure_cpu(name: str, beside: Callable[[], object] = lambda: None) -> Hardw
     Args:
         beside: called once in every round of the models' epochs, for what is to be timed in turns with them.
     """
-    nominal = Hardware(**CPU.to_dict() | _links() | {"name": name, "cache": _cache_bytes()})
-    found = _rates(_passes(nominal, beside))
-    same = {"peer_link": "host_link", "reuse_link": "host_link"}  # host and device are one memory
-    rates = nominal.to_dict() | found
-    return Hardware(**rates | {link: rates[other] for link, other in same.items()})
+    nominal = Hardware(**CPU.to_dict() | rates_alone() | {"name": name, "cache": _cache_bytes()})
+    with _trainers(nominal) as trainers:
+        seconds = _pass_seconds(trainers, beside)
+        sizes = _sizes(LEAST_CACHE, nominal.cache or LEAST_CACHE)
+        fits = [_fitted(trainers, seconds, replace(nominal, cache=size)) for size in sizes]
+    _, best = min(fits, key=lambda found: found[0])
+    return replace(best, peer_link=best.host_link, reuse_link=best.host_link)  # host and device are one memory
+
+
+def _sizes(least: int, most: int) -> list[int]:
+    """From one to the other, each larger by the square root of two."""
+    return [int(least * 2 ** (k / 2)) for k in range(int(2 * np.log2(max(most, least) / least)) + 1)]
 
 
 def _cache_bytes() -> int | None:
@@ -122,118 +144,15 @@ def _cache_bytes() -> int | None:
     return max((int(size[:-1]) << 10 for size in found if size.endswith("K")), default=0) // 2 or CPU.cache
 
 
-def _best(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of some calls, after one that compiles and warms up."""
-    call()
-    times = []
-    for _ in range(REPEATS):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return min(times)
-
-
-def _contiguous_rate() -> float:
-    """A chunk's rows from the host to a buffer that is used again and again, and back."""
-    host, buffer = torch.ones(2**24), torch.ones(2**20)
-    parts = host.split(len(buffer))
-    there = _best(lambda: [buffer.copy_(part) for part in parts])
-    back = _best(lambda: [part.copy_(buffer) for part in parts])
-    return 2 * host.nbytes / (there + back)
-
-
-def _fresh_rate() -> float:
-    """Rows read, and written to memory that is cleared first."""
-    source = torch.ones(2**25)
-    return 2 * source.nbytes / _best(source.clone)
-
-
-def _product_rates() -> dict[str, float]:
-    """Dense products of rows, and gradients of weights: operations, and bytes of rows, per second."""
-    multiply = substitutes().get(torch.ops.aten.mm.default, torch.mm)
-    amounts, of_rows, of_weights = [], [], []
-    for rows, (inner, outer) in itertools.product((FEW, MANY), MATRICES):
-        given, weight, gradient = torch.ones(rows, inner), torch.ones(outer, inner), torch.ones(rows, outer)
-        nbytes = 4 * rows * (inner + outer)
-        amounts.append((2 * rows * inner * outer, nbytes * (rows == MANY), nbytes * (rows == FEW)))
-        there, back = _best(partial(multiply, given, weight.t())), _best(partial(multiply, gradient, weight))
-        of_rows.append((there + back) / 2)
-        of_weights.append(_best(partial(multiply, given.t(), gradient)))
-    found: dict[str, float] = {}
-    for rate, name, seconds in (("flops", "product", of_rows), ("weight_flops", "weight", of_weights)):
-        each = _explained(np.array(amounts, dtype=np.float64), np.array(seconds))
-        names = rate, f"{name}_bandwidth", f"near_{name}_bandwidth"
-        found |= {one: 1 / max(cost, NOTHING) for one, cost in zip(names, each, strict=True)}
-    return found
-
-
-def _explained(amounts: np.ndarray, seconds: np.ndarray, unknown: np.ndarray | None = None) -> np.ndarray:
-    """Seconds of one of each amount, at least 0, with the smallest errors relative to the seconds.
-
-    Args:
-        amounts: [N, K].
-        seconds: [N], what was measured; unknown: what of it the amounts are to explain, None for all.
-    """
-    weighted = amounts / seconds[:, None]
-    scale = np.maximum(weighted.max(axis=0), 1e-300)
-    wanted = np.ones(len(seconds)) if unknown is None else np.maximum(unknown / seconds, 0)
-    return nnls(weighted / scale, wanted)[0] / scale
-
-
-def _links() -> dict[str, float]:
-    """Rows copied to, and added to, random places: bytes per second, and seconds per row; contiguous ones; products."""
-    rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(HOST_ROWS)[:MOVED]).astype(np.int32)  # a plan's loads are sorted by row
-    slots = rng.permutation(MOVED).astype(np.int32)
-
-    def seconds(move: Callable[..., None], columns: int, *, back: bool) -> float:
-        host, cache = np.ones((HOST_ROWS, columns), np.float32), np.ones((MOVED, columns), np.float32)
-        given = (cache, slots, host, rows) if back else (host, rows, cache, slots)
-        return _best(lambda: move(*given)) / MOVED
-
-    narrow, wide = (seconds(row_copies.copy_rows, columns, back=False) for columns in (NARROW, COLUMNS))
-    per_byte = max(wide - narrow, wide / 10) / (4 * (COLUMNS - NARROW))
-    per_row = max(narrow - 4 * NARROW * per_byte, 1e-12)
-    # a flush adds where a load copies: the adding itself is what the copy's time leaves over
-    added = seconds(row_copies.add_rows, COLUMNS, back=True)
-    more = max(added - wide, wide / 100) / (4 * COLUMNS)
-    return {
-        "host_link": 1 / per_byte,
-        "row_seconds": per_row,
-        "host_add": 1 / more,
-        "contiguous_link": _contiguous_rate(),
-        "fresh_bandwidth": _fresh_rate(),
-        **_product_rates(),
-    }
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A pass, or an epoch.
-
-    Attributes:
-        amounts: what it does (:class:`hongtu.plan.cost.Work`), and "swept_near".
-        seconds: that it takes; known: of these, what is measured alone.
-        epoch: it is one.
-    """
-
-    amounts: dict[str, float]
-    seconds: float
-    known: float
-    epoch: bool = False
-
-
-def _passes(hardware: Hardware, beside: Callable[[], object]) -> list[Measured]:
-    """What the passes of small models do, and how long they take: all models in turns, so that a machine that slows
-    down slows all."""
+@contextmanager
+def _trainers(hardware: Hardware) -> Iterator[list[Trainer]]:
+    """Those of ``RUNS``, on graphs that are there as long as they are."""
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
         paths = [Path(folder) / name for name in GRAPHS]
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as others:  # whose threads do not stay here
             list(others.map(_prepare, paths, GRAPHS.values()))
         artifacts = {path.name: open_artifact(path / "artifact") for path in paths}
-        trainers = [_trainer(artifacts[run[0]], hardware, *run[1:]) for run in RUNS]
-        seconds = _pass_seconds(trainers, beside)
-    return [found for trainer, one in zip(trainers, seconds, strict=True) for found in _epoch(trainer, hardware, one)]
+        yield [_trainer(artifacts[run[0]], hardware, *run[1:]) for run in RUNS]
 
 
 def _trainer(
@@ -254,26 +173,23 @@ def _trainer(
     return trainer
 
 
-def _epoch(trainer: Trainer, hardware: Hardware, seconds: dict[str, float]) -> list[Measured]:
-    """Every pass of an epoch, and the epoch as a whole, which counts like several."""
-    passes = [_known(trainer.plan, p, hardware, seconds[p.name]) for p in trainer.plan.passes.train]
-    amounts = {name: sum(found.amounts[name] for found in passes) for name in passes[0].amounts}
-    total, known = sum(found.seconds for found in passes), sum(found.known for found in passes)
-    whole = Measured(amounts, total, known, epoch=True)
-    return passes + [whole] * EPOCH_COUNTS
-
-
-def _known(plan: ExecutionPlan, p: Pass, hardware: Hardware, seconds: float) -> Measured:
-    """What all devices do in a pass, one after the other, and what their copies and products should take."""
-    found = pass_seconds(plan, p, hardware)
-    known = found.load + found.flush + found.peer + found.contiguous + found.accumulate
-    amounts: Counter[str] = Counter()
+def _amounts(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, float]:
+    """What all devices do in a pass, one after the other, and the seconds that it should take of what is measured
+    alone."""
+    found, structure = pass_seconds(plan, p, hardware), plan.pass_traffic(p).bytes["topology"]
+    amounts = {
+        "structure": structure,
+        "sparse": found.load + found.flush + found.peer + found.accumulate,
+        "contiguous": found.contiguous - structure / hardware.structure_link,
+    }
+    amounts |= dict.fromkeys(("arithmetic", "swept_near", *asdict(Work())), 0.0)
     for i in range(plan.topology.partitions):
         work = partition_work(plan, p, i, hardware.cache)
-        known += product_seconds(work, hardware)
         near = is_near(work.largest, hardware)
-        amounts.update(asdict(work) | {"swept": work.swept * (not near), "swept_near": work.swept * near})
-    return Measured(dict(amounts), seconds, known)
+        done = asdict(work) | {"swept": work.swept * (not near), "swept_near": work.swept * near}
+        for name, amount in (done | {"arithmetic": arithmetic_seconds(work, hardware)}).items():
+            amounts[name] += amount
+    return amounts
 
 
 def _pass_seconds(trainers: list[Trainer], beside: Callable[[], object]) -> list[dict[str, float]]:
@@ -294,16 +210,41 @@ def _medians(epochs: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
     return {name: statistics.median(seconds[name] for seconds in quiet) for name in quiet[0]}
 
 
-def _rates(measured: list[Measured]) -> dict[str, float]:
-    """The rates that explain the rest of what was measured. Small relative errors favour too few seconds: as many of
-    the epochs should take less than predicted as take more."""
-    amounts = np.array([[found.amounts[name] for name, _, _ in RATES] for found in measured], dtype=np.float64)
-    seconds, known = np.array([(found.seconds, found.known) for found in measured]).T
-    each = _explained(amounts, seconds, seconds - known)
-    epochs = np.array([found.epoch for found in measured])
-    each *= np.median((seconds - known)[epochs] / (amounts @ each)[epochs])
-    costs = zip(RATES, np.maximum(each, NOTHING), strict=True)
-    return {rate: float(cost if direct else 1 / cost) for (_, rate, direct), cost in costs}
+def _fitted(
+    trainers: Sequence[Trainer], seconds: Sequence[dict[str, float]], hardware: Hardware
+) -> tuple[float, Hardware]:
+    """The rates that explain best what passes and whole epochs took, and how badly.
+
+    Small relative errors favour too few seconds: as many of the epochs should take less than predicted as take more.
+    """
+    names = [*(name for name, _, _ in RATES), *ALONE]
+    done, taken = [], []  # by pass, and by epoch
+    for trainer, found in zip(trainers, seconds, strict=True):
+        passes = [_amounts(trainer.plan, p, hardware) for p in trainer.plan.passes.train]
+        done.append(np.array([[amounts[name] for name in names] for amounts in passes], dtype=np.float64))
+        taken.append(np.array([found[p.name] for p in trainer.plan.passes.train]))
+    epochs, whole = np.array([own.sum(axis=0) for own in done]), np.array([own.sum() for own in taken])
+    seen = epochs.any(axis=0)  # what nobody did keeps its rate
+    least = np.array([0.0] * len(RATES) + [least for _, least, _ in ALONE.values()])
+    most = np.array([np.inf] * len(RATES) + [most for _, _, most in ALONE.values()])
+    each, error = explained(
+        np.concatenate([*done, *[epochs] * EPOCH_COUNTS])[:, seen],
+        np.concatenate([*taken, *[whole] * EPOCH_COUNTS]),
+        least[seen],
+        most[seen],
+    )
+    each = np.maximum(each * np.median(whole / (epochs[:, seen] @ each)), NOTHING)
+    return error, _with_rates(hardware, dict(zip(np.array(names)[seen].tolist(), each.tolist(), strict=True)))
+
+
+def _with_rates(hardware: Hardware, cost: dict[str, float]) -> Hardware:
+    """A profile with the seconds that one of each amount takes."""
+    rates = {rate: cost[name] if direct else 1 / cost[name] for name, rate, direct in RATES if name in cost}
+    for name, (changed, _, _) in ALONE.items():
+        times = cost.get(name, 1.0)
+        for rate in changed:
+            rates[rate] = getattr(hardware, rate) * (times if rate.endswith("_seconds") else 1 / times)
+    return Hardware(**hardware.to_dict() | rates)
 
 
 def _prepare(path: Path, size: tuple[str, int, int, int, int]) -> None:

@@ -174,7 +174,7 @@ def _network_shape(
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
-        stage_work=_stage_work(network, stage_sweeps(network, traced, artifact.feature_width, dtype)),
+        stage_work=_stage_work(network, stage_sweeps(network, traced, artifact.feature_width, dtype, edges)),
     )
 
 
@@ -254,7 +254,7 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     )  # fmt: skip
 
 
-def _stage_work(network: Network, sweeps: tuple[Sweeps, ...]) -> tuple[StageWork, ...]:
+def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps], ...]) -> tuple[StageWork, ...]:
     """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
     before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     last: list[list[nn.Module]] = [[] for _ in before]  # transforms
@@ -274,8 +274,9 @@ def _stage_work(network: Network, sweeps: tuple[Sweeps, ...]) -> tuple[StageWork
             before=_products(*first),
             widest=max(given, default=0),
             sweeps=swept,
+            aggregate=aggregate,
         )
-        for first, then, entry, swept in zip(before, last, entries, sweeps, strict=True)
+        for first, then, entry, (swept, aggregate) in zip(before, last, entries, sweeps, strict=True)
         for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
     )
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu.block import Rows
+from hongtu.block import Block, Rows
 from hongtu.modules import modes_kept
 from hongtu.network import Network
-from hongtu.plan.shapes import Sweeps
-from hongtu.tracing import Traced
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, Sweeps
+from hongtu.tracing import Traced, toy_block, with_edge_data
 
 ROWS = 11  # a number that no width of a model should be
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default}
+
+Outputs = tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]  # z, s, and values by the numbers of their modules
 
 
 class _Seen(TorchDispatchMode):
@@ -45,35 +49,93 @@ class _Seen(TorchDispatchMode):
             self.columns += value[0].numel()
 
 
-def stage_sweeps(network: Network, traced: Traced, features: int, dtype: torch.dtype) -> tuple[Sweeps, ...]:
-    """Per stage of a network that was traced, what its operations do in training."""
+def stage_sweeps(
+    network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
+) -> tuple[tuple[Sweeps, Sweeps], ...]:
+    """Per stage of a network that was traced, what its operations do in training, and what those of the aggregate
+    before it do beside sums of the engine's own."""
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]):
         network.modules.train()
-        return tuple(_sweeps(network, traced, features, dtype))
+        return tuple(_sweeps(network, traced, features, dtype, edges))
 
 
-def _sweeps(network: Network, traced: Traced, features: int, dtype: torch.dtype) -> Iterator[Sweeps]:
-    rows = Rows(ids=torch.arange(ROWS) % 2, statistics=torch.ones((ROWS, 3), dtype=dtype))
+def _sweeps(
+    network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData
+) -> Iterator[tuple[Sweeps, Sweeps]]:
     h = torch.ones((ROWS, features), dtype=dtype)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
+    aggregate = Sweeps()
+    there = h, *network.modules.parameters()
     for index in range(len(network.layers) + 1):
+        block = toy_block(dtype, ROWS)  # what its rows remember is a pass's own
+        if a is not None and traced.layers[index - 1].combined:
+            combine, _ = _counted(partial(_combine, network, index - 1, block.rows), (a, *s), ())
+            aggregate, s = aggregate + combine, ()
         taken = tuple(known[number] for number in network.wiring.takes[index])
-        leaves = [x.detach().clone().requires_grad_(index > 0) for x in (a, *s, *taken) if x is not None]
-        own, beside = leaves[: len(leaves) - len(taken)], leaves[len(leaves) - len(taken) :]
-        with torch.enable_grad():
-            forward, backward = _Seen(), _Seen()
-            with forward:
-                z, s, given = network.run_stage(
-                    index, None if index else h, own[0] if index else None, tuple(own[1:]), rows, tuple(beside)
-                )
-            _differentiate([z, *s, *given.values()], [*leaves, *network.modules.parameters()], backward)
-        yield Sweeps(forward.columns, backward.columns, forward.calls, backward.calls)
+        run = partial(_stage, network, index, block.rows, None if index else h, len(taken))
+        inputs = tuple(x for x in (a, *s, *taken) if x is not None)
+        sweeps, (z, s, given) = _counted(run, inputs, there, leaves=index > 0)
+        yield sweeps, aggregate
         if index < len(network.layers):
             known.update(given)
-            layer = traced.layers[index]
-            a, s = torch.ones((ROWS, layer.a), dtype=dtype), () if layer.combined else s
+            layer, block = traced.layers[index], with_edge_data(block, network.layers[index], edges)
+            aggregate = Sweeps()
+            if layer.reduce is None and not layer.norm:
+                calls, _ = _counted(partial(_aggregate, network, index, block), (z, *s), there)
+                aggregate = Sweeps(forward_calls=calls.forward_calls, backward_calls=calls.backward_calls)
+            a = torch.ones((ROWS, layer.a), dtype=dtype)
+
+
+def _aggregate(network: Network, index: int, block: Block, z: Tensor, *s: Tensor) -> Outputs:
+    return network.aggregate(index, block, z, s), (), {}
+
+
+def _combine(network: Network, index: int, rows: Rows, a: Tensor, *s: Tensor) -> Outputs:
+    return network.combine(index, a, s, rows), (), {}
+
+
+def _stage(network: Network, index: int, rows: Rows, h: Tensor | None, values: int, *given: Tensor) -> Outputs:
+    """A stage of what comes before it, of which the last so many are values."""
+    own, beside = given[: len(given) - values], given[len(given) - values :]
+    return network.run_stage(index, h, own[0] if index else None, own[1:], rows, beside)
+
+
+def _counted(
+    call: Callable[..., Outputs], inputs: tuple[Tensor, ...], there: tuple[Tensor, ...], *, leaves: bool = True
+) -> tuple[Sweeps, Outputs]:
+    """What a function of rows does, forward and backward, and what it gives.
+
+    Args:
+        there: what it reads beside its inputs, parameters among it.
+        leaves: the inputs' gradients are wanted.
+    """
+    own = [x.detach().clone().requires_grad_(leaves) for x in inputs]
+    theirs = {x.untyped_storage()._cdata for x in (*own, *there)}
+    saved: dict[int, int] = {}
+
+    def save(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in theirs and x.ndim > 0 and len(x) == ROWS:
+            saved[storage._cdata] = storage.nbytes() // x.element_size() // ROWS
+        return x
+
+    forward, backward = _Seen(), _Seen()
+    with torch.enable_grad(), saved_tensors_hooks(save, lambda x: x), forward:
+        z, s, values = call(*own)
+    outs = [z, *s, *values.values()]
+    _differentiate(outs, [*own, *there], backward)
+    for out in outs:  # where they are put, they are saved, too
+        saved.pop(out.untyped_storage()._cdata, None)
+    counted = Sweeps(
+        forward=forward.columns,
+        backward=backward.columns,
+        forward_calls=forward.calls,
+        backward_calls=backward.calls,
+        saved=sum(saved.values()),
+    )
+    return counted, (z, s, values)
 
 
 def _differentiate(outputs: list[Tensor], inputs: list[Tensor], seen: _Seen) -> None:

@@ -70,7 +70,7 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
     aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
     if any(is_random(module) or drops(module) for module in _around_input(network)):
         return 0
-    block, h = _toy_block(dtype), torch.ones((2, features), dtype=dtype)
+    block, h = toy_block(dtype), torch.ones((2, features), dtype=dtype)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
@@ -84,7 +84,7 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
             linear = layer.linear_aggregate and not isinstance(layer, WholeGraphNorm)
             if not linear or any(part.requires_grad for part in (z, *s, *given.values())):
                 return index
-            a = network.aggregate(index, _with_edge_data(block, layer, edges), z, s)
+            a = network.aggregate(index, with_edge_data(block, layer, edges), z, s)
             if layer.combines:
                 a, s = network.combine(index, a, s, block.rows), ()
     return len(network.layers)
@@ -123,7 +123,7 @@ def _differentiated(network: Network) -> Iterator[None]:
 
 def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool) -> Traced:
     network.modules.train(training)
-    block = _toy_block(dtype)
+    block = toy_block(dtype)
     h = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
     known = {-1: h}
     a: Tensor | None = None
@@ -144,7 +144,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
         return z, parts
 
     for index, layer in enumerate(network.layers):
-        block = _with_edge_data(block, layer, edges)
+        block = with_edge_data(block, layer, edges)
         z, s = run_stage(index)
         a = network.aggregate(index, block, z, s)
         combined = layer.linear_aggregate and layer.combines
@@ -164,7 +164,6 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics,
                 combined=combined,
-                exponentials=layer.edge_exponentials,
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,
                 edge_type=block.edge_type is not None,
@@ -242,30 +241,31 @@ def _common(a: Traced, b: Traced) -> Traced:
     return Traced(layers, values, a.output)
 
 
-def _toy_block(dtype: torch.dtype) -> Block:
-    """Two vertices with an edge each way."""
-    statistics = torch.tensor([[1.0, 0.0, float("nan")]] * 2, dtype=dtype)
+def toy_block(dtype: torch.dtype, rows: int = 2) -> Block:
+    """So many vertices, each with an edge from the next; they say to be the first two of the graph."""
+    statistics = torch.tensor([[1.0, 0.0, float("nan")]] * rows, dtype=dtype)
     return Block(
-        indptr=torch.tensor([0, 1, 2]),
-        local_source=torch.tensor([1, 0], dtype=torch.int32),
-        sources=torch.tensor([0, 1], dtype=torch.int32),
+        indptr=torch.arange(rows + 1),
+        local_source=((torch.arange(rows) + 1) % rows).int(),
+        sources=torch.arange(rows, dtype=torch.int32),
         first=0,
         edge_weight=None,
-        rows=Rows(ids=torch.tensor([0, 1]), statistics=statistics),
-        edge_id_start=torch.tensor([0, 1]),
-        num_graph_edges=2,
+        rows=Rows(ids=torch.arange(rows) % 2, statistics=statistics),
+        edge_id_start=torch.arange(rows),
+        num_graph_edges=rows,
     )
 
 
-def _with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
+def with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
     """A toy block with what the layer reads beside its edges, where the graph has it."""
     assert block.rows.statistics is not None
-    numbers = torch.arange(2 * edges.features, dtype=block.rows.statistics.dtype)
-    features = torch.sin(numbers).reshape(2, edges.features)
+    count = len(block.local_source)
+    numbers = torch.arange(count * edges.features, dtype=block.rows.statistics.dtype)
+    features = torch.sin(numbers).reshape(count, edges.features)
+    types = torch.zeros(count, dtype=torch.int32)
+    types[-1] = edges.types - 1
     return replace(
         block,
         edge_features=features if layer.uses_edge_features and edges.features else None,
-        edge_type=torch.tensor([0, edges.types - 1], dtype=torch.int32)
-        if layer.uses_edge_type and edges.types
-        else None,
+        edge_type=types if layer.uses_edge_type and edges.types else None,
     )

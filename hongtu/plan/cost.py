@@ -117,7 +117,8 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware)
         load=moved["load"] / hardware.host_link + rows["load"] * hardware.row_seconds,
         flush=moved["flush"] / hardware.host_link + rows["flush"] * hardware.row_seconds,
         peer=(moved["pull"] + moved["push"]) / hardware.peer_link,
-        contiguous=(moved["read"] + moved["write"] + moved["topology"]) / hardware.contiguous_link,
+        contiguous=(moved["read"] + moved["write"]) / hardware.contiguous_link
+        + moved["topology"] / hardware.structure_link,
         aggregate=_aggregate_seconds(work, hardware),
         rowwise=_rowwise_seconds(work, hardware),
         dispatch=_dispatch_seconds(work, hardware),
@@ -131,33 +132,26 @@ class Work:
     Attributes:
         summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
         summed_edges, transposed_edges: edges that they look at.
-        fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none;
-            gated_fetched: of these, those of numbers that go through an exponential, which waits for them.
-        function: bytes of rows that functions of edges touch; function_edges: the edges; exponentials: those they take;
-            function_gradient, exponential_gradients: the same for their gradients.
+        fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none.
+        function: bytes of rows that functions of edges and their gradients touch; function_edges: the edges.
         flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
         swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
-        chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients of
-            these, loss_chunks the loss, and function_chunks a function of edges; exchange_chunks: of all, for every
-            tensor whose rows they get from, or send, elsewhere.
-        calls: operations of row-wise stages; sources: those of all chunks, for every time that they are looked at.
+        chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients,
+            transpose_chunks those of an aggregate, loss_chunks the loss; exchange_chunks: of all, for every tensor
+            whose rows they get from, or send, elsewhere; peer_chunks: where that may be another device.
+        calls: operations of row-wise stages.
     """
 
     summed: float = 0.0
     transposed: float = 0.0
     summed_edges: float = 0.0
     transposed_edges: float = 0.0
-    sources: int = 0
     calls: int = 0
     fetched: float = 0.0
     function_fetched: float = 0.0
-    gated_fetched: float = 0.0
     function: float = 0.0
-    function_gradient: float = 0.0
     function_edges: float = 0.0
-    exponentials: float = 0.0
-    exponential_gradients: float = 0.0
     flops: float = 0.0
     product_bytes: float = 0.0
     weight_flops: float = 0.0
@@ -167,9 +161,10 @@ class Work:
     chunks: int = 0
     aggregate_chunks: int = 0
     gradient_chunks: int = 0
+    transpose_chunks: int = 0
     loss_chunks: int = 0
-    function_chunks: int = 0
     exchange_chunks: int = 0
+    peer_chunks: int = 0
 
 
 def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None) -> Work:
@@ -184,28 +179,19 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
     work = _work(plan, p, int(num_dst.sum()), int(view.chunk_edges[own].sum()), int(np.count_nonzero(num_dst)))
     widest = max((plan.passes.width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
     work = replace(work, largest=int(num_dst.max()) * widest * plan.shape.itemsize)
-    sources, edges = view.num_sources[own], view.chunk_edges[own]
-    kinds = (work.summed, work.transposed, work.function, work.function_gradient)
-    work = replace(work, sources=sum(amount > 0 for amount in kinds) * int(sources.sum()))
     if cache is None:
         return work
+    item, exchanged = plan.shape.itemsize, [name for name in (p.exchange, p.flush) if name is not None]
+    row = item * max((plan.passes.width[name] for name in exchanged), default=0)
+    share = _missed(view.num_sources[own], view.chunk_edges[own], cache / max(row, 1))
+    return replace(work, fetched=share * (work.summed + work.transposed), function_fetched=share * work.function)
 
-    def missed(moved: float, visits: int) -> float:
-        """Of bytes that move, with so many visits to a row for every edge, those that are in no cache."""
-        row = moved / max(int(edges.sum()), 1) / visits
-        once = sources * row
-        share = np.maximum(1 - cache / np.maximum(once, 1), 0)
-        return visits * float((once + np.maximum(edges - sources, 0) * row * share).sum())
 
-    of_functions = missed(work.function / 2, 1) + missed(work.function_gradient, 2)
-    exponentials = (work.exponentials + work.exponential_gradients) * plan.shape.itemsize * 2
-    gated = exponentials / max(work.function + work.function_gradient, 1)
-    return replace(
-        work,
-        fetched=missed(work.summed, 1) + missed(work.transposed, 2),  # a transpose reads and writes
-        function_fetched=of_functions,
-        gated_fetched=min(gated, 1.0) * of_functions,
-    )
+def _missed(sources: np.ndarray, edges: np.ndarray, rows: float) -> float:
+    """The share of accesses that find their row in no cache of so many rows: every source's first, and, of a chunk with
+    more sources, some of the others."""
+    again = np.maximum(edges - sources, 0) * np.maximum(1 - rows / np.maximum(sources, 1), 0)
+    return float((sources + again).sum()) / max(int(edges.sum()), 1)
 
 
 def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) -> Work:
@@ -221,27 +207,38 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     runs_forward = not backward or again
     swept = stage_work.sweeps
     sweeps = runs_forward * swept.forward + backward * swept.backward
-    placed = sum(width[name] for name in p.written if name in plan.resident)
+    calls = runs_forward * swept.forward_calls + backward * swept.backward_calls
+    if p.layer is not None:
+        own, brings, sends = stage_work.aggregate, p.exchange is not None, p.flush is not None
+        again_for_gradient = sends and (not brings or plan.shape.layers[p.layer].linear)
+        sweeps += brings * own.forward + sends * own.backward
+        calls += (brings + again_for_gradient) * own.forward_calls + sends * own.backward_calls
+    copied = sum(width[name] for name in p.written if name in plan.resident)
+    if p.keep and not p.again and p.direction == "forward":
+        copied += swept.saved
     gradients = stage_work.products.times(backward)
     products = stage_work.products.times(runs_forward) + gradients
     products += stage_work.entry.times(-(backward and not _input_wanted(plan, p)))
     products += stage_work.mapped.times(-(again and p.direction == "backward"))
     stage: dict[str, Any] = {
         "chunks": chunks,
-        "calls": chunks * (runs_forward * swept.forward_calls + backward * swept.backward_calls),
+        "calls": chunks * calls,
         "aggregate_chunks": chunks if p.layer is not None else 0,
-        "gradient_chunks": chunks if p.layer is not None and p.direction != "forward" else 0,
+        "gradient_chunks": chunks if backward else 0,
+        "transpose_chunks": chunks if backward and p.layer is not None else 0,
         "loss_chunks": chunks if p.loss else 0,
         "flops": 2 * vertices * products.parameters * item / 4,  # rates are of 4-byte numbers
         "product_bytes": vertices * products.columns * item,
         "weight_flops": 2 * vertices * gradients.parameters * item / 4,
         "weight_bytes": vertices * gradients.columns * item,
-        "swept": vertices * (sweeps + 2 * placed + loss) * item,
+        "swept": vertices * (sweeps + 2 * copied + loss) * item,
     }
     if p.layer is None or (p.exchange is None and p.flush is None):
         return Work(**stage)
     linked = [name for name in (p.exchange, p.flush) if name is not None and _moves(plan, name)]
     stage["exchange_chunks"] = chunks * len(linked)
+    shares = plan.topology.partitions > 1 and plan.strategy.reuse != "none"
+    stage["peer_chunks"] = chunks * len(linked) * shares
     touched = edges * item * max(width[name] for name in (p.exchange, p.flush) if name is not None)
     forward, transpose = p.direction != "backward", p.flush is not None
     if plan.shape.layers[p.layer].reduce is not None:
@@ -253,16 +250,12 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
             "transposed_edges": transpose * edges,
         }
         return Work(**stage, **sums)
-    once, back, each = forward or not p.keep, 2 * transpose, edges * plan.shape.layers[p.layer].exponentials
+    accesses = (forward or not p.keep) + 2 * transpose
     functions: dict[str, Any] = {
-        "function": 2 * once * touched,
-        "function_gradient": 2 * back * touched,
-        "function_edges": (once + back) * edges,
-        "exponentials": once * each,
-        "exponential_gradients": back * each,
+        "function": 2 * accesses * touched,
+        "function_edges": accesses * edges,
     }
-    runs_function = p.exchange is not None
-    return Work(function_chunks=chunks if runs_function else 0, **stage, **functions)
+    return Work(**stage, **functions)
 
 
 def _moves(plan: ExecutionPlan, name: str) -> bool:
@@ -281,44 +274,37 @@ def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
         work.chunks * hardware.stage_seconds
         + work.aggregate_chunks * hardware.aggregate_stage_seconds
         + work.gradient_chunks * hardware.gradient_stage_seconds
+        + work.transpose_chunks * hardware.transpose_stage_seconds
         + work.loss_chunks * hardware.loss_stage_seconds
-        + work.function_chunks * hardware.function_stage_seconds
         + work.exchange_chunks * hardware.exchange_stage_seconds
+        + work.peer_chunks * hardware.peer_stage_seconds
         + work.calls * hardware.call_seconds
     )
 
 
 def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
-    """Rows from memory, unless arithmetic takes longer, and a fixed part for every edge."""
-    moved = (
+    """Rows from memory, with next to no arithmetic, and a fixed part for every edge."""
+    return (
         work.summed / hardware.memory_bandwidth
         + work.transposed / hardware.transpose_bandwidth
         + work.function / hardware.function_bandwidth
-        + work.function_gradient / hardware.function_gradient_bandwidth
+        + work.fetched / hardware.fetch_bandwidth
+        + work.function_fetched / hardware.function_fetch_bandwidth
+        + work.summed_edges * hardware.edge_seconds
+        + work.transposed_edges * hardware.transpose_edge_seconds
+        + work.function_edges * hardware.function_edge_seconds
     )
-    arithmetic = (work.summed + work.transposed + work.function + work.function_gradient) / 2 / hardware.flops
-    fixed = work.fetched / hardware.fetch_bandwidth + work.function_fetched / hardware.function_fetch_bandwidth
-    fixed += work.gated_fetched / hardware.gated_fetch_bandwidth
-    fixed += work.sources * hardware.source_seconds
-    fixed += work.summed_edges * hardware.edge_seconds + work.transposed_edges * hardware.transpose_edge_seconds
-    fixed += work.function_edges * hardware.function_edge_seconds
-    fixed += work.exponentials * hardware.exponential_seconds
-    fixed += work.exponential_gradients * hardware.exponential_gradient_seconds
-    return max(moved, arithmetic) + fixed
 
 
 def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
-    """Products, then everything else that touches rows: one after the other."""
-    return product_seconds(work, hardware) + work.swept / _sweep_bandwidth(work.largest, hardware)
+    """Products, bringing and taking away their rows, then everything else that touches rows: one after the other."""
+    rows = work.product_bytes / hardware.product_bandwidth + work.weight_bytes / hardware.weight_bandwidth
+    return arithmetic_seconds(work, hardware) + rows + work.swept / _sweep_bandwidth(work.largest, hardware)
 
 
-def product_seconds(work: Work, hardware: Hardware) -> float:
-    """What dense products take: their operations, and bringing and taking away rows."""
-    near = is_near(work.largest, hardware)
-    product = hardware.near_product_bandwidth if near else hardware.product_bandwidth
-    weight = hardware.near_weight_bandwidth if near else hardware.weight_bandwidth
-    operations = work.flops / hardware.flops + work.weight_flops / hardware.weight_flops
-    return operations + work.product_bytes / product + work.weight_bytes / weight
+def arithmetic_seconds(work: Work, hardware: Hardware) -> float:
+    """What the operations of dense products take where their rows are at hand."""
+    return work.flops / hardware.flops + work.weight_flops / hardware.weight_flops
 
 
 def is_near(largest: int, hardware: Hardware) -> bool:

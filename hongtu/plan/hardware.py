@@ -27,29 +27,27 @@ class Hardware:
         host_link: sparse rows between host and one device; T_hd of the paper's Equation 4.
         peer_link: rows between two devices; T_dd.
         reuse_link: rows from one place of a device's memory to another; T_ru.
-        contiguous_link: contiguous rows between host and one device.
+        contiguous_link: contiguous rows between host and one device; structure_link: chunks' structure and plan arrays.
         row_seconds: what a sparse row takes between host and device beside its bytes.
         host_add: gradient rows added to host rows, beyond the time of their way to the host; all devices together.
         memory_bandwidth: rows that a sum over in-edges reads from a device's own memory.
         fetch_bandwidth: what of them was not in the cache, beside that.
         transpose_bandwidth: rows that its transpose reads and writes there.
         edge_seconds, transpose_edge_seconds: seconds that every edge of either takes beside its row.
-        function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates), which read and
-            write a row per edge; function_gradient_bandwidth: of their gradients; function_fetch_bandwidth: what was
-            not in the cache; gated_fetch_bandwidth: where exponentials wait for it.
-        exponential_seconds, exponential_gradient_seconds: what an exponential in these takes, beside that.
+        function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates) and of their
+            gradients, which read and write a row per edge; function_fetch_bandwidth: what was not in the cache.
         sweep_bandwidth: contiguous rows that row-wise stages read and write beside their products.
         near_bandwidth: the same where a chunk's rows are few beside ``cache``.
         fresh_bandwidth: the same where they take more than ``largest_reused``: their pages are cleared each time.
         flops, product_bandwidth: float32 operations per second of a dense product of rows on one device, and rows that
-            it takes and gives, which takes as long again; near_product_bandwidth: where they are few beside ``cache``.
-        weight_flops, weight_bandwidth, near_weight_bandwidth: the same of a weight's gradient, a product over all rows.
+            it takes and gives, which takes as long again.
+        weight_flops, weight_bandwidth: the same of a weight's gradient, a product over all rows.
         stage_seconds: fixed cost of running one chunk of one pass.
-        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds, function_stage_seconds: what a chunk costs
-            beyond that where it aggregates, has gradients of that, has the loss, has a function of edges.
-        exchange_stage_seconds: and for values, or gradients, whose rows come from or go to somewhere else.
+        aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds: what a chunk costs beyond that where it
+            aggregates, has gradients, has the loss; transpose_stage_seconds: where the aggregate has gradients.
+        exchange_stage_seconds: and for values, or gradients, whose rows come from or go to somewhere else;
+            peer_stage_seconds: and where that may be another device.
         call_seconds: fixed cost of every operation of a row-wise stage.
-        source_seconds: what every source of a chunk costs beside its edges.
         device_memory: bytes of one device, or None where nothing but the host limits it.
         cache: bytes of rows that stay in the last cache before the memory, or None where ``memory_bandwidth`` counts.
         largest_reused: bytes of a tensor that the allocator hands out again as it is, or None for any size.
@@ -63,6 +61,7 @@ class Hardware:
     peer_link: float
     reuse_link: float
     contiguous_link: float
+    structure_link: float
     row_seconds: float
     host_add: float
     memory_bandwidth: float
@@ -71,29 +70,23 @@ class Hardware:
     edge_seconds: float
     transpose_edge_seconds: float
     function_bandwidth: float
-    function_gradient_bandwidth: float
     function_fetch_bandwidth: float
-    gated_fetch_bandwidth: float
     function_edge_seconds: float
-    exponential_seconds: float
-    exponential_gradient_seconds: float
     sweep_bandwidth: float
     near_bandwidth: float
     fresh_bandwidth: float
     flops: float
     product_bandwidth: float
-    near_product_bandwidth: float
     weight_flops: float
     weight_bandwidth: float
-    near_weight_bandwidth: float
     stage_seconds: float
     aggregate_stage_seconds: float
     gradient_stage_seconds: float
+    transpose_stage_seconds: float
     loss_stage_seconds: float
-    function_stage_seconds: float
     exchange_stage_seconds: float
+    peer_stage_seconds: float
     call_seconds: float
-    source_seconds: float
     device_memory: int | None = None
     cache: int | None = None
     largest_reused: int | None = None
@@ -147,54 +140,49 @@ class Hardware:
 # Measured by `hongtu doctor --measure` on two cores of a cloud server.
 CPU = Hardware(
     name="cpu",
-    host_link=2.5e10,
-    peer_link=2.5e10,
-    reuse_link=2.5e10,
-    contiguous_link=4e10,
-    row_seconds=1e-9,
-    host_add=2e11,
-    memory_bandwidth=3.7e10,
-    fetch_bandwidth=1e11,
-    transpose_bandwidth=5.5e10,
-    edge_seconds=8.1e-9,
-    transpose_edge_seconds=8.1e-9,
-    function_bandwidth=1.9e10,
-    function_gradient_bandwidth=1e12,
-    function_fetch_bandwidth=2e10,
-    gated_fetch_bandwidth=1.9e9,
-    function_edge_seconds=1.3e-8,
-    exponential_seconds=1e-12,
-    exponential_gradient_seconds=1e-12,
-    sweep_bandwidth=1.9e10,
-    near_bandwidth=3.4e10,
-    fresh_bandwidth=7.7e9,
-    flops=4e11,
-    product_bandwidth=3e10,
-    near_product_bandwidth=3e10,
-    weight_flops=3e11,
-    weight_bandwidth=3e10,
-    near_weight_bandwidth=3e10,
-    stage_seconds=1.2e-4,
-    aggregate_stage_seconds=1.2e-4,
-    gradient_stage_seconds=2.6e-4,
+    host_link=1.1e10,
+    peer_link=1.1e10,
+    reuse_link=1.1e10,
+    contiguous_link=2.3e10,
+    structure_link=7.4e8,
+    row_seconds=6.4e-9,
+    host_add=9.5e11,
+    memory_bandwidth=1.0e11,
+    fetch_bandwidth=1.0e11,
+    transpose_bandwidth=8.8e10,
+    edge_seconds=1.0e-15,
+    transpose_edge_seconds=1.1e-8,
+    function_bandwidth=3.8e10,
+    function_fetch_bandwidth=1.4e10,
+    function_edge_seconds=1.1e-8,
+    sweep_bandwidth=2.6e10,
+    near_bandwidth=4.7e10,
+    fresh_bandwidth=9.0e9,
+    flops=4.0e11,
+    product_bandwidth=1.7e10,
+    weight_flops=4.2e11,
+    weight_bandwidth=2.1e10,
+    stage_seconds=9.6e-5,
+    aggregate_stage_seconds=4.6e-5,
+    gradient_stage_seconds=1.2e-4,
+    transpose_stage_seconds=1.4e-4,
     loss_stage_seconds=2.9e-4,
-    function_stage_seconds=4.6e-4,
-    exchange_stage_seconds=1e-15,
-    call_seconds=1e-15,
-    source_seconds=1e-15,
-    cache=16 << 20,  # half of the third level: others use it, too
+    exchange_stage_seconds=1.1e-4,
+    peer_stage_seconds=1.5e-4,
+    call_seconds=5.6e-6,
+    cache=8 << 20,
     largest_reused=32 << 20,  # of glibc: larger blocks are mapped, and their pages cleared, each time
 )
 
 
 def _data_sheet(*, memory: float, arithmetic: float, **known: Any) -> Hardware:
     """A profile of a GPU that was not measured: every access at its memory's bandwidth, every product at its float32
-    arithmetic's rate, and next to nothing per row, edge and exponential."""
+    arithmetic's rate, and next to nothing per row and edge."""
     named = [field.name for field in fields(Hardware)]
     rates: dict[str, Any] = {name: memory for name in named if name.endswith("_bandwidth")}
     rates |= {name: 1e-15 for name in named if name.endswith("_seconds")}
     rates |= {name: 1e-5 for name in named if name.endswith("_stage_seconds")}
-    rates |= {"stage_seconds": 1e-4, "function_stage_seconds": 3e-4, "flops": arithmetic, "weight_flops": arithmetic}
+    rates |= {"stage_seconds": 1e-4, "flops": arithmetic, "weight_flops": arithmetic}
     return Hardware(staged=True, **(rates | known))
 
 
@@ -207,6 +195,7 @@ A100X4 = _data_sheet(
     peer_link=200e9,
     reuse_link=1.5e12,
     contiguous_link=25e9,
+    structure_link=25e9,
     host_add=30e9,
     memory=1.9e12,
     arithmetic=19.5e12,
@@ -220,6 +209,7 @@ H200 = _data_sheet(
     peer_link=450e9,
     reuse_link=3.6e12,
     contiguous_link=50e9,
+    structure_link=50e9,
     host_add=40e9,
     memory=4.8e12,
     arithmetic=67e12,

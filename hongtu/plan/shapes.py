@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hongtu.sparse_rows import SparseRows
 
@@ -39,7 +39,6 @@ class LayerShape:
         uses_statistics: transform or update needs the degree statistics of its rows.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
-        exponentials: columns of every edge of which the aggregate takes an exponential.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
     """
@@ -53,7 +52,6 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
-    exponentials: int = 0
     trained: bool = True
     edge_features: bool = False
     edge_type: bool = False
@@ -82,17 +80,22 @@ class Products:
 
 @dataclass(frozen=True)
 class Sweeps:
-    """What operations of a stage read and write beside its products.
+    """What operations read and write beside their products.
 
     Attributes:
         forward, backward: columns per vertex in either direction.
         forward_calls, backward_calls: operations, products included.
+        saved: columns that they make and keep for backward.
     """
 
     forward: int = 0
     backward: int = 0
     forward_calls: int = 0
     backward_calls: int = 0
+    saved: int = 0
+
+    def __add__(self, other: Sweeps) -> Sweeps:
+        return Sweeps(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ class StageWork:
         mapped: those of a transform at its end whose result is not computed again for its gradients.
         before: those before the transform at its end.
         widest: columns of what one of them gives.
-        sweeps: everything else.
+        sweeps: everything else; aggregate: of the aggregate before the stage what is not the engine's own sum.
     """
 
     products: Products = Products()
@@ -114,6 +117,7 @@ class StageWork:
     before: Products = Products()
     widest: int = 0
     sweeps: Sweeps = Sweeps()
+    aggregate: Sweeps = Sweeps()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu import attention_kernels, kernels, reduction_kernels, reference, transposes
+from hongtu import attention_kernels, gate_kernels, kernels, reduction_kernels, reference, transposes
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -170,9 +170,29 @@ def test_gated_sum(graph, width, dtype):
     num_dst = len(indptr) - 1
     arguments = (indptr, local_source, random(num_dst, width, dtype=dtype), random(num_src, 2 * width, dtype=dtype))
     grad, out = random(num_dst, width + 1, dtype=dtype)[:, 1:].copy(), np.full((num_dst, width), np.nan, dtype)
-    both("gated_sum", arguments, [out], attention_kernels)
-    both("gated_sum_key_gradient", (*arguments, grad), [out], attention_kernels)
-    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], attention_kernels)
+    both("gated_sum", arguments, [out], gate_kernels)
+    both("gated_sum_key_gradient", (*arguments, grad), [out], gate_kernels)
+    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], gate_kernels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exponential(dtype):
+    limit, exact = (80, np.float64) if dtype == np.float32 else (700, np.longdouble)
+    x = np.concatenate([np.linspace(-limit, limit, 4001), np.linspace(-1e-3, 1e-3, 101)]).astype(dtype)
+    found, right = np.array([gate_kernels.exp(value) for value in x], dtype), np.exp(x.astype(exact))
+    assert np.abs(found / right - 1).max() < 2 * np.finfo(dtype).eps
+    assert np.isnan(gate_kernels.exp(dtype(np.nan)))
+    low, high = (float(gate_kernels.exp(dtype(sign * np.inf))) for sign in (-1, 1))
+    assert 0 <= low < 1e-37 and high > 1e37
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gates_of_large_keys_and_nan(dtype):
+    indptr, source, nan = np.array([0, 1, 2, 3], np.int64), np.zeros(3, np.int32), np.nan
+    keys, rows = np.array([[-1e4, -np.inf], [1e4, np.inf], [nan, 0]], dtype), np.array([[0, 0, 2, 3]], dtype)
+    out = np.full((3, 2), 7, dtype)
+    gate_kernels.gated_sum(indptr, source, keys, rows, out)
+    np.testing.assert_allclose(out, [[0, 0], [2, 3], [nan, 1.5]], rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("count", [0, 1, 300])

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import hongtu
+import hongtu.measure
 from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.models import build_layers
+from hongtu.plan.cost import pass_seconds, predict_seconds
 from hongtu.plan.hardware import CPU, load_hardware
 from hongtu.plan.shapes import Products, StageWork, Sweeps
 from hongtu.plan.transfer import plan_transfers
@@ -205,12 +207,32 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 
 
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("hongtu.measure.REPEATS", 1)
+    monkeypatch.setattr("hongtu.rates_alone.REPEATS", 1)
     monkeypatch.setattr("hongtu.measure.MOST_EPOCHS", 1)
-    monkeypatch.setattr("hongtu.measure.GRAPHS", dict.fromkeys(("large", "mixed", "tiny"), ("rmat", 600, 3000, 1, 8)))
+    graphs = dict.fromkeys(hongtu.measure.GRAPHS, ("rmat", 600, 3000, 1, 8)) | {"mixed": ("rmat", 600, 3000, 2, 4)}
+    monkeypatch.setattr("hongtu.measure.GRAPHS", graphs)
     file = tmp_path / "hardware.json"
     text = output(capsys, "doctor", "--measure", file)
     assert f"--hardware {file}" in text and "GFLOP/s" in text
     profile = load_hardware(file)
     assert profile.devices == 1 and profile.device_memory is None and 0 < profile.stage_seconds < 1
-    assert profile.host_link > 1e7 and profile.flops > 1e8
+    assert profile.host_link > 1e7 and profile.flops > 1e8 and profile.cache >= hongtu.measure.LEAST_CACHE
+
+
+def test_rates_that_explain_epochs_are_found(artifact):
+    """Seconds that a known machine would take give its rates again, as far as predictions depend on them; its cache,
+    too."""
+    machine = replace(CPU, stage_seconds=3e-4, memory_bandwidth=2e9, product_bandwidth=5e9, cache=4 << 20)
+    trainers = []
+    for name, strategy in (("gcn", "paper"), ("sage", "full"), ("gat", "paper")):
+        layers = build_layers(name, artifact.feature_width, 8, artifact.num_classes, 2)
+        trainers.append(hongtu.Trainer(artifact, layers, strategy=strategy, device_memory="60KiB"))
+    taken = [{p.name: pass_seconds(t.plan, p, machine).total for p in t.plan.passes.train} for t in trainers]
+    error, found = hongtu.measure._fitted(trainers, taken, replace(CPU, cache=machine.cache))
+    assert error < 1e-3
+    for trainer, passes in zip(trainers, taken, strict=True):
+        assert predict_seconds(trainer.plan, found).total == pytest.approx(sum(passes.values()), rel=0.03)
+    slower = [{name: 2 * seconds for name, seconds in passes.items()} for passes in taken]
+    _, slow = hongtu.measure._fitted(trainers, slower, replace(CPU, cache=machine.cache))
+    for trainer, passes in zip(trainers, slower, strict=True):
+        assert predict_seconds(trainer.plan, slow).total == pytest.approx(sum(passes.values()), rel=0.03)

@@ -14,12 +14,17 @@ from hongtu.sweeps import stage_sweeps
 from hongtu.tracing import trace
 
 
-def sweeps(*layers: object, features: int = 5) -> tuple[Sweeps, ...]:
+def both(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps], ...]:
+    """Of every stage, and of the aggregate before it."""
     network = Network(as_modules(layers), RowContext())
     network.modules.eval()
     found = stage_sweeps(network, trace(network, features, torch.float32), features, torch.float32)
     assert not network.modules.training
     return found
+
+
+def sweeps(*layers: object) -> tuple[Sweeps, ...]:
+    return tuple(stage for stage, _ in both(*layers))
 
 
 def test_a_sum_over_neighbours_sweeps_nothing_by_itself() -> None:
@@ -51,3 +56,26 @@ def test_randomness_and_parameters_stay_as_they_were() -> None:
     assert sweeps(*layers)[1].forward > 0
     assert torch.equal(torch.get_rng_state(), expected)
     assert all(p.grad is None for layer in layers for p in layer.parameters())
+
+
+def test_what_is_combined_with_a_sum_counts_beside_it() -> None:
+    """GCN adds a self-loop (a, s and one number a row read, one written) and scales (the same); its gradient does so,
+    too. A sum alone is the engine's."""
+    _, (_, combine) = both(hnn.GCNConv(5, 3))
+    assert combine.forward >= 2 * 5 + 4 * 5 and combine.backward >= 4 * 5
+    assert combine.forward_calls >= 2 and combine.backward_calls >= 2
+    assert all(aggregate == Sweeps() for _, aggregate in both(hnn.SAGEConv(5, 4), hnn.SAGEConv(4, 3)))
+
+
+def test_functions_of_edges_call_operations() -> None:
+    calls = {layer: both(layer(5, 3))[1][1] for layer in (hnn.GATConv, hnn.GGCNConv)}
+    assert all(found.forward_calls > 0 and found.backward_calls > 0 for found in calls.values())
+    assert calls[hnn.GATConv].forward_calls > calls[hnn.GGCNConv].forward_calls
+    assert all(found.forward == found.backward == 0 for found in calls.values())  # of rows the planner knows itself
+
+
+def test_what_backward_needs_is_saved_once() -> None:
+    """The hidden rows, which are no output where the next layer maps them first; relu and the map save the same."""
+    assert sweeps(torch.nn.Linear(5, 7), torch.nn.ReLU(), hnn.GCNConv(7, 3))[0].saved == 7 + 1  # and a scale a row
+    assert sweeps(hnn.SAGEConv(5, 7), torch.nn.ReLU(), hnn.SAGEConv(7, 3))[1].saved == 0  # relu's rows are handed on
+    assert sweeps(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.ReLU(), hnn.SAGEConv(7, 3))[0].saved == 7

@@ -21,6 +21,7 @@ SITS_ON = {
     "errors": "",
     "kernels": "",
     "attention_kernels": "kernels",
+    "gate_kernels": "kernels",
     "reduction_kernels": "kernels",
     "transposes": "kernels",
     "reference": "",
@@ -50,7 +51,7 @@ SITS_ON = {
     "preprocess": "artifact artifact_writer config host_memory",
     "plan": "artifact config metrics",
     "cuda_ext": "errors",
-    "dispatch": "kernels transposes attention_kernels reduction_kernels row_copies cuda_ext",
+    "dispatch": "kernels transposes attention_kernels gate_kernels reduction_kernels row_copies cuda_ext",
     "ops": "dispatch",
     "reduction_ops": "ops",
     "attention_ops": "ops",
@@ -104,7 +105,9 @@ SITS_ON = {
     "trainer": "evaluators planning anomaly pressure fit random_state embed rows_file",
     "propagation": "engine probe embedding",
     "postprocess": "propagation",
-    "measure": "trainer models preprocess host_load",
+    "fitting": "",
+    "rates_alone": "row_copies products fitting",
+    "measure": "rates_alone trainer models preprocess host_load",
     "hongtu": "trainer postprocess models convert preprocess",  # hongtu/__init__.py, the public names
     "bench": "hongtu measure",  # timing, and the page about it
     "cli": "bench",
