@@ -14,9 +14,10 @@ from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
 
 
 def exp(x):
-    """e^x of a float32 or float64 to within two units in the last place, for use in kernels; NaN stays NaN.
+    """e^x of a float32 or float64 to within two units in the last place, for use in kernels.
 
-    What does not fit a normal number gives the nearest that does, not 0 or infinity: enough for a sigmoid.
+    0 where it would be less than a normal number, with which processors are slow, and infinity where it would be about
+    the largest; NaN stays NaN.
     """
     return (_exp32 if isinstance(x, np.float32) else _exp64)(x)
 
@@ -32,7 +33,7 @@ def _exp(x):
 def _exp32(x):
     """2^n e^r with |r| <= ln 2 / 2, a polynomial in r (S. L. Moshier, Cephes, expf). Nothing may be reordered: ln 2 is
     subtracted in two parts, of which the first has few digits."""
-    f = np.float32
+    f, given = np.float32, x
     x = f(-87.0) if x < f(-87.0) else x
     x = f(88.0) if x > f(88.0) else x
     n = np.floor(x * f(1.44269504088896341) + f(0.5))
@@ -45,12 +46,15 @@ def _exp32(x):
     p = p * r + f(5.0000001201e-1)
     p = p * r * r + r + f(1.0)
     exponent = (np.int32(n if n == n else f(0.0)) + np.int32(127)) << np.int32(23)
-    return p * np.int32(exponent).view(np.float32)
+    p *= np.int32(exponent).view(np.float32)
+    p = f(0.0) if given < f(-87.0) else p
+    return f(np.inf) if given > f(88.0) else p
 
 
 @njit(cache=True, nogil=True, fastmath=False, error_model="numpy")
 def _exp64(x):
     """The same with a quotient of polynomials (Cephes, exp)."""
+    given = x
     x = -708.0 if x < -708.0 else x
     x = 709.0 if x > 709.0 else x
     n = np.floor(x * 1.44269504088896341 + 0.5)
@@ -59,7 +63,9 @@ def _exp64(x):
     p = r * ((1.26177193074810590878e-4 * q + 3.02994407707441961300e-2) * q + 9.99999999999999999910e-1)
     d = ((3.00198505138664455042e-6 * q + 2.52448340349684104192e-3) * q + 2.27265548208155028766e-1) * q + 2.0
     exponent = (np.int64(n if n == n else 0.0) + np.int64(1023)) << np.int64(52)
-    return (1.0 + 2.0 * p / (d - p)) * np.int64(exponent).view(np.float64)
+    y = (1.0 + 2.0 * p / (d - p)) * np.int64(exponent).view(np.float64)
+    y = 0.0 if given < -708.0 else y
+    return np.inf if given > 709.0 else y
 
 
 @parallel

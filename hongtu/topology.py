@@ -16,6 +16,9 @@ import numpy as np
 from hongtu.bitmap import insert, take_all
 from hongtu.neighbour_sets import fill_set, set_size
 
+COUNTED = 1 << 22  # edges of a chunk that are looked at to know how often its sources are needed
+PARTS = 64  # of its sources
+
 
 @dataclass(frozen=True)
 class ChunkTopology:
@@ -129,6 +132,17 @@ class Topology:
                 (amounts.reshape(self.partitions, -1).argmax(1) + np.arange(self.partitions) * self.chunks).tolist()
             )
         return frozenset(found)
+
+    @cached_property
+    def later_accesses(self) -> np.ndarray:
+        """float64 [P + 1]: of a chunk's accesses to sources beyond the first to each, the share that the most needed 0,
+        1/P, ... and all of its sources have; of the largest chunk, or of its first edges."""
+        first = int(self.in_edge_start[self.chunk_start[int(self.chunk_edges.argmax())]])
+        edges = min(int(self.chunk_edges.max()), COUNTED)
+        later = np.sort(np.bincount(self.local_source[first : first + edges]))[::-1] - 1
+        shares = np.concatenate([[0], np.cumsum(np.maximum(later, 0))]) / max(int(np.maximum(later, 0).sum()), 1)
+        parts = np.linspace(0, len(later), PARTS + 1)
+        return np.interp(parts, np.arange(len(later) + 1), shares)
 
     def neighbour_set(self, chunk: int) -> np.ndarray:
         """int32 [S], the ascending unique sources of one chunk."""

@@ -164,6 +164,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics,
                 combined=combined,
+                exponentials=layer.edge_exponentials,
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,
                 edge_type=block.edge_type is not None,

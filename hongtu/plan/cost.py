@@ -16,6 +16,7 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import StageWork
+from hongtu.topology import Topology
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
@@ -133,7 +134,8 @@ class Work:
         summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
         summed_edges, transposed_edges: edges that they look at.
         fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none.
-        function: bytes of rows that functions of edges and their gradients touch; function_edges: the edges.
+        function: bytes of rows that functions of edges and their gradients touch; function_edges: the edges;
+            exponentials: those they take.
         flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
         swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
@@ -152,6 +154,7 @@ class Work:
     function_fetched: float = 0.0
     function: float = 0.0
     function_edges: float = 0.0
+    exponentials: float = 0.0
     flops: float = 0.0
     product_bytes: float = 0.0
     weight_flops: float = 0.0
@@ -183,15 +186,18 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
         return work
     item, exchanged = plan.shape.itemsize, [name for name in (p.exchange, p.flush) if name is not None]
     row = item * max((plan.passes.width[name] for name in exchanged), default=0)
-    share = _missed(view.num_sources[own], view.chunk_edges[own], cache / max(row, 1))
+    share = _missed(view, own, cache / max(row, 1))
     return replace(work, fetched=share * (work.summed + work.transposed), function_fetched=share * work.function)
 
 
-def _missed(sources: np.ndarray, edges: np.ndarray, rows: float) -> float:
+def _missed(view: Topology, own: slice, rows: float) -> float:
     """The share of accesses that find their row in no cache of so many rows: every source's first, and, of a chunk with
-    more sources, some of the others."""
-    again = np.maximum(edges - sources, 0) * np.maximum(1 - rows / np.maximum(sources, 1), 0)
-    return float((sources + again).sum()) / max(int(edges.sum()), 1)
+    more sources, the later ones of those that are needed least."""
+    sources, edges = view.num_sources[own], view.chunk_edges[own]
+    parts = np.linspace(0, 1, len(view.later_accesses))
+    held = np.interp(np.minimum(rows / np.maximum(sources, 1), 1), parts, view.later_accesses)
+    later = np.maximum(edges - sources, 0) * (1 - held)
+    return float((sources + later).sum()) / max(int(edges.sum()), 1)
 
 
 def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) -> Work:
@@ -254,6 +260,7 @@ def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) 
     functions: dict[str, Any] = {
         "function": 2 * accesses * touched,
         "function_edges": accesses * edges,
+        "exponentials": accesses * edges * plan.shape.layers[p.layer].exponentials,
     }
     return Work(**stage, **functions)
 
@@ -293,6 +300,7 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
         + work.summed_edges * hardware.edge_seconds
         + work.transposed_edges * hardware.transpose_edge_seconds
         + work.function_edges * hardware.function_edge_seconds
+        + work.exponentials * hardware.exponential_seconds
     )
 
 

@@ -36,6 +36,7 @@ class Hardware:
         edge_seconds, transpose_edge_seconds: seconds that every edge of either takes beside its row.
         function_bandwidth, function_edge_seconds: the same of functions of edges (attention, gates) and of their
             gradients, which read and write a row per edge; function_fetch_bandwidth: what was not in the cache.
+        exponential_seconds: what an exponential in these takes beside that.
         sweep_bandwidth: contiguous rows that row-wise stages read and write beside their products.
         near_bandwidth: the same where a chunk's rows are few beside ``cache``.
         fresh_bandwidth: the same where they take more than ``largest_reused``: their pages are cleared each time.
@@ -72,6 +73,7 @@ class Hardware:
     function_bandwidth: float
     function_fetch_bandwidth: float
     function_edge_seconds: float
+    exponential_seconds: float
     sweep_bandwidth: float
     near_bandwidth: float
     fresh_bandwidth: float
@@ -155,6 +157,7 @@ CPU = Hardware(
     function_bandwidth=3.8e10,
     function_fetch_bandwidth=1.4e10,
     function_edge_seconds=1.1e-8,
+    exponential_seconds=3.0e-10,
     sweep_bandwidth=2.6e10,
     near_bandwidth=4.7e10,
     fresh_bandwidth=9.0e9,

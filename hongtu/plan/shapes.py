@@ -39,6 +39,7 @@ class LayerShape:
         uses_statistics: transform or update needs the degree statistics of its rows.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
+        exponentials: columns of every edge of which the aggregate takes an exponential.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
     """
@@ -52,6 +53,7 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
+    exponentials: int = 0
     trained: bool = True
     edge_features: bool = False
     edge_type: bool = False

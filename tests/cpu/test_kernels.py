@@ -182,8 +182,8 @@ def test_exponential(dtype):
     found, right = np.array([gate_kernels.exp(value) for value in x], dtype), np.exp(x.astype(exact))
     assert np.abs(found / right - 1).max() < 2 * np.finfo(dtype).eps
     assert np.isnan(gate_kernels.exp(dtype(np.nan)))
-    low, high = (float(gate_kernels.exp(dtype(sign * np.inf))) for sign in (-1, 1))
-    assert 0 <= low < 1e-37 and high > 1e37
+    for x in (800, 1e30, np.inf):
+        assert gate_kernels.exp(dtype(-x)) == 0 and gate_kernels.exp(dtype(x)) == np.inf
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -192,7 +192,7 @@ def test_gates_of_large_keys_and_nan(dtype):
     keys, rows = np.array([[-1e4, -np.inf], [1e4, np.inf], [nan, 0]], dtype), np.array([[0, 0, 2, 3]], dtype)
     out = np.full((3, 2), 7, dtype)
     gate_kernels.gated_sum(indptr, source, keys, rows, out)
-    np.testing.assert_allclose(out, [[0, 0], [2, 3], [nan, 1.5]], rtol=1e-6, atol=1e-30)
+    np.testing.assert_array_equal(out, [[0, 0], [2, 3], [nan, 1.5]])  # not next to 0: that would be slow
 
 
 @pytest.mark.parametrize("count", [0, 1, 300])

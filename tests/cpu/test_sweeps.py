@@ -28,25 +28,26 @@ def sweeps(*layers: object) -> tuple[Sweeps, ...]:
 
 
 def test_a_sum_over_neighbours_sweeps_nothing_by_itself() -> None:
-    """Its linear maps are products, which are counted apart; adding the second to the first is one, too. The bias's
-    gradient is a sum over rows."""
+    """Its linear maps are products, which are counted apart; adding the second to the first is one, too. The bias is
+    put where the product is added to it, and its gradient is a sum over rows."""
     first, last = sweeps(hnn.SAGEConv(5, 3))
-    assert first == Sweeps() and (last.forward, last.backward) == (0, 3)
+    assert first == Sweeps() and (last.forward, last.backward) == (2 * 3, 3)
+    assert sweeps(hnn.SAGEConv(5, 3, bias=False))[1].forward == 0
     assert last.forward_calls >= 2 and last.backward_calls >= 3
 
 
 def test_a_row_wise_module_sweeps_what_it_takes_and_gives() -> None:
     """relu reads 5 columns and writes 5; backward reads its output and a gradient, and writes a gradient."""
     first, last = sweeps(torch.nn.ReLU(), hnn.SAGEConv(5, 3))
-    assert first == Sweeps(forward=10, forward_calls=1) and last.forward == 0  # the features get no gradient
+    assert first == Sweeps(forward=10, forward_calls=1) and last.forward == 2 * 3  # the features get no gradient
     _, middle, _ = sweeps(hnn.SAGEConv(5, 4), torch.nn.ReLU(), hnn.SAGEConv(4, 3))
-    assert middle.forward == 8 and middle.backward >= 12
+    assert middle.forward == 2 * 4 + 8 and middle.backward >= 12
 
 
 @pytest.mark.parametrize("width", [3, 40])
 def test_sweeps_grow_with_columns(width: int) -> None:
     layers = [hnn.SAGEConv(5, width), torch.nn.ReLU(), torch.nn.Tanh(), hnn.SAGEConv(width, 3)]
-    assert sweeps(*layers)[1].forward == 4 * width
+    assert sweeps(*layers)[1].forward == 2 * width + 4 * width  # SAGE's bias, then both functions
 
 
 def test_randomness_and_parameters_stay_as_they_were() -> None:

@@ -158,13 +158,14 @@ def test_compute_counts_edges_and_parameters():
 
 def test_functions_of_edges_run_again_in_backward():
     topology = random_topology(3, 2, 3)
-    functions = shape(linear=False, reduce=None)
+    functions = shape(linear=False, reduce=None, exponentials=2)
     plan = make_plan(topology, topology.input_order, functions, STRATEGIES["full"], choice=Choice(fuse=False))
     forward, backward = (p for p in plan.passes.train if p.layer == 0)
     rows, bytes_seen = 300 * 4 * 4, free(function_bandwidth=1.0)
     assert pass_seconds(plan, forward, bytes_seen).aggregate == pytest.approx(2 * rows)
     assert pass_seconds(plan, backward, bytes_seen).aggregate == pytest.approx(2 * rows + 4 * rows)
     assert pass_seconds(plan, backward, free(function_edge_seconds=1.0)).aggregate == pytest.approx(3 * 300)
+    assert pass_seconds(plan, backward, free(exponential_seconds=1.0)).aggregate == pytest.approx(3 * 2 * 300)
     fetched = free(function_fetch_bandwidth=1.0, cache=1 << 20)
     sources = int(topology.num_sources.sum()) * 4 * 4  # everything else is in the cache
     assert pass_seconds(plan, forward, fetched).aggregate == pytest.approx(2 * sources)
