@@ -1,4 +1,4 @@
-"""How epoch time and memory grow with the graph: V vertices, 15 V edges, the same vertices per chunk.
+"""How epoch time and memory grow with the graph: V vertices, 15 V edges, the same vertices per chunk (no groups).
 
     python -m experiments.growth --work DIR [--sizes 250000 500000 1000000 2000000] [--out FILE.jsonl]
 
@@ -21,7 +21,7 @@ from experiments.prepare import generated, prepared
 from hongtu.bench.compare import Case, Settings, compare_cases, describe
 from hongtu.bench.growth import exponent
 from hongtu.bench.records import append, machine
-from hongtu.bench.spec import Model, Run
+from hongtu.bench.spec import UNGROUPED, Model, Run
 
 VERTICES_PER_CHUNK = 8192
 PREPARING = 2  # at the same time: each is mostly one core's work
@@ -44,7 +44,7 @@ def main() -> None:
     with ProcessPoolExecutor(PREPARING, mp_context=get_context("spawn")) as pool:
         list(pool.map(partial(prepare, options.work, options.features), sorted(options.sizes, reverse=True)))
     artifacts = [hongtu.open_artifact(artifact_of(options.work, vertices)) for vertices in options.sizes]
-    cases = [Case(artifact=artifact.path, model=model, run=Run(strategy="full")) for artifact in artifacts]
+    cases = [Case(artifact=artifact.path, model=model, run=Run(strategy=UNGROUPED)) for artifact in artifacts]
     rows = compare_cases(cases, settings)
     for artifact, row in zip(artifacts, rows, strict=True):
         row["counted_bytes"] = sum(row["memory"].values())
@@ -63,7 +63,7 @@ def prepare(work: Path, features: int, vertices: int) -> None:
     """Make the graph and the artifact of one size, unless they are there."""
     graph = generated(work / "growth", "citation", vertices, features=features)
     chunks = max(1, vertices // VERTICES_PER_CHUNK)
-    prepared(graph, artifact_of(work, vertices), partitions=1, chunks=chunks, order="input")
+    prepared(graph, artifact_of(work, vertices), partitions=1, chunks=chunks, order="clusters")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hongtu.artifact import Artifact
@@ -12,6 +12,7 @@ from hongtu.errors import InputError
 from hongtu.plan.strategy import SAVINGS, STRATEGIES, Strategy, alone
 
 OURS = "hongtu"
+UNGROUPED = "full, chunks as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Run:
 
     Attributes:
         system: "hongtu" or a baseline's name.
-        strategy: of hongtu: "full", "paper", "none", or "paper + SAVING".
+        strategy: of hongtu: "full", "paper", "none", "paper + SAVING", or "full, chunks as they are" (not in groups).
         budget: bytes per partition; None: no limit.
         share: the part of what hongtu needs in memory that ``budget`` is; None where bytes were asked for.
     """
@@ -64,6 +65,8 @@ class Run:
 
 def named_strategy(name: str) -> Strategy:
     """The strategy of a ``Run``."""
+    if name == UNGROUPED:
+        return replace(STRATEGIES["full"], group=False)
     return STRATEGIES[name] if name in STRATEGIES else alone(name.removeprefix("paper + "))
 
 
