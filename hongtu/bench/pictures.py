@@ -34,11 +34,11 @@ def phases(rows: Rows) -> str:
     rows = [row for row in rows if "phases" in row]
     figure, axes = _figure(height=0.6 + 0.32 * len(rows))
     left = [0.0] * len(rows)
-    names = [f"{row['model']}: {row['label']}" for row in rows]
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
         part = [row["phases"].get(phase, 0.0) for row in rows]
-        axes.barh(names, part, left=left, color=colour, label=phase)
+        axes.barh(range(len(rows)), part, left=left, color=colour, label=phase)
         left = [a + b for a, b in zip(left, part, strict=True)]
+    axes.set_yticks(range(len(rows)), _names(rows))
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, ncols=5, frameon=False)
@@ -49,16 +49,23 @@ def systems(rows: Rows) -> str:
     """Bars with their spread: seconds of an epoch of every system, on a logarithmic axis."""
     rows = [row for row in rows if "seconds" in row]
     figure, axes = _figure(height=0.6 + 0.3 * len(rows))
-    names = [f"{row['model']}: {row['label']}" for row in rows]
     seconds = [row["seconds"] for row in rows]
     around = [[s - row["spread"][0] for s, row in zip(seconds, rows)],
               [row["spread"][1] - s for s, row in zip(seconds, rows)]]  # fmt: skip
     colours = [COLOURS[0] if row["system"] == "hongtu" else "#8a8a8a" for row in rows]
-    axes.barh(names, seconds, xerr=around, color=colours, ecolor="#444444", capsize=2)
+    axes.barh(range(len(rows)), seconds, xerr=around, color=colours, ecolor="#444444", capsize=2)
+    axes.set_yticks(range(len(rows)), _names(rows))
     _logarithmic(axes, "x")
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch (median; whiskers: fastest and slowest)")
     return _svg(figure)
+
+
+def _names(rows: Rows) -> list[str]:
+    """What tells rows apart: the model and the system, and the graph where there are several."""
+    graphs = {row["graph"] for row in rows}
+    where = [f"{row['graph'].removesuffix('.artifact')}, " if len(graphs) > 1 else "" for row in rows]
+    return [f"{place}{row['model']}: {row['label']}" for place, row in zip(where, rows, strict=True)]
 
 
 def ladder(rows: Rows) -> str:
@@ -131,12 +138,11 @@ def accuracy(rows: Rows) -> str:
     """Lines: validation accuracy against seconds trained."""
     figure, axes = _figure()
     rows = [row for row in rows if row.get("curve")]
-    for k, row in enumerate(rows):
+    for k, (row, name) in enumerate(zip(rows, _names(rows), strict=True)):
         points = [(point["seconds"], point.get("val")) for point in row["curve"]]
         points = [point for point in points if point[1] is not None]
         style = "-" if row["system"] == "hongtu" else "--"
-        axes.plot(*zip(*points), style, marker=".", color=COLOURS[k % len(COLOURS)],
-                  label=f"{row['model']}: {row['label']}")  # fmt: skip
+        axes.plot(*zip(*points), style, marker=".", color=COLOURS[k % len(COLOURS)], label=name)
     axes.set(xlabel="seconds trained", ylabel="accuracy on the validation vertices")
     _logarithmic(axes, "x")
     _legend(axes)

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hongtu.bench import page
+from hongtu.bench import page, pictures
 from hongtu.cli.main import main as command
 
 pytest.importorskip("matplotlib")
@@ -42,6 +42,16 @@ def rows():
         "estimator": [ours | {"error": -0.1}, ours | {"error": 0.05, "seconds": 1.0, "predicted_seconds": 1.05}],
         "paper": [{"table": "Table 3", "what": "alpha", "graph": "g", "ours": "2", "published": "", "remark": "none"}],
     }
+
+
+def test_systems_on_several_graphs_have_bars_of_their_own():
+    ours, theirs = rows()["bench"]
+    both = [ours, theirs, ours | {"graph": "h.artifact", "seconds": 5.0, "spread": [4.9, 5.1]}]
+    for picture, bars in ((pictures.systems(both), 3), (pictures.phases(both), 2)):
+        assert "g, gcn: hongtu full" in picture and "h, gcn: hongtu full" in picture
+        assert len(re.findall(r'<g id="ytick_\d+">', picture)) == bars
+    alone = pictures.systems([ours, theirs])
+    assert "gcn: hongtu full" in alone and "g, gcn" not in alone
 
 
 @pytest.fixture(scope="module")
