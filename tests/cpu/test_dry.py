@@ -74,7 +74,7 @@ def test_structure_that_stays_is_brought_once(model):
 
 def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), DryBackend()
-    slow = replace(device.hardware, host_link=1e6, contiguous_link=1e6)
+    slow = replace(device.hardware, host_link=1e6, contiguous_link=1e6, structure_link=1e6)
     found = []
     for share in (1.0, 2.0, 3.0):
         some = budget(model, problem, (2, 6), share, device=device)
@@ -87,7 +87,11 @@ def test_structure_stays_where_the_budget_has_room_for_it():
 def test_more_memory_never_plans_a_slower_epoch(link):
     """Grain, order, overlap, fusion and residents are chosen together."""
     model, problem, device = SIX[0], problems.directed_weighted(), DryBackend()
-    hardware = device.hardware if link is None else replace(device.hardware, host_link=link, contiguous_link=link)
+    hardware = (
+        device.hardware
+        if link is None
+        else replace(device.hardware, host_link=link, contiguous_link=link, structure_link=link)
+    )
     smallest, seconds = budget(model, problem, (4, 8), 1.0, device=device), []
     for share in (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0):
         options = {"device": device, "device_memory": int(share * smallest), "hardware": hardware}
