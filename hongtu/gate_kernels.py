@@ -16,8 +16,8 @@ from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
 def exp(x):
     """e^x of a float32 or float64 to within two units in the last place, for use in kernels.
 
-    0 where it would be less than a normal number, with which processors are slow, and infinity where it would be about
-    the largest; NaN stays NaN.
+    Near the ends of what is a normal number (below e^-87 and e^-708, above e^88 and e^709) it is 0 and infinity: with
+    smaller numbers processors are slow. NaN stays NaN.
     """
     return (_exp32 if isinstance(x, np.float32) else _exp64)(x)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -85,8 +85,9 @@ def _sweeps(
             layer, block = traced.layers[index], with_edge_data(block, network.layers[index], edges)
             aggregate = Sweeps()
             if layer.reduce is None and not layer.norm:
-                calls, _ = _counted(partial(_aggregate, network, index, block), (z, *s), there)
-                aggregate = Sweeps(forward_calls=calls.forward_calls, backward_calls=calls.backward_calls)
+                with suppress(Exception):  # this graph may not be one that it expects; an estimate refuses nothing
+                    calls, _ = _counted(partial(_aggregate, network, index, block), (z, *s), there)
+                    aggregate = Sweeps(forward_calls=calls.forward_calls, backward_calls=calls.backward_calls)
             a = torch.ones((ROWS, layer.a), dtype=dtype)
 
 
@@ -113,18 +114,30 @@ def _counted(
         there: what it reads beside its inputs, parameters among it.
         leaves: the inputs' gradients are wanted.
     """
+    try:
+        return _watched(call, inputs, there, leaves, saving=True)
+    except Exception:  # some functions refuse hooks; what is wrong without them is the caller's
+        return _watched(call, inputs, there, leaves, saving=False)
+
+
+def _watched(
+    call: Callable[..., Outputs], inputs: tuple[Tensor, ...], there: tuple[Tensor, ...], leaves: bool, *, saving: bool
+) -> tuple[Sweeps, Outputs]:
     own = [x.detach().clone().requires_grad_(leaves) for x in inputs]
     theirs = {x.untyped_storage()._cdata for x in (*own, *there)}
     saved: dict[int, int] = {}
 
     def save(x: Tensor) -> Tensor:
+        if x.layout != torch.strided:
+            return x
         storage = x.untyped_storage()
         if storage._cdata not in theirs and x.ndim > 0 and len(x) == ROWS:
             saved[storage._cdata] = storage.nbytes() // x.element_size() // ROWS
         return x
 
     forward, backward = _Seen(), _Seen()
-    with torch.enable_grad(), saved_tensors_hooks(save, lambda x: x), forward:
+    hooks = saved_tensors_hooks(save, lambda x: x) if saving else nullcontext()
+    with torch.enable_grad(), hooks, forward:
         z, s, values = call(*own)
     outs = [z, *s, *values.values()]
     _differentiate(outs, [*own, *there], backward)

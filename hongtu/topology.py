@@ -221,7 +221,9 @@ class Topology:
             sources=sources,
             local_source=np.empty(0, dtype=np.int32),
         )
-        return self._with_active(larger)
+        larger = self._with_active(larger)
+        vars(larger)["later_accesses"] = self.later_accesses  # about what its edges would say
+        return larger
 
     def _group_start(self, size: int) -> np.ndarray:
         kept = np.arange(self.partitions)[:, None] * self.chunks + np.arange(0, self.chunks, size)

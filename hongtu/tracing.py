@@ -243,7 +243,7 @@ def _common(a: Traced, b: Traced) -> Traced:
 
 
 def toy_block(dtype: torch.dtype, rows: int = 2) -> Block:
-    """So many vertices, each with an edge from the next; they say to be the first two of the graph."""
+    """So many vertices, each with an edge from the next; the ids of their rows are the first two of the graph."""
     statistics = torch.tensor([[1.0, 0.0, float("nan")]] * rows, dtype=dtype)
     return Block(
         indptr=torch.arange(rows + 1),

@@ -80,3 +80,31 @@ def test_what_backward_needs_is_saved_once() -> None:
     assert sweeps(torch.nn.Linear(5, 7), torch.nn.ReLU(), hnn.GCNConv(7, 3))[0].saved == 7 + 1  # and a scale a row
     assert sweeps(hnn.SAGEConv(5, 7), torch.nn.ReLU(), hnn.SAGEConv(7, 3))[1].saved == 0  # relu's rows are handed on
     assert sweeps(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.ReLU(), hnn.SAGEConv(7, 3))[0].saved == 7
+
+
+class Gradient(torch.nn.Module):
+    """Rows' own gradients of a function of theirs, by what refuses hooks for saved tensors."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: x.sin().sum())(h)
+
+
+class Named(hnn.Layer):
+    """Sums what an embedding has for every source's id: there are five."""
+
+    linear_aggregate = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = torch.nn.Embedding(5, 5)
+
+    def aggregate(self, block, z, s):  # type: ignore[no-untyped-def]
+        return block.sum(z + self.names(block.sources.long()))
+
+    def update(self, a, s):  # type: ignore[no-untyped-def]
+        return a
+
+
+def test_an_estimate_refuses_no_model() -> None:
+    assert sweeps(Gradient(), hnn.SAGEConv(5, 3))[0].forward > 0
+    assert both(Named())[1][1] == Sweeps()

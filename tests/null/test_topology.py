@@ -36,6 +36,17 @@ def test_groups_are_what_the_graph_cut_coarser_gives(partitions: int, chunks: in
         np.testing.assert_array_equal(getattr(larger, name), getattr(fresh, name), err_msg=name)
     sets = topology.grouped_sets(size)
     np.testing.assert_array_equal(sets.sources, fresh.sources)
+    np.testing.assert_array_equal(sets.later_accesses, topology.later_accesses)
+
+
+def test_sources_that_are_needed_most_have_most_of_the_later_accesses() -> None:
+    """Source 1 three times, 2 twice, 0 and 3 once: two of three later accesses are to the first quarter of the four."""
+    start = np.array([0, 7, 7, 7, 7])
+    shares = build_topology(1, np.array([0, 4]), start, np.array([1, 2, 1, 0, 3, 1, 2], np.int32)).later_accesses
+    assert shares[0] == 0 and shares[-1] == 1 and (np.diff(shares) >= 0).all()
+    assert shares[len(shares) // 4] == pytest.approx(2 / 3) and shares[len(shares) // 2] == pytest.approx(1)
+    empty = build_topology(1, np.array([0, 4]), np.zeros(5, np.int64), np.empty(0, np.int32))
+    assert np.isfinite(empty.later_accesses).all()
 
 
 @given(st.lists(st.integers(7, 400)))
