@@ -139,8 +139,8 @@ class Topology:
         1/P, ... and all of its sources have; of the largest chunk, or of its first edges."""
         first = int(self.in_edge_start[self.chunk_start[int(self.chunk_edges.argmax())]])
         edges = min(int(self.chunk_edges.max()), COUNTED)
-        later = np.sort(np.bincount(self.local_source[first : first + edges]))[::-1] - 1
-        shares = np.concatenate([[0], np.cumsum(np.maximum(later, 0))]) / max(int(np.maximum(later, 0).sum()), 1)
+        later = np.maximum(np.sort(np.bincount(self.local_source[first : first + edges]))[::-1] - 1, 0)
+        shares = np.concatenate([[0], np.cumsum(later)]) / max(int(later.sum()), 1)
         parts = np.linspace(0, len(later), PARTS + 1)
         return np.interp(parts, np.arange(len(later) + 1), shares)
 

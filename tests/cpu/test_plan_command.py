@@ -220,8 +220,7 @@ def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
 
 
 def test_rates_that_explain_epochs_are_found(artifact):
-    """Seconds that a known machine would take give its rates again, as far as predictions depend on them; its cache,
-    too."""
+    """Seconds that a known machine would take give its rates again, as far as predictions depend on them."""
     machine = replace(CPU, stage_seconds=3e-4, memory_bandwidth=2e9, product_bandwidth=5e9, cache=4 << 20)
     trainers = []
     for name, strategy in (("gcn", "paper"), ("sage", "full"), ("gat", "paper")):
