@@ -20,8 +20,7 @@ from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
-from hongtu.host_load import BUSY
-from hongtu.measure import measure_cpu
+from hongtu.measure import Epoch, measure_cpu, settled
 from hongtu.plan.cost import predict_seconds
 from hongtu.plan.hardware import Hardware
 
@@ -79,29 +78,30 @@ class Configuration:
         self.label, self._about, self._order, self._reference = f"{label}: {order.run.label}", about, order, reference
         self._system = make_system(order)
         self._losses = [self._system.step() for _ in range(CHECKED)]
-        self._epochs: list[dict[str, Any]] = []
+        self._epochs: list[Epoch] = []
         if any(abs(a - b) > TOLERANCE * abs(b) for a, b in zip(self._losses, reference[1], strict=True)):
             raise SystemExit(f"{self.label}: losses {self._losses}, expected {reference[1]}")
 
     def train(self) -> None:
         """One timed epoch."""
-        self._epochs.append(epoch(self._system, "cpu"))
+        found = epoch(self._system, "cpu")
+        self._epochs.append(Epoch(found["seconds"], found["others"], found["passes"]))
+        self._bytes = found["bytes"]
 
     def row(self, profile: Hardware) -> dict[str, Any]:
-        """What was measured, in the median of the epochs that nothing disturbed, beside what a profile predicts."""
-        quiet = [found for found in self._epochs if found["others"] <= BUSY] or self._epochs
-        middle = sorted(quiet, key=lambda found: found["seconds"])[len(quiet) // 2]
-        seconds = [found["seconds"] for found in quiet]
+        """What was measured, in the median of the settled epochs, beside what a profile predicts."""
+        epochs = settled(self._epochs)
+        middle, seconds = epochs[len(epochs) // 2], [epoch.seconds for epoch in self._epochs]
         predicted = predict_seconds(self._system.trainer.plan, profile).total
         return (
             self._about
             | self._order.model.to_dict()
             | self._order.run.to_dict()
             | {"reference": self._reference[0], "losses": self._losses, "reference_losses": self._reference[1]}
-            | {"loss_agrees": True, **self._system.about(), "passes": middle["passes"], "bytes": middle["bytes"]}
-            | {"label": self.label, "seconds": middle["seconds"], "spread": [min(seconds), max(seconds)]}
-            | {"others": max(found["others"] for found in quiet), "epochs": len(quiet)}
-            | {"predicted_seconds": predicted, "error": predicted / middle["seconds"] - 1}
+            | {"loss_agrees": True, **self._system.about(), "passes": middle.passes, "bytes": self._bytes}
+            | {"label": self.label, "seconds": middle.seconds, "spread": [min(seconds), max(seconds)]}
+            | {"others": max(epoch.others for epoch in epochs), "epochs": len(epochs)}
+            | {"predicted_seconds": predicted, "error": predicted / middle.seconds - 1}
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from hongtu.exponential import exp_in_place
 from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
 
 
@@ -26,27 +27,32 @@ def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH, t
     masked, extra = len(mask_E) > 0, len(extra_DH) > 0
     for part in prange(parts):
         highest, total = np.empty(heads, logits_EH.dtype), np.empty(heads, logits_EH.dtype)
-        for d in range(bounds[part], bounds[part + 1]):
+        lo, hi = bounds[part], bounds[part + 1]
+        for d in range(lo, hi):
             begin, end = indptr[d], indptr[d + 1]
             for h in range(heads):
                 highest[h] = extra_DH[d, h] if extra else -np.inf
-                total[h] = 0
             for e in range(begin, end):
                 if not (masked and mask_E[e]):
                     for h in range(heads):
                         highest[h] = max(highest[h], logits_EH[e, h])
+            for e in range(begin, end):
+                excluded = masked and mask_E[e]
+                for h in range(heads):
+                    out_EH[e, h] = -np.inf if excluded else logits_EH[e, h] - highest[h]
             if extra:
                 for h in range(heads):
-                    out_extra_DH[d, h] = np.exp(extra_DH[d, h] - highest[h])
-                    total[h] = out_extra_DH[d, h]
+                    out_extra_DH[d, h] = extra_DH[d, h] - highest[h]
+        exp_in_place(out_EH[indptr[lo] : indptr[hi]])  # of many edges at once, it vectorises
+        if extra:
+            exp_in_place(out_extra_DH[lo:hi])
+        for d in range(lo, hi):
+            begin, end = indptr[d], indptr[d + 1]
+            for h in range(heads):
+                total[h] = out_extra_DH[d, h] if extra else 0
             for e in range(begin, end):
-                if masked and mask_E[e]:
-                    for h in range(heads):
-                        out_EH[e, h] = 0
-                else:
-                    for h in range(heads):
-                        out_EH[e, h] = np.exp(logits_EH[e, h] - highest[h])
-                        total[h] += out_EH[e, h]
+                for h in range(heads):
+                    total[h] += out_EH[e, h]
             for e in range(begin, end):
                 if not (masked and mask_E[e]):
                     for h in range(heads):
@@ -54,6 +60,19 @@ def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH, t
             if extra:
                 for h in range(heads):
                     out_extra_DH[d, h] /= total[h]
+
+
+@parallel
+def loop_mask(indptr, local_source, sources, destinations, out_E, threads):
+    """out[e] (bool) = whether the source of e, int32 ``sources[local_source[e]]``, is its destination."""
+    num_dst = len(indptr) - 1
+    parts = parts_for((len(local_source) + num_dst) * 4, threads)
+    bounds = balanced_bounds(indptr, parts)
+    for part in prange(parts):
+        for d in range(bounds[part], bounds[part + 1]):
+            own = destinations[d]
+            for e in range(indptr[d], indptr[d + 1]):
+                out_E[e] = sources[np.uint64(local_source[e])] == own
 
 
 @parallel

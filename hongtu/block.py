@@ -109,7 +109,7 @@ class Block:
     @cached_property
     def loop_mask(self) -> Tensor:
         """bool [E], True where the source is the destination itself."""
-        return self.sources[self.local_source.long()] == self.destinations[self.dst_of_edge]
+        return attention_ops.loop_mask(self.indptr, self.local_source, self.sources, self.destinations)
 
     @cached_property
     def has_loops(self) -> bool:

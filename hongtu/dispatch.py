@@ -33,12 +33,14 @@ class NumbaKernels:
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)
-        call = partial(_with_arrays, found)
+        call = partial(_with_arrays, name, found)
         setattr(self, name, call)
         return call
 
 
-def _with_arrays(kernel: Callable[..., None], *args: Any) -> None:
+def _with_arrays(name: str, kernel: Callable[..., None], *args: Any) -> None:
+    for watch in _watching:
+        watch(name, args)
     arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in args]
     if getattr(kernel, "takes_empty", False):
         arrays.append(np.empty if _as_on_gpu[-1] else _counted_empty)
@@ -76,6 +78,7 @@ class CudaKernels:
 NUMBA: Kernels = NumbaKernels()
 _for_cpu = [NUMBA]
 _as_on_gpu = [False]
+_watching: list[Callable[[str, tuple[Any, ...]], None]] = []
 
 
 def kernels_for(tensor: Tensor) -> Kernels:
@@ -91,6 +94,16 @@ def using(chosen: Kernels) -> Iterator[None]:
         yield
     finally:
         _for_cpu.pop()
+
+
+@contextmanager
+def watching(call: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Inside, show the name and the arguments of every kernel that runs on CPU tensors."""
+    _watching.append(call)
+    try:
+        yield
+    finally:
+        _watching.pop()
 
 
 def has_numba_kernel(tensor: Tensor) -> bool:

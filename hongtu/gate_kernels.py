@@ -1,88 +1,56 @@
 """Numba kernels of gates over one bipartite CSC block; the conventions are those of ``hongtu.kernels``.
 
-Legend: D destinations, C cache rows, F features. An edge takes an exponential per feature; the C library's are called
-one by one, ours vectorise: two to four times as fast.
+Legend: D destinations, C cache rows, F features. An edge takes an exponential per feature; they are taken
+for several edges at once, so that few are left over where vector instructions end.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange, types
-from numba.extending import overload
+from numba import njit, prange
 
+from hongtu.exponential import sigmoid_in_place
 from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
 
-
-def exp(x):
-    """e^x of a float32 or float64 to within two units in the last place, for use in kernels.
-
-    Near the ends of what is a normal number (below e^-87 and e^-708, above e^88 and e^709) it is 0 and infinity: with
-    smaller numbers processors are slow. NaN stays NaN.
-    """
-    return (_exp32 if isinstance(x, np.float32) else _exp64)(x)
+EDGES = 16  # whose gates are taken at once
+EVERY = np.iinfo(np.int32).max  # more than any source
 
 
-@overload(exp, inline="always")
-def _exp(x):
-    if x == types.float32:
-        return lambda x: _exp32(x)
-    return lambda x: _exp64(x)
-
-
-@njit(cache=True, nogil=True, fastmath=False, error_model="numpy")
-def _exp32(x):
-    """2^n e^r with |r| <= ln 2 / 2, a polynomial in r (S. L. Moshier, Cephes, expf). Nothing may be reordered: ln 2 is
-    subtracted in two parts, of which the first has few digits."""
-    f, given = np.float32, x
-    x = f(-87.0) if x < f(-87.0) else x
-    x = f(88.0) if x > f(88.0) else x
-    n = np.floor(x * f(1.44269504088896341) + f(0.5))
-    r = (x - n * f(0.693359375)) - n * f(-2.12194440e-4)
-    p = f(1.9875691500e-4)
-    p = p * r + f(1.3981999507e-3)
-    p = p * r + f(8.3334519073e-3)
-    p = p * r + f(4.1665795894e-2)
-    p = p * r + f(1.6666665459e-1)
-    p = p * r + f(5.0000001201e-1)
-    p = p * r * r + r + f(1.0)
-    exponent = (np.int32(n if n == n else f(0.0)) + np.int32(127)) << np.int32(23)
-    p *= np.int32(exponent).view(np.float32)
-    p = f(0.0) if given < f(-87.0) else p
-    return f(np.inf) if given > f(88.0) else p
-
-
-@njit(cache=True, nogil=True, fastmath=False, error_model="numpy")
-def _exp64(x):
-    """The same with a quotient of polynomials (Cephes, exp)."""
-    given = x
-    x = -708.0 if x < -708.0 else x
-    x = 709.0 if x > 709.0 else x
-    n = np.floor(x * 1.44269504088896341 + 0.5)
-    r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6
-    q = r * r
-    p = r * ((1.26177193074810590878e-4 * q + 3.02994407707441961300e-2) * q + 9.99999999999999999910e-1)
-    d = ((3.00198505138664455042e-6 * q + 2.52448340349684104192e-3) * q + 2.27265548208155028766e-1) * q + 2.0
-    exponent = (np.int64(n if n == n else 0.0) + np.int64(1023)) << np.int64(52)
-    y = (1.0 + 2.0 * p / (d - p)) * np.int64(exponent).view(np.float64)
-    y = 0.0 if given < -708.0 else y
-    return np.inf if given > 709.0 else y
+@njit(cache=True, nogil=True)
+def next_gates(local_source, e, end, lo, hi, key_F, rows_C2F, row_of_B, gate_BF):
+    """sigmoid(key + query) of the next edges from ``e`` on whose sources are in [lo, hi): sets their rows and their
+    gates, as many as there is room for; returns how many, and the edge behind them."""
+    count, width = 0, np.uint64(len(key_F))
+    while e < end and count < len(row_of_B):
+        if lo <= local_source[e] < hi:
+            row, first = np.uint64(local_source[e]), np.uint64(count) * width
+            row_of_B[count] = row
+            for f in range(width):
+                gate_BF[first + f] = key_F[f] + rows_C2F[row, f]
+            count += 1
+        e += 1
+    sigmoid_in_place(gate_BF[: count * len(key_F)])
+    return count, e
 
 
 @parallel
 def gated_sum(indptr, local_source, key_DF, rows_C2F, out_DF, threads):
     """out[d] = sum over in-edges of sigmoid(key[d] + query) * value; a source row is [query | value]."""
-    width, one = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1)
+    width = np.uint64(out_DF.shape[1])
     parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
     bounds = balanced_bounds(indptr, parts)
     for part in prange(parts):
+        row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * out_DF.shape[1], out_DF.dtype)
         for d in range(bounds[part], bounds[part + 1]):
             for f in range(width):
                 out_DF[d, f] = 0
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    gate = one / (one + exp(-(key_DF[d, f] + rows_C2F[row, f])))
-                    out_DF[d, f] += gate * rows_C2F[row, width + f]
+            e, end = indptr[d], indptr[d + 1]
+            while e < end:
+                count, e = next_gates(local_source, e, end, 0, EVERY, key_DF[d], rows_C2F, row_of_B, gate_BF)
+                for k in range(count):
+                    row, first = row_of_B[k], np.uint64(k) * width
+                    for f in range(width):
+                        out_DF[d, f] += gate_BF[first + f] * rows_C2F[row, width + f]
 
 
 @parallel
@@ -92,14 +60,18 @@ def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_
     parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
     bounds = balanced_bounds(indptr, parts)
     for part in prange(parts):
+        row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * out_DF.shape[1], out_DF.dtype)
         for d in range(bounds[part], bounds[part + 1]):
             for f in range(width):
                 out_DF[d, f] = 0
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    gate = one / (one + exp(-(key_DF[d, f] + rows_C2F[row, f])))
-                    out_DF[d, f] += gate * (one - gate) * rows_C2F[row, width + f]
+            e, end = indptr[d], indptr[d + 1]
+            while e < end:
+                count, e = next_gates(local_source, e, end, 0, EVERY, key_DF[d], rows_C2F, row_of_B, gate_BF)
+                for k in range(count):
+                    row, first = row_of_B[k], np.uint64(k) * width
+                    for f in range(width):
+                        gate = gate_BF[first + f]
+                        out_DF[d, f] += gate * (one - gate) * rows_C2F[row, width + f]
             for f in range(width):
                 out_DF[d, f] *= grad_DF[d, f]
 
@@ -111,12 +83,15 @@ def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F
     bounds = source_bounds(local_source, grad_DF.shape[1] * 8, threads)
     for part in prange(len(bounds) - 1):
         lo, hi = bounds[part], bounds[part + 1]
+        row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * grad_DF.shape[1], grad_DF.dtype)
         for d in range(grad_DF.shape[0]):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row = np.uint64(local_source[e])
+            e, end = indptr[d], indptr[d + 1]
+            while e < end:
+                count, e = next_gates(local_source, e, end, lo, hi, key_DF[d], rows_C2F, row_of_B, gate_BF)
+                for k in range(count):
+                    row, first = row_of_B[k], np.uint64(k) * width
                     for f in range(width):
-                        gate = one / (one + exp(-(key_DF[d, f] + rows_C2F[row, f])))
+                        gate = gate_BF[first + f]
                         change = grad_DF[d, f] * gate
                         out_C2F[row, f] += change * (one - gate) * rows_C2F[row, width + f]
                         out_C2F[row, width + f] += change

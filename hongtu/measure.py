@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +26,11 @@ from hongtu.errors import BudgetError
 from hongtu.fitting import explained
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
-from hongtu.plan.cost import Work, arithmetic_seconds, is_near, partition_work, pass_seconds
+from hongtu.plan.cost import arithmetic_seconds, is_near, pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
+from hongtu.plan.work import Work, partition_work
 from hongtu.planning import plan_model
 from hongtu.preprocess.generate import generate
 from hongtu.preprocess.pipeline import preprocess_directory
@@ -44,7 +46,8 @@ GRAPHS = {  # kind, vertices, edges, partitions, chunks of each
     "skewed": ("rmat", 40_000, 600_000, 1, 64),
 }
 EPOCHS, MOST_EPOCHS = 5, 6
-EPOCH_COUNTS = 5  # a whole epoch, in passes
+WARM_UP = 2  # epochs of what trains in memory
+EPOCH_COUNTS = 20  # a whole epoch, in passes
 LEAST_CACHE = 1 << 20  # bytes; no cache is taken for smaller
 # graph, model, hidden columns, layers, strategy, share of the memory that it wants; what people train is different
 RUNS = (
@@ -59,6 +62,8 @@ RUNS = (
     ("large", "gat", 24, 2, "paper", None),
     ("large", "ggcn", 24, 2, "full", None),
     ("large", "gcn", 72, 2, "full", 0.25),
+    ("large", "sage", 56, 2, "full", 0.35),
+    ("large", "gat", 40, 2, "full", 0.9),
     ("mixed", "gat", 104, 2, "full", None),
     ("mixed", "gat", 32, 2, "full", None),
     ("mixed", "gcn", 128, 3, "full", None),
@@ -78,6 +83,7 @@ RUNS = (
     ("fine", "gat", 72, 2, "full", 0.5),
     ("fine", "ggcn", 44, 2, "full", None),
     ("fine", "ggcn", 28, 2, "paper", None),
+    ("fine", "ggcn", 36, 3, "full", 0.7),
     ("pairs", "gcn", 112, 2, "full", 0.4),
     ("pairs", "gcn", 88, 2, "paper", None),
     ("pairs", "gcn", 48, 2, "none", None),
@@ -91,6 +97,7 @@ RUNS = (
     ("skewed", "ggcn", 40, 2, "full", None),
     ("skewed", "gcn", 56, 2, "paper", None),
     ("skewed", "gin", 64, 2, "full", None),
+    ("skewed", "gcn", 88, 2, "full", 0.4),
     ("skewed", "sage", 192, 2, "full", 0.3),
 )
 RATES = (  # an amount, and the rate that it goes by: those with a True are seconds each, the others per second
@@ -122,6 +129,14 @@ ALONE = {  # what was measured alone: the rates, and how many times as long it t
     "contiguous": (("contiguous_link",), 0.5, 4.0),
     "arithmetic": (("flops", "weight_flops"), 0.8, 1.25),
 }
+
+
+class Epoch(NamedTuple):
+    """How many seconds it took, the share of the cores that others had, and the seconds of its passes."""
+
+    seconds: float
+    others: float
+    passes: dict[str, float]
 
 
 def measure_cpu(name: str, beside: Callable[[], object] = lambda: None) -> Hardware:
@@ -164,7 +179,7 @@ def _trainers(hardware: Hardware) -> Iterator[list[Trainer]]:
 def _trainer(
     artifact: Artifact, hardware: Hardware, model: str, hidden: int, layers: int, strategy: str, share: float | None
 ) -> Trainer:
-    """One of ``RUNS``, after the epoch that compiles."""
+    """One of ``RUNS``, after the epoch that compiles, and those in which large tensors find their places in memory."""
     torch.manual_seed(0)
     modules = build_layers(model, artifact.feature_width, hidden, artifact.num_classes, layers)
     budget = None
@@ -175,7 +190,8 @@ def _trainer(
         trainer = Trainer(artifact, modules, device_memory=budget, strategy=strategy, hardware=hardware)
     except BudgetError as refused:
         trainer = Trainer(artifact, modules, device_memory=refused.smallest, strategy=strategy, hardware=hardware)
-    trainer.train_epoch()
+    for _ in range(WARM_UP if budget is None and strategy == "full" else 1):
+        trainer.train_epoch()
     return trainer
 
 
@@ -199,21 +215,27 @@ def _amounts(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, floa
 
 
 def _pass_seconds(trainers: list[Trainer], beside: Callable[[], object]) -> list[dict[str, float]]:
-    """Of every pass the median of some epochs that nothing disturbed, or of as many as there may be."""
-    epochs: list[list[tuple[float, dict[str, float]]]] = [[] for _ in trainers]
+    """Of every pass the median of the settled ones of some epochs."""
+    epochs: list[list[Epoch]] = [[] for _ in trainers]
     for _ in range(MOST_EPOCHS):
         for trainer, found in zip(trainers, epochs, strict=True):
-            if sum(share <= BUSY for share, _ in found) < EPOCHS:
+            if sum(epoch.others <= BUSY for epoch in found) < EPOCHS:
                 others = OthersShare()
                 record = trainer.train_epoch()
-                found.append((others.stop(record.seconds), record.pass_seconds))
+                found.append(Epoch(record.seconds, others.stop(record.seconds), record.pass_seconds))
         beside()
-    return [_medians(found) for found in epochs]
+    return [_medians([epoch.passes for epoch in settled(found)]) for found in epochs]
 
 
-def _medians(epochs: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
-    quiet = [seconds for share, seconds in epochs if share <= BUSY] or [seconds for _, seconds in epochs]
-    return {name: statistics.median(seconds[name] for seconds in quiet) for name in quiet[0]}
+def settled(epochs: Sequence[Epoch]) -> list[Epoch]:
+    """The faster half of those that nothing else on the machine disturbed: models that train in turns take one
+    another's places in memory, and in some epochs fresh pages have to be found."""
+    quiet = [epoch for epoch in epochs if epoch.others <= BUSY] or list(epochs)
+    return sorted(quiet, key=lambda epoch: epoch.seconds)[: (len(quiet) + 1) // 2]
+
+
+def _medians(passes: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(seconds[name] for seconds in passes) for name in passes[0]}
 
 
 def _fitted(

@@ -34,7 +34,7 @@ from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.probe import probe_workspace
-from hongtu.sweeps import stage_sweeps
+from hongtu.sweeps import Function, stage_sweeps
 from hongtu.tracing import constant_layers, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -254,7 +254,7 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     )  # fmt: skip
 
 
-def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps], ...]) -> tuple[StageWork, ...]:
+def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...]) -> tuple[StageWork, ...]:
     """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
     before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     last: list[list[nn.Module]] = [[] for _ in before]  # transforms
@@ -274,9 +274,10 @@ def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps], ...]) -> 
             before=_products(*first),
             widest=max(given, default=0),
             sweeps=swept,
-            aggregate=aggregate,
+            combine=combine,
+            function=function,
         )
-        for first, then, entry, (swept, aggregate) in zip(before, last, entries, sweeps, strict=True)
+        for first, then, entry, (swept, combine, function) in zip(before, last, entries, sweeps, strict=True)
         for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
     )
 

@@ -112,6 +112,11 @@ def expand_rows(indptr, x_DF, out_EF):
     out_EF[:] = x_DF[_destinations(indptr)]
 
 
+def loop_mask(indptr, local_source, sources, destinations, out_E):
+    """out[e] = whether the source of e is its destination."""
+    out_E[:] = sources[local_source] == destinations[_destinations(indptr)]
+
+
 def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH):
     """Softmax over the in-edges of each destination that are not masked, and over its extra logit."""
     for d in range(len(indptr) - 1):

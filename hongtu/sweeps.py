@@ -12,16 +12,18 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu.block import Block, Rows
+from hongtu.block import Rows
+from hongtu.edge_sweeps import DESTINATIONS, EDGES, SOURCES, edge_sweeps
 from hongtu.modules import modes_kept
 from hongtu.network import Network
-from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, Sweeps
+from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
 from hongtu.tracing import Traced, toy_block, with_edge_data
 
 ROWS = 11  # a number that no width of a model should be
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default}
 
+Function = tuple[EdgeSweeps, EdgeSweeps]  # forward, and for its gradients
 Outputs = tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]  # z, s, and values by the numbers of their modules
 
 
@@ -53,9 +55,9 @@ class _Seen(TorchDispatchMode):
 
 def stage_sweeps(
     network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
-) -> tuple[tuple[Sweeps, Sweeps], ...]:
-    """Per stage of a network that was traced, what its operations do in training, and what those of the aggregate
-    before it do beside sums of the engine's own."""
+) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
+    """Per stage of a network that was traced, what its operations do in training; of the aggregate before it what is
+    combined with the engine's own sum, and what a function of edges does."""
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]):
         network.modules.train()
         return tuple(_sweeps(network, traced, features, dtype, edges))
@@ -63,36 +65,33 @@ def stage_sweeps(
 
 def _sweeps(
     network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData
-) -> Iterator[tuple[Sweeps, Sweeps]]:
+) -> Iterator[tuple[Sweeps, Sweeps, Function]]:
     h = torch.ones((ROWS, features), dtype=dtype)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
-    aggregate = Sweeps()
+    combine, function = Sweeps(), (EdgeSweeps(), EdgeSweeps())
     there = h, *network.modules.parameters()
     for index in range(len(network.layers) + 1):
         block = toy_block(dtype, ROWS)  # what its rows remember is a pass's own
         if a is not None and traced.layers[index - 1].combined:
             combine, _ = _counted(partial(_combine, network, index - 1, block.rows), (a, *s), ())
-            aggregate, s = aggregate + combine, ()
+            s = ()
         taken = tuple(known[number] for number in network.wiring.takes[index])
         run = partial(_stage, network, index, block.rows, None if index else h, len(taken))
         inputs = tuple(x for x in (a, *s, *taken) if x is not None)
-        sweeps, (z, s, given) = _counted(run, inputs, there, leaves=index > 0)
-        yield sweeps, aggregate
+        sweeps, (_, s, given) = _counted(run, inputs, there, leaves=index > 0)
+        yield sweeps, combine, function
         if index < len(network.layers):
             known.update(given)
-            layer, block = traced.layers[index], with_edge_data(block, network.layers[index], edges)
-            aggregate = Sweeps()
+            layer, combine, function = traced.layers[index], Sweeps(), (EdgeSweeps(), EdgeSweeps())
             if layer.reduce is None and not layer.norm:
-                with suppress(Exception):  # this graph may not be one that it expects; an estimate refuses nothing
-                    calls, _ = _counted(partial(_aggregate, network, index, block), (z, *s), there)
-                    aggregate = Sweeps(forward_calls=calls.forward_calls, backward_calls=calls.backward_calls)
+                small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
+                edge_block = with_edge_data(small, network.layers[index], edges)
+                widths = tuple(part.shape[1] for part in s)
+                parameters = tuple(network.modules.parameters())
+                function = edge_sweeps(partial(network.aggregate, index), edge_block, layer.z, widths, parameters)
             a = torch.ones((ROWS, layer.a), dtype=dtype)
-
-
-def _aggregate(network: Network, index: int, block: Block, z: Tensor, *s: Tensor) -> Outputs:
-    return network.aggregate(index, block, z, s), (), {}
 
 
 def _combine(network: Network, index: int, rows: Rows, a: Tensor, *s: Tensor) -> Outputs:

@@ -164,7 +164,6 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics,
                 combined=combined,
-                exponentials=layer.edge_exponentials,
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,
                 edge_type=block.edge_type is not None,
@@ -242,18 +241,23 @@ def _common(a: Traced, b: Traced) -> Traced:
     return Traced(layers, values, a.output)
 
 
-def toy_block(dtype: torch.dtype, rows: int = 2) -> Block:
-    """So many vertices, each with an edge from the next; the ids of their rows are the first two of the graph."""
+def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edges: int | None = None) -> Block:
+    """So many destinations, sources (the same without a number) and edges (one to each): every edge comes from the next
+    source, and the first destinations have one more until there are enough; ids are the first two of the graph."""
+    sources, edges = sources or rows, edges or rows
+    degree = torch.full((rows,), edges // rows)
+    degree[: edges % rows] += 1
+    indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     statistics = torch.tensor([[1.0, 0.0, float("nan")]] * rows, dtype=dtype)
     return Block(
-        indptr=torch.arange(rows + 1),
-        local_source=((torch.arange(rows) + 1) % rows).int(),
-        sources=torch.arange(rows, dtype=torch.int32),
+        indptr=indptr,
+        local_source=((torch.arange(edges) + 1) % sources).int(),
+        sources=torch.arange(sources, dtype=torch.int32),
         first=0,
         edge_weight=None,
         rows=Rows(ids=torch.arange(rows) % 2, statistics=statistics),
-        edge_id_start=torch.arange(rows),
-        num_graph_edges=rows,
+        edge_id_start=indptr[:-1],
+        num_graph_edges=edges,
     )
 
 

@@ -33,7 +33,6 @@ class GGCNConv(Convolution):
     ) -> None:
         super().__init__(activation, input_dropout)
         self.in_channels, self.out_channels, self.root_weight = in_channels, out_channels, root_weight
-        self.edge_exponentials = out_channels
         self.lin_key = linear(in_channels, out_channels, bias=True)
         self.lin_query = linear(in_channels, out_channels, bias=True)
         self.lin_value = linear(in_channels, out_channels, bias=True)

@@ -37,8 +37,6 @@ class Layer(torch.nn.Module):
         uses_edge_type: the same for ``block.edge_type``.
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
             once for all.
-        edge_exponentials: columns of every edge of which ``aggregate`` takes an exponential; only predicted seconds
-            depend on it.
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
@@ -51,7 +49,6 @@ class Layer(torch.nn.Module):
     uses_edge_type: bool = False
     reads_input: bool = False
     edge_data_optional: bool = False
-    edge_exponentials: int = 0
     transform_first: bool = False
 
     def __init__(self) -> None:

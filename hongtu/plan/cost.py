@@ -7,19 +7,16 @@ Devices of one machine work at the same time: a pass takes as long as the slowes
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.hardware import Hardware
-from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.shapes import StageWork
-from hongtu.topology import Topology
+from hongtu.plan.passes import Pass
+from hongtu.plan.work import Extent, Work, partition_work, pass_work
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
-LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +67,14 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
         linked: rows move between host and device; else everything stays on the devices.
     """
     total, v, width = 0.0, plan.topology.num_vertices, plan.passes.width
+    extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()))
     for p in plan.passes.train:
         sparse = sum(width[name] for name in (p.exchange, p.flush) if name is not None)
         own = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
         sparse_bytes, own_bytes = (v * columns * plan.shape.itemsize for columns in (sparse, own))
         if linked:
             total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
-        work = _work(plan, p, v, plan.topology.num_edges, 0)
+        work = pass_work(plan, p, extent)
         total += _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
     return total
 
@@ -124,156 +122,6 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware)
         rowwise=_rowwise_seconds(work, hardware),
         dispatch=_dispatch_seconds(work, hardware),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one device computes in one pass.
-
-    Attributes:
-        summed, transposed: bytes of rows that sums over in-edges read, and that their transposes read and write.
-        summed_edges, transposed_edges: edges that they look at.
-        fetched: bytes of rows that they find in no cache; function_fetched: that functions of edges find in none.
-        function: bytes of rows that functions of edges and their gradients touch; function_edges: the edges;
-            exponentials: those they take.
-        flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
-            what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
-        swept: bytes of the chunks' own rows that row-wise stages touch; largest: of one tensor of one chunk.
-        chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients,
-            transpose_chunks those of an aggregate, loss_chunks the loss; exchange_chunks: of all, for every tensor
-            whose rows they get from, or send, elsewhere; peer_chunks: where that may be another device.
-        calls: operations of row-wise stages.
-    """
-
-    summed: float = 0.0
-    transposed: float = 0.0
-    summed_edges: float = 0.0
-    transposed_edges: float = 0.0
-    calls: int = 0
-    fetched: float = 0.0
-    function_fetched: float = 0.0
-    function: float = 0.0
-    function_edges: float = 0.0
-    exponentials: float = 0.0
-    flops: float = 0.0
-    product_bytes: float = 0.0
-    weight_flops: float = 0.0
-    weight_bytes: float = 0.0
-    swept: float = 0.0
-    largest: int = 0
-    chunks: int = 0
-    aggregate_chunks: int = 0
-    gradient_chunks: int = 0
-    transpose_chunks: int = 0
-    loss_chunks: int = 0
-    exchange_chunks: int = 0
-    peer_chunks: int = 0
-
-
-def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None) -> Work:
-    """What partition ``i`` computes in a pass.
-
-    Args:
-        cache: bytes of the device's, None for none.
-    """
-    view = plan.view(p)
-    own = slice(i * view.chunks, (i + 1) * view.chunks)
-    num_dst = view.num_dst[own]
-    work = _work(plan, p, int(num_dst.sum()), int(view.chunk_edges[own].sum()), int(np.count_nonzero(num_dst)))
-    widest = max((plan.passes.width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
-    work = replace(work, largest=int(num_dst.max()) * widest * plan.shape.itemsize)
-    if cache is None:
-        return work
-    item, exchanged = plan.shape.itemsize, [name for name in (p.exchange, p.flush) if name is not None]
-    row = item * max((plan.passes.width[name] for name in exchanged), default=0)
-    share = _missed(view, own, cache / max(row, 1))
-    return replace(work, fetched=share * (work.summed + work.transposed), function_fetched=share * work.function)
-
-
-def _missed(view: Topology, own: slice, rows: float) -> float:
-    """The share of accesses that find their row in no cache of so many rows: every source's first, and, of a chunk with
-    more sources, the later ones of those that are needed least."""
-    sources, edges = view.num_sources[own], view.chunk_edges[own]
-    parts = np.linspace(0, 1, len(view.later_accesses))
-    held = np.interp(np.minimum(rows / np.maximum(sources, 1), 1), parts, view.later_accesses)
-    later = np.maximum(edges - sources, 0) * (1 - held)
-    return float((sources + later).sum()) / max(int(edges.sum()), 1)
-
-
-def _work(plan: ExecutionPlan, p: Pass, vertices: int, edges: int, chunks: int) -> Work:
-    """Row accesses per edge: a sum reads; its transpose reads and writes; a function of edges is taken for twice a
-    sum, and backward runs it again before its gradients, where it was not kept. Per vertex and parameter of a stage a
-    multiplication and an addition; backward does twice that, once where the input gets no gradient, and first forward
-    again where nothing was kept."""
-    item, width = plan.shape.itemsize, plan.passes.width
-    loss = LOSS_SWEEPS * plan.shape.output if p.loss else 0
-    known = p.stage is not None and plan.shape.stage_work
-    stage_work = plan.shape.stage_work[p.stage] if known and p.stage is not None else StageWork()
-    backward, again = p.direction != "forward", p.again or not p.keep
-    runs_forward = not backward or again
-    swept = stage_work.sweeps
-    sweeps = runs_forward * swept.forward + backward * swept.backward
-    calls = runs_forward * swept.forward_calls + backward * swept.backward_calls
-    if p.layer is not None:
-        own, brings, sends = stage_work.aggregate, p.exchange is not None, p.flush is not None
-        again_for_gradient = sends and (not brings or plan.shape.layers[p.layer].linear)
-        sweeps += brings * own.forward + sends * own.backward
-        calls += (brings + again_for_gradient) * own.forward_calls + sends * own.backward_calls
-    copied = sum(width[name] for name in p.written if name in plan.resident)
-    if p.keep and not p.again and p.direction == "forward":
-        copied += swept.saved
-    gradients = stage_work.products.times(backward)
-    products = stage_work.products.times(runs_forward) + gradients
-    products += stage_work.entry.times(-(backward and not _input_wanted(plan, p)))
-    products += stage_work.mapped.times(-(again and p.direction == "backward"))
-    stage: dict[str, Any] = {
-        "chunks": chunks,
-        "calls": chunks * calls,
-        "aggregate_chunks": chunks if p.layer is not None else 0,
-        "gradient_chunks": chunks if backward else 0,
-        "transpose_chunks": chunks if backward and p.layer is not None else 0,
-        "loss_chunks": chunks if p.loss else 0,
-        "flops": 2 * vertices * products.parameters * item / 4,  # rates are of 4-byte numbers
-        "product_bytes": vertices * products.columns * item,
-        "weight_flops": 2 * vertices * gradients.parameters * item / 4,
-        "weight_bytes": vertices * gradients.columns * item,
-        "swept": vertices * (sweeps + 2 * copied + loss) * item,
-    }
-    if p.layer is None or (p.exchange is None and p.flush is None):
-        return Work(**stage)
-    linked = [name for name in (p.exchange, p.flush) if name is not None and _moves(plan, name)]
-    stage["exchange_chunks"] = chunks * len(linked)
-    shares = plan.topology.partitions > 1 and plan.strategy.reuse != "none"
-    stage["peer_chunks"] = chunks * len(linked) * shares
-    touched = edges * item * max(width[name] for name in (p.exchange, p.flush) if name is not None)
-    forward, transpose = p.direction != "backward", p.flush is not None
-    if plan.shape.layers[p.layer].reduce is not None:
-        stage["swept"] += vertices * plan.shape.layers[p.layer].a * (forward + transpose) * item
-        sums: dict[str, Any] = {
-            "summed": forward * touched,
-            "transposed": 2 * transpose * touched,
-            "summed_edges": forward * edges,
-            "transposed_edges": transpose * edges,
-        }
-        return Work(**stage, **sums)
-    accesses = (forward or not p.keep) + 2 * transpose
-    functions: dict[str, Any] = {
-        "function": 2 * accesses * touched,
-        "function_edges": accesses * edges,
-        "exponentials": accesses * edges * plan.shape.layers[p.layer].exponentials,
-    }
-    return Work(**stage, **functions)
-
-
-def _moves(plan: ExecutionPlan, name: str) -> bool:
-    """Whether rows of a vertex tensor that is exchanged come from the host, or from other devices."""
-    return name not in plan.resident or plan.topology.partitions > 1
-
-
-def _input_wanted(plan: ExecutionPlan, p: Pass) -> bool:
-    """Whether what a pass's stage begins with gets a gradient."""
-    names = (FEATURES,) if p.layer is None else plan.passes.layer_inputs[p.layer]
-    return not plan.passes.wanted.isdisjoint(names)
 
 
 def _dispatch_seconds(work: Work, hardware: Hardware) -> float:

@@ -39,7 +39,6 @@ class LayerShape:
         uses_statistics: transform or update needs the degree statistics of its rows.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
-        exponentials: columns of every edge of which the aggregate takes an exponential.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
     """
@@ -53,7 +52,6 @@ class LayerShape:
     z_is_input: bool
     uses_statistics: bool
     combined: bool = False
-    exponentials: int = 0
     trained: bool = True
     edge_features: bool = False
     edge_type: bool = False
@@ -101,6 +99,34 @@ class Sweeps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EdgeSweeps:
+    """What a function of edges (attention, gates) does in one direction.
+
+    Attributes:
+        walks: how often kernels go over all edges and find the rows of their sources.
+        rows: columns of these rows; where kernels add to them, twice.
+        exponentials: per edge.
+        destinations, sources, edges: columns of arrays with so many rows, read or written in order.
+        calls: operations.
+    """
+
+    walks: int = 0
+    rows: int = 0
+    exponentials: int = 0
+    destinations: float = 0
+    sources: float = 0
+    edges: float = 0
+    calls: int = 0
+
+    def __add__(self, other: EdgeSweeps) -> EdgeSweeps:
+        return EdgeSweeps(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def times(self, times: int) -> EdgeSweeps:
+        """So many of them."""
+        return EdgeSweeps(**{f.name: times * getattr(self, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageWork:
     """About what a row-wise stage computes per vertex.
 
@@ -110,7 +136,8 @@ class StageWork:
         mapped: those of a transform at its end whose result is not computed again for its gradients.
         before: those before the transform at its end.
         widest: columns of what one of them gives.
-        sweeps: everything else; aggregate: of the aggregate before the stage what is not the engine's own sum.
+        sweeps: everything else; combine: of the aggregate before the stage what is added to the engine's own sum.
+        function: of an aggregate that is no such sum, what it does forward, and for its gradients.
     """
 
     products: Products = Products()
@@ -119,7 +146,8 @@ class StageWork:
     before: Products = Products()
     widest: int = 0
     sweeps: Sweeps = Sweeps()
-    aggregate: Sweeps = Sweeps()
+    combine: Sweeps = Sweeps()
+    function: tuple[EdgeSweeps, EdgeSweeps] = (EdgeSweeps(), EdgeSweeps())
 
 
 @dataclass(frozen=True, kw_only=True)

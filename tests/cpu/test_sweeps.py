@@ -9,13 +9,13 @@ from hongtu import nn as hnn
 from hongtu.connections import as_modules
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
-from hongtu.plan.shapes import Sweeps
-from hongtu.sweeps import stage_sweeps
+from hongtu.plan.shapes import EdgeSweeps, Sweeps
+from hongtu.sweeps import Function, stage_sweeps
 from hongtu.tracing import trace
 
 
-def both(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps], ...]:
-    """Of every stage, and of the aggregate before it."""
+def all_of(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
+    """Of every stage, of what is combined before it, and of the function of edges before it."""
     network = Network(as_modules(layers), RowContext())
     network.modules.eval()
     found = stage_sweeps(network, trace(network, features, torch.float32), features, torch.float32)
@@ -24,7 +24,7 @@ def both(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps], ...
 
 
 def sweeps(*layers: object) -> tuple[Sweeps, ...]:
-    return tuple(stage for stage, _ in both(*layers))
+    return tuple(stage for stage, _, _ in all_of(*layers))
 
 
 def test_a_sum_over_neighbours_sweeps_nothing_by_itself() -> None:
@@ -62,17 +62,56 @@ def test_randomness_and_parameters_stay_as_they_were() -> None:
 def test_what_is_combined_with_a_sum_counts_beside_it() -> None:
     """GCN adds a self-loop (a, s and one number a row read, one written) and scales (the same); its gradient does so,
     too. A sum alone is the engine's."""
-    _, (_, combine) = both(hnn.GCNConv(5, 3))
+    _, (_, combine, _) = all_of(hnn.GCNConv(5, 3))
     assert combine.forward >= 2 * 5 + 4 * 5 and combine.backward >= 4 * 5
     assert combine.forward_calls >= 2 and combine.backward_calls >= 2
-    assert all(aggregate == Sweeps() for _, aggregate in both(hnn.SAGEConv(5, 4), hnn.SAGEConv(4, 3)))
+    nothing = Sweeps(), (EdgeSweeps(), EdgeSweeps())
+    assert all(found[1:] == nothing for found in all_of(hnn.SAGEConv(5, 4), hnn.SAGEConv(4, 3)))
 
 
-def test_functions_of_edges_call_operations() -> None:
-    calls = {layer: both(layer(5, 3))[1][1] for layer in (hnn.GATConv, hnn.GGCNConv)}
-    assert all(found.forward_calls > 0 and found.backward_calls > 0 for found in calls.values())
-    assert calls[hnn.GATConv].forward_calls > calls[hnn.GGCNConv].forward_calls
-    assert all(found.forward == found.backward == 0 for found in calls.values())  # of rows the planner knows itself
+def function(layer: hnn.Layer, features: int = 5) -> Function:
+    return all_of(layer, features=features)[1][2]
+
+
+@pytest.mark.parametrize("width", [3, 40])
+def test_gates_find_two_columns_for_every_one_they_give(width: int) -> None:
+    """Query and value of every edge's source; backward finds both for the keys, and again to add to their gradients."""
+    forward, backward = function(hnn.GGCNConv(5, width))
+    assert (forward.walks, forward.rows, forward.exponentials) == (1, 2 * width, width)
+    assert (backward.walks, backward.rows, backward.exponentials) == (2, (2 + 2 + 2 * 2) * width, 2 * width)
+    assert forward.calls > 0 and backward.calls > 0
+    assert forward.destinations >= 2 * width  # keys, and what it gives
+    assert backward.sources >= 2 * width  # the gradient begins with nothing
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_finds_rows_and_goes_through_its_logits(heads: int) -> None:
+    """Logits and rows of every edge's source; backward adds to both gradients, and finds rows for the shares'."""
+    forward, backward = function(hnn.GATConv(5, 4, heads=heads))
+    width = 4 * heads
+    assert (forward.walks, forward.rows, forward.exponentials) == (2, width + heads + heads, heads)
+    assert (backward.walks, backward.exponentials) == (3, 0)
+    assert backward.rows == 2 * (width + heads) + (width + heads) + 2 * heads + width - width
+    assert forward.edges > 3 * heads and backward.edges > 3 * heads
+    assert forward.calls > function(hnn.GGCNConv(5, 4))[0].calls
+
+
+class PerEdge(hnn.Layer):
+    """A user's function of edges, by torch's own operations."""
+
+    linear_aggregate = False
+
+    def aggregate(self, block, z, s):  # type: ignore[no-untyped-def]
+        return block.segment_sum(block.gather(z).tanh())
+
+    def update(self, a, s):  # type: ignore[no-untyped-def]
+        return a
+
+
+def test_functions_of_users_touch_rows_of_edges() -> None:
+    forward, backward = function(PerEdge())
+    assert (forward.walks, forward.rows, backward.walks, backward.rows) == (1, 5, 1, 2 * 5)
+    assert 4 * 5 <= forward.edges < 5 * 5 and backward.edges >= 5 * 5  # gathered, tanh, summed: ids count, too
 
 
 def test_what_backward_needs_is_saved_once() -> None:
@@ -107,4 +146,4 @@ class Named(hnn.Layer):
 
 def test_an_estimate_refuses_no_model() -> None:
     assert sweeps(Gradient(), hnn.SAGEConv(5, 3))[0].forward > 0
-    assert both(Named())[1][1] == Sweeps()
+    assert function(Named()) == (EdgeSweeps(walks=1, rows=5), EdgeSweeps(walks=1, rows=10))  # as a sum's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from hongtu.errors import InputError
 from hongtu.plan.build import make_plan
 from hongtu.plan.choice import Choice
-from hongtu.plan.cost import LOSS_SWEEPS, Seconds, pass_seconds, predict_seconds
+from hongtu.plan.cost import Seconds, pass_seconds, predict_seconds
 from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart
-from hongtu.plan.shapes import LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.plan.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
+from hongtu.plan.work import LOSS_SWEEPS
 from hongtu.preprocess.volume import count_volume
 from hongtu.topology import build_topology
 
@@ -34,7 +36,11 @@ def random_topology(seed, m, n, v=60, e=300):
 
 WORK = (
     StageWork(products=Products(10, 8), entry=Products(7, 3), sweeps=Sweeps(5, 7, 2, 6)),
-    StageWork(products=Products(20, 9), mapped=Products(4, 2), aggregate=Sweeps(1, 3, 4, 8)),
+    StageWork(products=Products(20, 9), mapped=Products(4, 2), combine=Sweeps(1, 3, 4, 8)),
+)
+FUNCTION = (
+    EdgeSweeps(walks=1, rows=5, exponentials=2, destinations=3, sources=6, edges=1.5, calls=4),
+    EdgeSweeps(walks=3, rows=20, exponentials=1, destinations=7, sources=8, edges=2.5, calls=8),
 )
 
 
@@ -158,24 +164,31 @@ def test_compute_counts_edges_and_parameters():
 
 def test_functions_of_edges_run_again_in_backward():
     topology = random_topology(3, 2, 3)
-    functions = shape(linear=False, reduce=None, exponentials=2)
+    functions = shape(work=(StageWork(), StageWork(function=FUNCTION)), linear=False, reduce=None)
     plan = make_plan(topology, topology.input_order, functions, STRATEGIES["full"], choice=Choice(fuse=False))
     forward, backward = (p for p in plan.passes.train if p.layer == 0)
-    rows, bytes_seen = 300 * 4 * 4, free(function_bandwidth=1.0)
-    assert pass_seconds(plan, forward, bytes_seen).aggregate == pytest.approx(2 * rows)
-    assert pass_seconds(plan, backward, bytes_seen).aggregate == pytest.approx(2 * rows + 4 * rows)
-    assert pass_seconds(plan, backward, free(function_edge_seconds=1.0)).aggregate == pytest.approx(3 * 300)
-    assert pass_seconds(plan, backward, free(exponential_seconds=1.0)).aggregate == pytest.approx(3 * 2 * 300)
-    fetched = free(function_fetch_bandwidth=1.0, cache=1 << 20)
-    sources = int(topology.num_sources.sum()) * 4 * 4  # everything else is in the cache
-    assert pass_seconds(plan, forward, fetched).aggregate == pytest.approx(2 * sources)
-    assert pass_seconds(plan, backward, fetched).aggregate == pytest.approx((2 + 4) * sources)
-    everything = free(function_fetch_bandwidth=1.0, cache=1)
-    assert pass_seconds(plan, forward, everything).aggregate == pytest.approx(2 * rows, rel=0.05)
-    calls = free(call_seconds=1.0)
-    busy = int(np.count_nonzero(topology.num_dst))
-    assert pass_seconds(plan, forward, calls).dispatch == pytest.approx(4 * busy)
-    assert pass_seconds(plan, backward, calls).dispatch == pytest.approx((4 + 8) * busy)  # again, for its gradients
+    once, again = FUNCTION[0], FUNCTION[0] + FUNCTION[1]
+    edges, item, busy = 300, 4, int(np.count_nonzero(topology.num_dst))
+    sources, vertices, own = int(topology.num_sources.sum()), 60, 0
+    for p, work, moved in ((forward, once, 2), (backward, again, 2 + 3)):  # z side by side; its gradient, and added
+        bytes_seen = pass_seconds(plan, p, free(function_bandwidth=1.0))
+        assert bytes_seen.aggregate == pytest.approx(edges * work.rows * item)
+        assert pass_seconds(plan, p, free(function_edge_seconds=1.0)).aggregate == pytest.approx(edges * work.walks)
+        exponentials = pass_seconds(plan, p, free(exponential_seconds=1.0))
+        assert exponentials.aggregate == pytest.approx(edges * work.exponentials)
+        own = LOSS_SWEEPS * 3 if p.loss else 0
+        rows = vertices * (work.destinations + own) + sources * (work.sources + moved * 4) + edges * work.edges
+        assert pass_seconds(plan, p, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * item)
+        assert pass_seconds(plan, p, free(call_seconds=1.0)).dispatch == pytest.approx(work.calls * busy)
+        fetched = pass_seconds(plan, p, free(function_fetch_bandwidth=1.0, cache=1 << 20))  # all else is in the cache
+        assert fetched.aggregate == pytest.approx(work.rows * item * sources)
+        everything = pass_seconds(plan, p, free(function_fetch_bandwidth=1.0, cache=1))
+        assert everything.aggregate == pytest.approx(edges * work.rows * item, rel=0.05)
+    two = replace(functions, layers=functions.layers * 2, stage_work=(StageWork(), *functions.stage_work[1:] * 2))
+    kept = make_plan(topology, topology.input_order, two, STRATEGIES["full"], choice=Choice(keep=True))
+    [backward] = [p for p in kept.passes.train if p.layer == 0 and p.direction == "backward"]
+    calls = pass_seconds(kept, backward, free(call_seconds=1.0))
+    assert calls.dispatch == pytest.approx(FUNCTION[1].calls * busy)  # nothing runs again
 
 
 def test_devices_work_at_the_same_time():

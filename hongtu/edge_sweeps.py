@@ -1,0 +1,110 @@
+"""What functions of edges read and write: every kernel and operation is seen once, on a small block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hongtu.block import Block
+from hongtu.dispatch import watching
+from hongtu.plan.shapes import EdgeSweeps
+
+DESTINATIONS, SOURCES, EDGES = 101, 103, 107  # of the block; numbers that no width of a model should be
+EXPONENTIALS = {  # kernels that take them, and which argument has a column for each
+    "gated_sum": 2,
+    "gated_sum_key_gradient": 2,
+    "gated_sum_transpose": 2,
+    "segment_softmax": 1,
+    "csc_softmax_sum": 3,
+    "csc_softmax_sum_transpose": 3,
+    "csc_softmax_sum_t_gradient": 3,
+}
+
+aten = torch.ops.aten
+UNSEEN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}  # which touch nothing
+
+Aggregate = Callable[[Block, Tensor, tuple[Tensor, ...]], Tensor]
+
+
+class _Seen(TorchDispatchMode):
+    """Counts what operations and kernels take and give."""
+
+    def __init__(self, itemsize: int) -> None:
+        super().__init__()
+        self._itemsize, self._columns = itemsize, dict.fromkeys((DESTINATIONS, SOURCES, EDGES), 0.0)
+        self._calls = self._walks = self._rows = self._exponentials = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._calls += 1
+        if not func.is_view and func not in UNSEEN:
+            self._add((*args, *(kwargs or {}).values(), out))
+        return out
+
+    def kernel(self, name: str, args: tuple[Any, ...]) -> None:
+        """One of :mod:`hongtu.dispatch` runs: it finds the rows of sources edge by edge, all else in order."""
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if EDGES not in map(len, tensors):
+            return self._add(tensors)
+        found = [x for x in tensors if len(x) == SOURCES and x.ndim == 2]
+        self._walks += bool(found)
+        self._rows += sum(x.shape[1] for x in (*found, *(x for x in found if x is tensors[-1])))  # which it adds to
+        self._add([x for x in tensors if len(x) != SOURCES])
+        if name in EXPONENTIALS:
+            self._exponentials += args[EXPONENTIALS[name]].shape[1]
+
+    def counted(self) -> EdgeSweeps:
+        return EdgeSweeps(
+            walks=self._walks,
+            rows=self._rows,
+            exponentials=self._exponentials,
+            calls=self._calls,
+            destinations=self._columns[DESTINATIONS],
+            sources=self._columns[SOURCES],
+            edges=self._columns[EDGES],
+        )
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, list | tuple):
+            for entry in value:
+                self._add(entry)
+        elif isinstance(value, Tensor) and value.ndim > 0 and len(value) in self._columns:
+            self._columns[len(value)] += value.numel() // len(value) * value.element_size() / self._itemsize
+
+
+def edge_sweeps(
+    aggregate: Aggregate, block: Block, columns: int, s: tuple[int, ...], parameters: tuple[Tensor, ...]
+) -> tuple[EdgeSweeps, EdgeSweeps]:
+    """What an aggregate does forward, and for its gradients.
+
+    Args:
+        block: with ``DESTINATIONS``, ``SOURCES`` and ``EDGES``, and what the layer reads beside edges.
+        columns: of the sources' rows.
+        s: columns of the destinations' rows.
+        parameters: of the model.
+    """
+    assert block.rows.statistics is not None
+    dtype = block.rows.statistics.dtype
+    z = torch.ones((SOURCES, columns), dtype=dtype, requires_grad=True)
+    own = tuple(torch.ones((DESTINATIONS, width), dtype=dtype, requires_grad=True) for width in s)
+    forward, backward = _Seen(dtype.itemsize), _Seen(dtype.itemsize)
+    try:
+        with torch.enable_grad(), watching(forward.kernel), forward:
+            out = aggregate(block, z, own)
+    except Exception:  # this graph may not be one that it expects; an estimate refuses nothing
+        return _as_a_sum(columns)
+    wanted = (z, *own, *(p for p in parameters if p.requires_grad))
+    with suppress(RuntimeError), watching(backward.kernel), backward:  # without gradients it is refused where it trains
+        torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+    return forward.counted(), backward.counted()
+
+
+def _as_a_sum(columns: int) -> tuple[EdgeSweeps, EdgeSweeps]:
+    return EdgeSweeps(walks=1, rows=columns), EdgeSweeps(walks=1, rows=2 * columns)
