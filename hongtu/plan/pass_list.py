@@ -227,7 +227,7 @@ class _Builder:
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if linear or layer.norm else names.z[k],
+            exchange=None if linear or layer.norm or keep else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
             source=names.z[k] if layer.norm else checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],

@@ -178,11 +178,10 @@ def _function(plan: ExecutionPlan, p: Pass, extent: Extent, function: tuple[Edge
     linear ones begin with running it on nothing."""
     assert p.layer is not None
     item, width = plan.shape.itemsize, plan.passes.width
-    kept = p.keep and p.direction == "backward"
-    runs, sends = p.exchange is not None and not kept, p.flush is not None
+    brings, sends = p.exchange is not None, p.flush is not None
     forward, backward = function
-    done = forward.times(runs + (sends and plan.shape.layers[p.layer].linear)) + backward.times(sends)
-    moved = 2 * width[p.exchange] if p.exchange is not None and runs else 0
+    done = forward.times(brings + (sends and plan.shape.layers[p.layer].linear)) + backward.times(sends)
+    moved = 2 * width[p.exchange] if p.exchange is not None else 0
     moved += 3 * width[p.flush] if p.flush is not None else 0
     swept = extent.vertices * done.destinations + extent.sources * (done.sources + moved) + extent.edges * done.edges
     return Work(

@@ -187,6 +187,7 @@ def test_functions_of_edges_run_again_in_backward():
     two = replace(functions, layers=functions.layers * 2, stage_work=(StageWork(), *functions.stage_work[1:] * 2))
     kept = make_plan(topology, topology.input_order, two, STRATEGIES["full"], choice=Choice(keep=True))
     [backward] = [p for p in kept.passes.train if p.layer == 0 and p.direction == "backward"]
+    assert backward.exchange is None and backward.flush == "grad z0"  # what is kept has its sources' rows
     calls = pass_seconds(kept, backward, free(call_seconds=1.0))
     assert calls.dispatch == pytest.approx(FUNCTION[1].calls * busy)  # nothing runs again
 
