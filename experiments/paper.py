@@ -118,9 +118,16 @@ def table_9(rows: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
 
 def figure_8(rows: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     """Epoch time of the published system over that of its baseline, and of ours over both."""
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = {row["strategy"]: row for row in rows if row["model"] == model and row["system"] == "hongtu"
-               and row["share"] is None and "seconds" in row}  # fmt: skip
+    for model, graph in dict.fromkeys((row["model"], row["graph"]) for row in rows):
+        own = {
+            row["strategy"]: row
+            for row in rows
+            if (row["model"], row["graph"]) == (model, graph)
+            and row["system"] == "hongtu"
+            and row["share"] is None
+            and "seconds" in row
+            and not row.get("curve")
+        }
         if {"none", "paper", "full"} <= own.keys():
             base = own["none"]["seconds"]
             for name in ("paper", "full"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from hongtu.exponential import exp
 from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
 
 
@@ -102,7 +101,7 @@ def csc_softmax_sum(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, tota
             for e in range(begin, end):
                 row = np.uint64(local_source[e])
                 for f in range(width):
-                    share = exp(t_F[f] * rows_SF[row, f] - highest_DF[d, f])
+                    share = np.exp(t_F[f] * rows_SF[row, f] - highest_DF[d, f])
                     total_DF[d, f] += share
                     out_DF[d, f] += share * rows_SF[row, f]
             if begin < end:
@@ -126,7 +125,7 @@ def csc_softmax_sum_t_gradient(
                 row = np.uint64(local_source[e])
                 for f in range(width):
                     x = rows_SF[row, f]
-                    share = exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
+                    share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
                     grad_t_DF[d, f] += grad_DF[d, f] * share * x * (x - out_DF[d, f])
 
 
@@ -146,6 +145,6 @@ def csc_softmax_sum_transpose(
                     row = np.uint64(local_source[e])
                     for f in range(width):
                         x = rows_SF[row, f]
-                        share = exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
+                        share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
                         slope = one if semi_grad else one + t_F[f] * (x - out_DF[d, f])
                         grad_SF[row, f] += grad_DF[d, f] * share * slope

@@ -14,10 +14,10 @@ import numba
 import numpy as np
 
 from hongtu.bitmap import insert, take_all
+from hongtu.locality import miss_ratio
 from hongtu.neighbour_sets import fill_set, set_size
 
-COUNTED = 1 << 22  # edges of a chunk that are looked at to know how often its sources are needed
-PARTS = 64  # of its sources
+COUNTED = 1 << 22  # edges that are looked at to know how soon sources are needed again
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,18 @@ class Topology:
         return frozenset(found)
 
     @cached_property
-    def later_accesses(self) -> np.ndarray:
-        """float64 [P + 1]: of a chunk's accesses to sources beyond the first to each, the share that the most needed 0,
-        1/P, ... and all of its sources have; of the largest chunk, or of its first edges."""
-        first = int(self.in_edge_start[self.chunk_start[int(self.chunk_edges.argmax())]])
-        edges = min(int(self.chunk_edges.max()), COUNTED)
-        later = np.maximum(np.sort(np.bincount(self.local_source[first : first + edges]))[::-1] - 1, 0)
-        shares = np.concatenate([[0], np.cumsum(later)]) / max(int(later.sum()), 1)
-        parts = np.linspace(0, len(later), PARTS + 1)
-        return np.interp(parts, np.arange(len(later) + 1), shares)
+    def miss_ratio(self) -> np.ndarray:
+        """What ``hongtu.locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
+        starts = np.asarray(self.in_edge_start)[self.chunk_start]
+        first = int(self.chunk_edges.argmax())
+        parts, left = [np.empty(0, np.int32)], COUNTED
+        for chunk in range(first, len(self.chunk_edges)):
+            own = self.local_source[starts[chunk] : min(starts[chunk + 1], starts[chunk] + left)]
+            parts.append(self.neighbour_set(chunk)[own])
+            left -= len(own)
+            if not left:
+                break
+        return miss_ratio(np.concatenate(parts))
 
     def neighbour_set(self, chunk: int) -> np.ndarray:
         """int32 [S], the ascending unique sources of one chunk."""
@@ -222,7 +225,7 @@ class Topology:
             local_source=np.empty(0, dtype=np.int32),
         )
         larger = self._with_active(larger)
-        vars(larger)["later_accesses"] = self.later_accesses  # about what its edges would say
+        vars(larger)["miss_ratio"] = self.miss_ratio  # its edges are the same
         return larger
 
     def _group_start(self, size: int) -> np.ndarray:

@@ -75,7 +75,8 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
 
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
     about = machine("bench", "hongtu") | describe(artifact, settings)
-    done = {_key(row) for row in ([] if options.out is None else read(options.out))}
+    before = [] if options.out is None else read(options.out)
+    done = {_key(row) for row in before if row["loss_agrees"]}
     failed = []
     for model in models:
         here = about | model.to_dict()

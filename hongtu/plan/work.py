@@ -99,13 +99,10 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
 
 
 def _missed(view: Topology, own: slice, rows: float) -> float:
-    """The share of accesses that find their row in no cache of so many rows: every source's first, and, of a chunk with
-    more sources, the later ones of those that are needed least."""
-    sources, edges = view.num_sources[own], view.chunk_edges[own]
-    parts = np.linspace(0, 1, len(view.later_accesses))
-    held = np.interp(np.minimum(rows / np.maximum(sources, 1), 1), parts, view.later_accesses)
-    later = np.maximum(edges - sources, 0) * (1 - held)
-    return float((sources + later).sum()) / max(int(edges.sum()), 1)
+    """The share of accesses that find their row in no cache of so many rows: every source's first in a chunk at
+    least."""
+    share = float(np.interp(np.log2(max(rows, 1.0)), np.arange(len(view.miss_ratio)), view.miss_ratio))
+    return max(share, int(view.num_sources[own].sum()) / max(int(view.chunk_edges[own].sum()), 1))
 
 
 def pass_work(plan: ExecutionPlan, p: Pass, extent: Extent) -> Work:

@@ -94,6 +94,11 @@ def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
     assert "pyg-csr" in text and "over the host link" in text
     assert command([*arguments, "--out", str(out)]) == 0
     assert out.read_text().count("\n") == len(rows), "what was there was measured again"
+    rows[2]["loss_agrees"] = False
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command([*arguments, "--out", str(out)]) == 0
+    again = [json.loads(line) for line in out.read_text().splitlines()][len(rows) :]
+    assert [(row["system"], row["loss_agrees"]) for row in again] == [("pyg-csr", True)], "what had failed is not done"
 
 
 def test_together_all_systems_share_a_process(artifact, tmp_path, capsys, monkeypatch):

@@ -74,8 +74,9 @@ def test_growth(tmp_path, monkeypatch, capsys):
 
 def test_estimator(tmp_path, monkeypatch, capsys):
     held_out = (
-        ("citation", 1, "gcn", 8, 2, (("full", None), ("full", 0.7))),
-        ("rmat", 2, "sage", 8, 2, (("paper", None),)),
+        ("citation", "input", 1, "gcn", 8, 2, ("full", None)),
+        ("citation", "clusters", 1, "gcn", 8, 2, ("full", 0.7)),
+        ("rmat", "input", 2, "sage", 8, 2, ("paper", None)),
     )
     monkeypatch.setattr(estimator, "HELD_OUT", held_out)
     out = tmp_path / "estimator.jsonl"

@@ -144,6 +144,21 @@ class Named(hnn.Layer):
         return a
 
 
+class Guarded(PerEdge):
+    """Refuses gradients that are as large as those of a sum."""
+
+    def aggregate(self, block, z, s):  # type: ignore[no-untyped-def]
+        def check(gradient: torch.Tensor) -> None:
+            if gradient.norm() > 1:
+                raise ValueError("the gradient is too large")
+
+        rows = block.gather(z).tanh()
+        if rows.requires_grad:
+            rows.register_hook(check)
+        return block.segment_sum(rows)
+
+
 def test_an_estimate_refuses_no_model() -> None:
     assert sweeps(Gradient(), hnn.SAGEConv(5, 3))[0].forward > 0
-    assert function(Named()) == (EdgeSweeps(walks=1, rows=5), EdgeSweeps(walks=1, rows=10))  # as a sum's
+    for layer in (Named(), Guarded()):
+        assert function(layer) == (EdgeSweeps(walks=1, rows=5), EdgeSweeps(walks=1, rows=10))  # as a sum's

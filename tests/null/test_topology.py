@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.bitmap import insert, take_all
+from hongtu.locality import miss_ratio
 from hongtu.topology import Topology, build_topology
 
 
@@ -36,17 +39,43 @@ def test_groups_are_what_the_graph_cut_coarser_gives(partitions: int, chunks: in
         np.testing.assert_array_equal(getattr(larger, name), getattr(fresh, name), err_msg=name)
     sets = topology.grouped_sets(size)
     np.testing.assert_array_equal(sets.sources, fresh.sources)
-    np.testing.assert_array_equal(sets.later_accesses, topology.later_accesses)
+    np.testing.assert_array_equal(sets.miss_ratio, topology.miss_ratio)
 
 
-def test_sources_that_are_needed_most_have_most_of_the_later_accesses() -> None:
-    """Source 1 three times, 2 twice, 0 and 3 once: two of three later accesses are to the first quarter of the four."""
-    start = np.array([0, 7, 7, 7, 7])
-    shares = build_topology(1, np.array([0, 4]), start, np.array([1, 2, 1, 0, 3, 1, 2], np.int32)).later_accesses
-    assert shares[0] == 0 and shares[-1] == 1 and (np.diff(shares) >= 0).all()
-    assert shares[len(shares) // 4] == pytest.approx(2 / 3) and shares[len(shares) // 2] == pytest.approx(1)
+def held_by_lru(rows: np.ndarray, size: int) -> float:
+    """The share of accesses that miss, counted one by one."""
+    held: OrderedDict[int, None] = OrderedDict()
+    missed = 0
+    for row in rows.tolist():
+        missed += row not in held
+        held[row] = None
+        held.move_to_end(row)
+        if len(held) > size:
+            held.popitem(last=False)
+    return missed / len(rows)
+
+
+@pytest.mark.parametrize("kind", ["skewed", "even", "near"])
+def test_accesses_miss_caches_as_often_as_those_of_rows_used_least_recently(kind: str) -> None:
+    rng, count = np.random.default_rng(3), 8000
+    rows = {
+        "skewed": rng.zipf(1.3, count) % 3000,
+        "even": rng.integers(0, 400, count),
+        "near": np.arange(count) // 20 + rng.integers(0, 60, count),
+    }[kind]
+    found = miss_ratio(rows)
+    assert (np.diff(found) <= 0).all() and found[-1] == pytest.approx(len(np.unique(rows)) / count)
+    for k in range(12):
+        assert found[k] == pytest.approx(held_by_lru(rows, 2**k), abs=0.03)
+
+
+def test_what_edges_miss_is_of_sources_over_chunks() -> None:
+    topology = random_topology(np.random.default_rng(1), 1, 4)
+    first = int(topology.chunk_edges.argmax())
+    edges = np.concatenate([topology.neighbour_set(c)[topology.chunk(c).local_source] for c in range(first, 4)])
+    np.testing.assert_array_equal(topology.miss_ratio, miss_ratio(edges))
     empty = build_topology(1, np.array([0, 4]), np.zeros(5, np.int64), np.empty(0, np.int32))
-    assert np.isfinite(empty.later_accesses).all()
+    assert (empty.miss_ratio == 1).all()
 
 
 @given(st.lists(st.integers(7, 400)))
