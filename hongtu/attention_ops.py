@@ -1,4 +1,4 @@
-"""Masks, and differentiable attention logits, over one bipartite CSC block.
+"""Differentiable attention logits over one bipartite CSC block.
 
 Legend: D destinations, S sources, E edges, F = H * K features, H heads, K channels per head. ``indptr`` int64 [D + 1],
 ``local_source`` int32 [E].
@@ -14,16 +14,6 @@ from torch.nn.functional import leaky_relu
 from hongtu import ops
 from hongtu.dispatch import NUMBA, has_numba_kernel, kernels_for
 from hongtu.ops import plain
-
-
-def loop_mask(indptr: Tensor, local_source: Tensor, sources: Tensor, destinations: Tensor) -> Tensor:
-    """bool [E], True where the source (int32 [S], by ``local_source``) is the destination (int32 [D]) itself."""
-    if has_numba_kernel(indptr):
-        out_E = indptr.new_empty(len(local_source), dtype=torch.bool)
-        NUMBA.loop_mask(indptr, local_source, sources, destinations, out_E)
-        return out_E
-    dst_of_edge = torch.repeat_interleave(indptr.diff(), output_size=len(local_source))
-    return sources[local_source.long()] == destinations[dst_of_edge]
 
 
 class _Dot(torch.autograd.Function):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hongtu import attention_ops, ops, reductions
+from hongtu.dispatch import NUMBA, has_numba_kernel
 
 if TYPE_CHECKING:
     import torch_sparse
@@ -109,7 +110,11 @@ class Block:
     @cached_property
     def loop_mask(self) -> Tensor:
         """bool [E], True where the source is the destination itself."""
-        return attention_ops.loop_mask(self.indptr, self.local_source, self.sources, self.destinations)
+        if not has_numba_kernel(self.indptr):
+            return self.sources[self.local_source.long()] == self.destinations[self.dst_of_edge]
+        found = self.indptr.new_empty(self.num_edges, dtype=torch.bool)
+        NUMBA.loop_mask(self.indptr, self.local_source, self.sources, self.destinations, found)
+        return found
 
     @cached_property
     def has_loops(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,18 +44,18 @@ class _Seen(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self._calls += 1
         if not func.is_view and func not in UNSEEN:
-            self._add((*args, *(kwargs or {}).values(), out))
+            self._add(*args, *(kwargs or {}).values(), out)
         return out
 
     def kernel(self, name: str, args: tuple[Any, ...]) -> None:
         """One of :mod:`hongtu.dispatch` runs: it finds the rows of sources edge by edge, all else in order."""
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if EDGES not in map(len, tensors):
-            return self._add(tensors)
+            return self._add(*tensors)
         found = [x for x in tensors if len(x) == SOURCES and x.ndim == 2]
         self._walks += bool(found)
         self._rows += sum(x.shape[1] for x in (*found, *(x for x in found if x is tensors[-1])))  # which it adds to
-        self._add([x for x in tensors if len(x) != SOURCES])
+        self._add(*(x for x in tensors if len(x) != SOURCES))
         if name in EXPONENTIALS:
             self._exponentials += args[EXPONENTIALS[name]].shape[1]
 
@@ -70,12 +70,19 @@ class _Seen(TorchDispatchMode):
             edges=self._columns[EDGES],
         )
 
-    def _add(self, value: Any) -> None:
+    def _add(self, *values: Any) -> None:
+        for x in tensors_in(values):
+            if x.ndim > 0 and len(x) in self._columns:
+                self._columns[len(x)] += x.numel() // len(x) * x.element_size() / self._itemsize
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among what operations take and give, in lists and tuples, too."""
+    for value in values:
         if isinstance(value, list | tuple):
-            for entry in value:
-                self._add(entry)
-        elif isinstance(value, Tensor) and value.ndim > 0 and len(value) in self._columns:
-            self._columns[len(value)] += value.numel() // len(value) * value.element_size() / self._itemsize
+            yield from tensors_in(value)
+        elif isinstance(value, Tensor):
+            yield value
 
 
 def edge_sweeps(

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu.block import Rows
-from hongtu.edge_sweeps import DESTINATIONS, EDGES, SOURCES, edge_sweeps
+from hongtu.edge_sweeps import DESTINATIONS, EDGES, SOURCES, edge_sweeps, tensors_in
 from hongtu.modules import modes_kept
 from hongtu.network import Network
 from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
@@ -40,17 +40,13 @@ class _Seen(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.calls += 1
         if func is aten.addmm.default:
-            self._add((out, out))  # what is added is put there first, then read
+            self._add(out, out)  # what is added is put there first, then read
         elif not func.is_view and func not in PRODUCTS:
-            self._add((*args, *(kwargs or {}).values(), out))
+            self._add(*args, *(kwargs or {}).values(), out)
         return out
 
-    def _add(self, value: Any) -> None:
-        if isinstance(value, list | tuple):
-            for entry in value:
-                self._add(entry)
-        elif isinstance(value, Tensor) and value.ndim > 1 and len(value) == ROWS:
-            self.columns += value[0].numel()
+    def _add(self, *values: Any) -> None:
+        self.columns += sum(x[0].numel() for x in tensors_in(values) if x.ndim > 1 and len(x) == ROWS)
 
 
 def stage_sweeps(
@@ -71,7 +67,8 @@ def _sweeps(
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
     combine, function = Sweeps(), (EdgeSweeps(), EdgeSweeps())
-    there = h, *network.modules.parameters()
+    parameters = tuple(network.modules.parameters())
+    there = h, *parameters
     for index in range(len(network.layers) + 1):
         block = toy_block(dtype, ROWS)  # what its rows remember is a pass's own
         if a is not None and traced.layers[index - 1].combined:
@@ -89,7 +86,6 @@ def _sweeps(
                 small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
                 edge_block = with_edge_data(small, network.layers[index], edges)
                 widths = tuple(part.shape[1] for part in s)
-                parameters = tuple(network.modules.parameters())
                 function = edge_sweeps(partial(network.aggregate, index), edge_block, layer.z, widths, parameters)
             a = torch.ones((ROWS, layer.a), dtype=dtype)
 

@@ -136,16 +136,11 @@ class Topology:
     @cached_property
     def miss_ratio(self) -> np.ndarray:
         """What ``hongtu.locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
-        starts = np.asarray(self.in_edge_start)[self.chunk_start]
         first = int(self.chunk_edges.argmax())
-        parts, left = [np.empty(0, np.int32)], COUNTED
-        for chunk in range(first, len(self.chunk_edges)):
-            own = self.local_source[starts[chunk] : min(starts[chunk + 1], starts[chunk] + left)]
-            parts.append(self.neighbour_set(chunk)[own])
-            left -= len(own)
-            if not left:
-                break
-        return miss_ratio(np.concatenate(parts))
+        edge_start = np.asarray(self.in_edge_start)[self.chunk_start[first:]]
+        local_source = self.local_source[edge_start[0] : edge_start[-1]][:COUNTED]
+        ends = np.minimum(edge_start - edge_start[0], len(local_source))
+        return miss_ratio(_globalise(ends, self.source_start[first:], self.sources, local_source))
 
     def neighbour_set(self, chunk: int) -> np.ndarray:
         """int32 [S], the ascending unique sources of one chunk."""

@@ -87,7 +87,7 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
     work = pass_work(plan, p, extent)
     item, width = plan.shape.itemsize, plan.passes.width
     widest = max((width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
-    row = item * max((width[name] for name in (p.exchange, p.flush) if name is not None), default=0)
+    row = item * _exchanged_columns(plan, p)
     largest = int(num_dst.max()) * widest * item
     if p.layer is not None and plan.shape.layers[p.layer].reduce is None:
         largest = max(largest, int(sources.max()) * row)
@@ -155,10 +155,9 @@ def _sum(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> Work
     """Row accesses per edge: a sum reads, its transpose reads and writes; what is combined with it runs again before
     its gradients."""
     assert p.layer is not None
-    item, width, combine = plan.shape.itemsize, plan.passes.width, stage.combine
+    item, combine = plan.shape.itemsize, stage.combine
     brings, sends = p.exchange is not None, p.flush is not None
-    columns = max((width[name] for name in (p.exchange, p.flush) if name is not None), default=0)
-    touched = extent.edges * item * columns
+    touched = extent.edges * item * _exchanged_columns(plan, p)
     swept = brings * combine.forward + sends * combine.backward + (brings + sends) * plan.shape.layers[p.layer].a
     return Work(
         summed=brings * touched,
@@ -188,6 +187,11 @@ def _function(plan: ExecutionPlan, p: Pass, extent: Extent, function: tuple[Edge
         swept=swept * item,
         calls=extent.chunks * done.calls,
     )
+
+
+def _exchanged_columns(plan: ExecutionPlan, p: Pass) -> int:
+    """Of the rows that go through the caches, or of their gradients, those of the wider."""
+    return max((plan.passes.width[name] for name in (p.exchange, p.flush) if name is not None), default=0)
 
 
 def _moves(plan: ExecutionPlan, name: str) -> bool:
