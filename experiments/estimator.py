@@ -20,6 +20,7 @@ from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
+from hongtu.malloc import restart_without_caches
 from hongtu.measure import Epoch, measure_cpu, settled
 from hongtu.plan.cost import predict_seconds
 from hongtu.plan.hardware import Hardware
@@ -139,4 +140,5 @@ def prepare(
 
 
 if __name__ == "__main__":
+    restart_without_caches()  # as `hongtu doctor` does
     main()

@@ -46,7 +46,7 @@ GRAPHS = {  # kind, vertices, edges, partitions, chunks, order of each
     "skewed": ("rmat", 40_000, 600_000, 1, 64, "input"),
 }
 EPOCHS, MOST_EPOCHS = 5, 6
-WARM_UP = 2  # epochs of what trains in memory
+WARM_UP = 3  # epochs of what trains in memory
 EPOCH_COUNTS = 20  # a whole epoch, in passes
 LEAST_CACHE = 1 << 20  # bytes; no cache is taken for smaller
 # graph, model, hidden columns, layers, strategy, share of the memory that it wants; what people train is different
@@ -116,6 +116,7 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("weight_bytes", "weight_bandwidth", False),
     ("swept", "sweep_bandwidth", False),
     ("swept_near", "near_bandwidth", False),
+    ("loss_rows", "loss_row_seconds", True),
     ("structure", "structure_link", False),
     ("chunks", "stage_seconds", True),
     ("aggregate_chunks", "aggregate_stage_seconds", True),

@@ -3,6 +3,8 @@
 Adding each edge's row to its source's as edges come writes rows at random, one edge at a time. Wide rows are better
 added by source: edges are put in the order of their sources first, so that a source's row is written once for four
 edges, and what is read at random are only the rows of the block's destinations.
+
+A thread picks its sources' edges out of all without a branch, for whose edge comes next cannot be foretold.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numba import prange
+from numba import njit, prange
 
 from hongtu.kernels import balanced_bounds, parallel, parts_for, row_of, source_bounds
 
 WIDE = 32  # columns from which putting edges in order is worth it
+PICKED = 64  # edges that are looked at together
 
 
 def csc_aggregate_transpose(
@@ -48,6 +51,19 @@ def csc_aggregate_transpose(
 csc_aggregate_transpose.takes_empty = True  # type: ignore[attr-defined]
 
 
+@njit(cache=True, nogil=True)
+def pick_edges(local_source, e, end, lo, hi, edge_B):
+    """Sets ``edge_B`` int64 [B] to those of up to B edges from ``e`` on whose sources are in [lo, hi); returns how many
+    they are, and the edge behind the last one looked at."""
+    count, end = np.uint64(0), min(end, e + len(edge_B))
+    while e < end:
+        edge_B[count] = e  # stays if it counts
+        source = local_source[e]
+        count += np.uint64((source >= lo) & (source < hi))
+        e += 1
+    return count, e
+
+
 @parallel
 def add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF, threads):
     """The transpose, edge by edge: a thread owns sources, and passes over the edges of others."""
@@ -56,15 +72,18 @@ def add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out
     mapped, weighted = len(slot_of_source) > 0, len(weight) > 0
     for part in prange(len(bounds) - 1):
         lo, hi = bounds[part], bounds[part + 1]
+        edge_B = np.empty(PICKED, np.int64)
         for d in range(num_dst):
-            begin, end = indptr[d], indptr[d + 1]
+            e, end = indptr[d], indptr[d + 1]
             scale = grad_DF.dtype.type(1)
-            if mean and end > begin:
-                scale = scale / grad_DF.dtype.type(end - begin)
-            for e in range(begin, end):
-                if lo <= local_source[e] < hi:
-                    row = row_of(local_source, slot_of_source, mapped, e)
-                    w = scale * weight[e] if weighted else scale
+            if mean and end > e:
+                scale = scale / grad_DF.dtype.type(end - e)
+            while e < end:
+                count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
+                for k in range(count):
+                    edge = edge_B[k]
+                    row = row_of(local_source, slot_of_source, mapped, edge)
+                    w = scale * weight[edge] if weighted else scale
                     for f in range(width):
                         out_CF[row, f] += w * grad_DF[d, f]
 
@@ -76,36 +95,39 @@ def order_by_source(indptr, local_source, weight, mean, start, destination, scal
     Overwrites ``start`` int64 [S + 1], where each source's edges begin, ``destination`` int32 [E], and unless it is
     of length 0 ``scale`` [E], what an edge's row is multiplied with.
     """
-    num_src, one = len(start) - 1, scale.dtype.type(1)
+    num_edges, num_src, one = len(local_source), len(start) - 1, scale.dtype.type(1)
     bounds = np.minimum(source_bounds(local_source, WIDE, threads), num_src)
     weighted, scaled = len(weight) > 0, len(scale) > 0
     start[0] = 0
     for part in prange(len(bounds) - 1):
-        lo = bounds[part]
-        count = np.uint32(bounds[part + 1] - lo)  # a source below the range wraps around, beyond it
-        first = np.int64(0)
-        start[lo + 1 : bounds[part + 1] + 1] = 0
-        for e in range(len(local_source)):
-            k = np.uint32(local_source[e] - lo)
-            if k < count:
-                start[lo + 1 + k] += 1
-            first += local_source[e] < lo
-        for source in range(lo, bounds[part + 1]):
-            degree = start[source + 1]
-            start[source + 1] = first  # moves on with every edge, and so ends where the next source begins
+        lo, hi = bounds[part], bounds[part + 1]
+        next_of, edge_B = start[1:], np.empty(PICKED, np.int64)  # where a source's next edge goes
+        next_of[lo:hi] = 0
+        e, first = np.int64(0), np.int64(0)
+        while e < num_edges:
+            count, e = pick_edges(local_source, e, num_edges, lo, hi, edge_B)
+            for k in range(count):
+                edge = edge_B[k]
+                next_of[np.uint64(local_source[edge])] += 1
+        for edge in range(num_edges):
+            first += local_source[edge] < lo
+        for source in range(lo, hi):
+            degree = next_of[source]
+            next_of[source] = first  # moves on with every edge, and so ends where the next source begins
             first += degree
         for d in range(len(indptr) - 1):
-            of_mean = one
-            if mean and indptr[d + 1] > indptr[d]:
-                of_mean = one / scale.dtype.type(indptr[d + 1] - indptr[d])
-            for e in range(indptr[d], indptr[d + 1]):
-                k = np.uint32(local_source[e] - lo)
-                if k < count:
-                    at = start[lo + 1 + k]
-                    start[lo + 1 + k] += 1
+            e, end = indptr[d], indptr[d + 1]
+            of_mean = one / scale.dtype.type(end - e) if mean and end > e else one
+            while e < end:
+                count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
+                for k in range(count):
+                    edge = edge_B[k]
+                    source = np.uint64(local_source[edge])
+                    at = next_of[source]
+                    next_of[source] += 1
                     destination[at] = d
                     if scaled:
-                        scale[at] = of_mean * weight[e] if weighted else of_mean
+                        scale[at] = of_mean * weight[edge] if weighted else of_mean
 
 
 @parallel

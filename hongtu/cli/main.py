@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def program() -> int:
     """What ``hongtu`` and ``python -m hongtu`` run."""
-    if sys.argv[1:2] == ["train"]:
+    if sys.argv[1:2] in (["train"], ["doctor"]):  # what trains, and what measures how it does
         restart_without_caches()
     return main()
 

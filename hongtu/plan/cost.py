@@ -29,7 +29,7 @@ class Seconds:
         contiguous: chunks' own rows, structure and plan arrays.
         accumulate: gradient rows added up on the host.
         aggregate: sums over in-edges and their transposes.
-        rowwise: dense products of the row-wise stages, recomputation included.
+        rowwise: the row-wise stages and the loss, recomputation included.
         dispatch: fixed cost of every chunk of every pass.
         hidden: what runs beside something that takes longer; negative.
     """
@@ -155,7 +155,8 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
 def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
     """Products, bringing and taking away their rows, then everything else that touches rows: one after the other."""
     rows = work.product_bytes / hardware.product_bandwidth + work.weight_bytes / hardware.weight_bandwidth
-    return arithmetic_seconds(work, hardware) + rows + work.swept / _sweep_bandwidth(work.largest, hardware)
+    rows += work.swept / _sweep_bandwidth(work.largest, hardware)
+    return arithmetic_seconds(work, hardware) + rows + work.loss_rows * hardware.loss_row_seconds
 
 
 def arithmetic_seconds(work: Work, hardware: Hardware) -> float:

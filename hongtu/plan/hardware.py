@@ -43,6 +43,7 @@ class Hardware:
         flops, product_bandwidth: float32 operations per second of a dense product of rows on one device, and rows that
             it takes and gives, which takes as long again.
         weight_flops, weight_bandwidth: the same of a weight's gradient, a product over all rows.
+        loss_row_seconds: what the loss takes for a row of the output, beside its bytes.
         stage_seconds: fixed cost of running one chunk of one pass.
         aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds: what a chunk costs beyond that where it
             aggregates, has gradients, has the loss; transpose_stage_seconds: where the aggregate has gradients.
@@ -81,6 +82,7 @@ class Hardware:
     product_bandwidth: float
     weight_flops: float
     weight_bandwidth: float
+    loss_row_seconds: float
     stage_seconds: float
     aggregate_stage_seconds: float
     gradient_stage_seconds: float
@@ -165,6 +167,7 @@ CPU = Hardware(
     product_bandwidth=2.2e10,
     weight_flops=4.2e11,
     weight_bandwidth=1.6e10,
+    loss_row_seconds=9.0e-8,
     stage_seconds=1.4e-4,
     aggregate_stage_seconds=1.2e-4,
     gradient_stage_seconds=1.5e-4,

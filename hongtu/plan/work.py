@@ -26,6 +26,7 @@ class Work:
             function_edges: edges whose rows they find; exponentials: those they take.
         flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
+        loss_rows: rows of the output that the loss looks at, or whose mask it does.
         swept: bytes of the chunks' own rows that row-wise stages touch, and of what functions of edges touch in order;
             largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients,
@@ -47,6 +48,7 @@ class Work:
     product_bytes: float = 0.0
     weight_flops: float = 0.0
     weight_bytes: float = 0.0
+    loss_rows: float = 0.0
     swept: float = 0.0
     largest: int = 0
     calls: int = 0
@@ -139,6 +141,7 @@ def _rowwise(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> 
         product_bytes=extent.vertices * products.columns * item,
         weight_flops=2 * extent.vertices * gradients.parameters * item / 4,
         weight_bytes=extent.vertices * gradients.columns * item,
+        loss_rows=extent.vertices * p.loss,
         swept=extent.vertices * (swept + 2 * copied) * item,
         calls=extent.chunks * (forward * stage.sweeps.forward_calls + backward * stage.sweeps.backward_calls),
         chunks=extent.chunks,

@@ -55,7 +55,10 @@ def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert malloc.without_caches({"A": "b"}) == {"A": "b"}
 
 
-def test_the_train_command_restarts_once_and_no_other_does(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_commands_that_train_restart_once_and_no_others_do(
+    glibc: None, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     calls: list[tuple[str, list[str]]] = []
 
     def execve(path: str, arguments: list[str], environment: dict[str, str]) -> None:
@@ -65,14 +68,14 @@ def test_the_train_command_restarts_once_and_no_other_does(glibc: None, monkeypa
 
     monkeypatch.delenv(malloc.TUNABLES, raising=False)
     monkeypatch.setattr(malloc.os, "execve", execve)
-    for command in ("info", "train", "train"):
-        monkeypatch.setattr(sys, "argv", ["hongtu", command, "absent"])
+    for given in ("info", command, command):
+        monkeypatch.setattr(sys, "argv", ["hongtu", given, "absent"])
         assert program() == 2
-        assert len(calls) == (command == "train")
+        assert len(calls) == (given == command)
     assert calls == [(sys.executable, sys.orig_argv)] and malloc.RESTARTED not in os.environ
     monkeypatch.delenv(malloc.TUNABLES)
     monkeypatch.setenv(malloc.RESTARTED, "1")  # a wrapper has dropped the setting
-    assert program() == 2 and main(["train", "absent"]) == 2 and len(calls) == 1
+    assert program() == 2 and main([command, "absent"]) == 2 and len(calls) == 1
     assert malloc.RESTARTED not in os.environ
 
 
