@@ -117,7 +117,6 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
     ("swept", "sweep_bandwidth", False),
     ("swept_near", "near_bandwidth", False),
     ("loss_rows", "loss_row_seconds", True),
-    ("structure", "structure_link", False),
     ("chunks", "stage_seconds", True),
     ("aggregate_chunks", "aggregate_stage_seconds", True),
     ("gradient_chunks", "gradient_stage_seconds", True),
@@ -130,6 +129,7 @@ RATES = (  # an amount, and the rate that it goes by: those with a True are seco
 ALONE = {  # what was measured alone: the rates, and how many times as long it takes in a pass, at least and at most
     "sparse": (("host_link", "row_seconds", "host_add"), 0.5, 1.25),
     "contiguous": (("contiguous_link",), 0.5, 4.0),
+    "structure": (("structure_link",), 0.5, 8.0),  # many small arrays
     "arithmetic": (("flops", "weight_flops"), 0.8, 1.25),
 }
 
@@ -201,11 +201,12 @@ def _trainer(
 def _amounts(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, float]:
     """What all devices do in a pass, one after the other, and the seconds that it should take of what is measured
     alone."""
-    found, structure = pass_seconds(plan, p, hardware), plan.pass_traffic(p).bytes["topology"]
+    found = pass_seconds(plan, p, hardware)
+    structure = plan.pass_traffic(p).bytes["topology"] / hardware.structure_link
     amounts = {
         "structure": structure,
         "sparse": found.load + found.flush + found.peer + found.accumulate,
-        "contiguous": found.contiguous - structure / hardware.structure_link,
+        "contiguous": found.contiguous - structure,
     }
     amounts |= dict.fromkeys(("arithmetic", "swept_near", *asdict(Work())), 0.0)
     for i in range(plan.topology.partitions):

@@ -39,11 +39,13 @@ def rates_alone() -> dict[str, float]:
     # a flush adds where a load copies: the adding itself is what the copy's time leaves over
     added = seconds(row_copies.add_rows, COLUMNS, back=True)
     more = max(added - wide, wide / 100) / (4 * COLUMNS)
+    contiguous = _contiguous_rate()
     return {
         "host_link": 1 / per_byte,
         "row_seconds": per_row,
         "host_add": 1 / more,
-        "contiguous_link": _contiguous_rate(),
+        "contiguous_link": contiguous,
+        "structure_link": contiguous,
         "fresh_bandwidth": _fresh_rate(),
         **_product_rates(),
     }
