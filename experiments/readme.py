@@ -83,10 +83,12 @@ def systems(rows: list[Row]) -> list[str]:
         if "process_bytes" in ours[0]:  # where each had a process of its own
             memory = f" and {ours[0]['process_bytes'] / best['process_bytes']:.2f}x the memory"
         ratio = ours[0]["seconds"] / best["seconds"]
+        forms = {row["system"] for row in others}
+        form = "torch_geometric's fastest form" if len(forms) > 1 else "torch_geometric"
         text = (
             f"{graph.removesuffix('.artifact')}, {model} of {own[0]['layers']} layers, hidden {own[0]['hidden']}, in "
             f"memory: {ours[0]['seconds']:.3f} s an epoch, {ratio:.2f}x the time{memory} "
-            f"of torch_geometric's fastest form ({best['system']})"
+            f"of {form} ({best['system']})"
         )
         dense = next((row for row in own if row["system"] == "dense"), None)
         if dense is not None:
@@ -128,7 +130,8 @@ def estimator(rows: list[Row]) -> list[str]:
     """What was measured while other work took part of the machine says nothing about the prediction."""
     errors = sorted(abs(row["error"]) for row in rows if row["others"] <= BUSY)
     return [
-        f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations, error "
+        f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations (models, widths, "
+        f"depths, strategies, budgets, devices and the order of generated graphs drawn at random), error "
         f"{statistics.median(errors):.0%} in the median, {errors[-1]:.0%} at most."
     ] if len(errors) >= HELD_OUT else []  # fmt: skip
 

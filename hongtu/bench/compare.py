@@ -239,7 +239,8 @@ def _row(
     found: Worker, reference: Reference, fine: bool, peak: dict[str, Any], curve: list[dict[str, Any]]
 ) -> dict[str, Any]:
     label, losses = reference
-    row = found.run.to_dict() | {"label": found.run.label, "reference": label, "loss_agrees": fine}
+    agrees = None if found.run.system == "dense" else fine  # which has no loss
+    row = found.run.to_dict() | {"label": found.run.label, "reference": label, "loss_agrees": agrees}
     row |= {"losses": found.losses, "reference_losses": list(losses), **peak}
     if not found.epochs:
         return row

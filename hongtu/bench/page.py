@@ -186,12 +186,15 @@ def _estimate_summary(rows: Sequence[Row]) -> str:
     if not quiet:
         return "Other work took part of the machine in every measurement: nothing can be said."
     disturbed = f" Other work disturbed {len(rows) - len(quiet)} more." if len(quiet) < len(rows) else ""
-    return f"Largest error on {len(quiet)} configurations that the profile has not seen: {max(quiet):.1%}.{disturbed}"
+    return (
+        f"Largest error on {len(quiet)} configurations that the profile has not seen, drawn at random on generated "
+        f"graphs: {max(quiet):.1%}.{disturbed}"
+    )
 
 
 def _systems_summary(rows: Sequence[Row]) -> str:
-    green = sum(bool(row["loss_agrees"]) for row in rows)
-    return f"Losses equal the reference's for {green} of {len(rows)} systems."
+    found = [row["loss_agrees"] for row in rows if row["loss_agrees"] is not None]
+    return f"Losses equal the reference's for {sum(found)} of {len(found)} systems that have one."
 
 
 MODEL: Columns = (("model", value("model")), ("layers", value("layers")), ("hidden", value("hidden")))

@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
     about = machine("bench", "hongtu") | describe(artifact, settings)
     before = [] if options.out is None else read(options.out)
-    done = {_key(row) for row in before if row["loss_agrees"]}
+    done = {_key(row) for row in before if row["loss_agrees"] is not False}
     failed = []
     for model in models:
         here = about | model.to_dict()
@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
         for row in rows:
             append(options.out, here | row)
         print(table(model, rows), flush=True)
-        failed += [f"{model.name}, {row['label']}" for row in rows if not row["loss_agrees"]]
+        failed += [f"{model.name}, {row['label']}" for row in rows if row["loss_agrees"] is False]
     if failed:
         raise RuntimeError(f"the loss is not the reference's: {'; '.join(failed)}; please report this")
 

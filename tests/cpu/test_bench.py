@@ -83,7 +83,8 @@ def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
     assert command([*arguments, "--out", str(out)]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["system"] for row in rows] == ["hongtu"] * 2 + ["pyg-csr", "dense"]
-    assert all(row["loss_agrees"] and row["spread"][0] <= row["seconds"] <= row["spread"][1] for row in rows)
+    assert [row["loss_agrees"] for row in rows] == [True] * 3 + [None]
+    assert all(row["spread"][0] <= row["seconds"] <= row["spread"][1] for row in rows)
     assert all(row["reference"] == "pyg-csr" and row["process_bytes"] > 0 for row in rows)
     ours = rows[:2]
     assert all(row["counted_is_predicted"] and row["predicted_seconds"] > 0 for row in ours)
@@ -110,7 +111,8 @@ def test_together_all_systems_share_a_process(artifact, tmp_path, capsys, monkey
     assert command(command_line) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 8 and len(started) == 1
-    assert all(row["loss_agrees"] and row["seconds"] > 0 and "process_bytes" not in row for row in rows)
+    assert all(row["loss_agrees"] or row["system"] == "dense" for row in rows)
+    assert all(row["seconds"] > 0 and "process_bytes" not in row for row in rows)
     assert all(row["counted_is_predicted"] and row["memory"] for row in rows if row["system"] == "hongtu")
     assert "MiB over the host link" in capsys.readouterr().out
 

@@ -105,7 +105,11 @@ def test_the_page_is_whole_and_keeps_to_itself(results, tmp_path, capsys):
     assert "<title>a &lt; b</title>" in text and "pyg &lt;b&gt;" in text and "<b>" not in text
     assert "Losses equal the reference&#x27;s for 1 of 2 systems" in text and '<span class="bad">no</span>' in text
     assert "to the power of 1.000, peak memory to the power of 1.000" in text
-    assert "gcn 2.00x" in text and "Largest error on 2 configurations that the profile has not seen: 10.0%" in text
+    assert (
+        "gcn 2.00x" in text
+        and "Largest error on 2 configurations that the profile has not seen" in text
+        and "graphs: 10.0%" in text
+    )
     assert "2 rows of bench" in capsys.readouterr().out
 
 
