@@ -11,6 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from hongtu.bitmap import insert, take_all
 from hongtu.bits import count_ones, lowest
 
 
@@ -59,3 +60,68 @@ def fill_set(source, first, end, words, sources, local_source):
         w = source[e] >> 6
         below = (np.uint64(1) << np.uint64(source[e] & 63)) - np.uint64(1)
         local_source[e] = before[w] + count_ones(marks[w] & below)
+
+
+@numba.njit(cache=True, nogil=True)
+def neighbour_sets(edge_start, source, num_vertices):
+    """Of all chunks, whose edges are ``edge_start[c] .. edge_start[c + 1] - 1``: where their sets begin, int64 [C + 1];
+    the sets, int32, one after the other; and where each edge's source is in its own, int32 [E]."""
+    words, chunks = (num_vertices + 63) // 64, len(edge_start) - 1
+    source_start = np.zeros(chunks + 1, dtype=np.int64)
+    for c in range(chunks):
+        source_start[c + 1] = source_start[c] + set_size(source, edge_start[c], edge_start[c + 1], words)
+    sources = np.empty(source_start[chunks], dtype=np.int32)
+    local_source = np.empty(len(source), dtype=np.int32)
+    for c in range(chunks):
+        own = sources[source_start[c] : source_start[c + 1]]
+        fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
+    return source_start, sources, local_source
+
+
+@numba.njit(cache=True, nogil=True)
+def merge_sets(source_start, sources, partitions, size, num_vertices):
+    """The sets of groups of ``size`` consecutive chunks of a partition: where they begin, and the sets."""
+    chunks = (len(source_start) - 1) // partitions
+    groups = (chunks + size - 1) // size
+    words = np.zeros((num_vertices + 63) // 64, dtype=np.uint64)
+    start = np.zeros(partitions * groups + 1, dtype=np.int64)
+    merged = np.empty(len(sources), dtype=np.int32)
+    at = 0
+    for i in range(partitions):
+        for g in range(groups):
+            lowest, end = num_vertices, 0
+            for c in range(i * chunks + g * size, min(i * chunks + (g + 1) * size, (i + 1) * chunks)):
+                rows = sources[source_start[c] : source_start[c + 1]]
+                if len(rows) > 0:
+                    insert(words, rows, 0)
+                    lowest, end = min(lowest, rows[0]), max(end, rows[-1] + 1)
+            at = take_all(words, lowest, end, 0, merged, at)
+            start[i * groups + g + 1] = at
+    return start, merged[:at].copy()
+
+
+@numba.njit(cache=True, nogil=True)
+def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, larger, local_source, num_vertices):
+    """int32 [E], local sources in the neighbour sets of larger chunks."""
+    rank = np.empty(num_vertices, dtype=np.int32)
+    out = np.empty(len(local_source), dtype=np.int32)
+    group = -1
+    for c in range(len(edge_start) - 1):
+        while group < 0 or larger_edge_start[group + 1] < edge_start[c + 1]:
+            group += 1
+            for k in range(larger_start[group], larger_start[group + 1]):
+                rank[larger[k]] = k - larger_start[group]
+        own = rank[sources[source_start[c] : source_start[c + 1]]]
+        for e in range(edge_start[c], edge_start[c + 1]):
+            out[e] = own[local_source[e]]
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def globalise(edge_start, source_start, sources, local_source):
+    """int32 [E], the vertex that each edge's local source is."""
+    source = np.empty(len(local_source), dtype=np.int32)
+    for c in range(len(edge_start) - 1):
+        for e in range(edge_start[c], edge_start[c + 1]):
+            source[e] = sources[source_start[c] + local_source[e]]
+    return source

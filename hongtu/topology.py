@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numba
 import numpy as np
 
-from hongtu.bitmap import insert, take_all
 from hongtu.locality import miss_ratio
-from hongtu.neighbour_sets import fill_set, set_size
+from hongtu.neighbour_sets import globalise, merge_sets, neighbour_sets, relabel
 
 COUNTED = 1 << 22  # edges that are looked at to know how soon sources are needed again
 
@@ -140,7 +138,7 @@ class Topology:
         edge_start = np.asarray(self.in_edge_start)[self.chunk_start[first:]]
         local_source = self.local_source[edge_start[0] : edge_start[-1]][:COUNTED]
         ends = np.minimum(edge_start - edge_start[0], len(local_source))
-        return miss_ratio(_globalise(ends, self.source_start[first:], self.sources, local_source))
+        return miss_ratio(globalise(ends, self.source_start[first:], self.sources, local_source))
 
     def neighbour_set(self, chunk: int) -> np.ndarray:
         """int32 [S], the ascending unique sources of one chunk."""
@@ -204,13 +202,13 @@ class Topology:
         bounds = self.chunk_start, larger.chunk_start
         edge_start, larger_start = (np.asarray(self.in_edge_start)[start] for start in bounds)
         sets = self.source_start, self.sources, larger.source_start, larger.sources
-        local_source = _relabel(edge_start, larger_start, *sets, self.local_source, self.num_vertices)
+        local_source = relabel(edge_start, larger_start, *sets, self.local_source, self.num_vertices)
         return replace(larger, local_source=local_source)
 
     def grouped_sets(self, size: int) -> Topology:
         """``grouped`` without edges: neighbour sets and counts only, which is much faster and all that planners
         need to compare grains."""
-        source_start, sources = _merge_sets(self.source_start, self.sources, self.partitions, size, self.num_vertices)
+        source_start, sources = merge_sets(self.source_start, self.sources, self.partitions, size, self.num_vertices)
         larger = replace(
             self,
             chunks=-(-self.chunks // size),
@@ -235,7 +233,7 @@ class Topology:
     def global_sources(self) -> np.ndarray:
         """int32 [E], the source vertex (new id) of every edge in CSC order."""
         edge_start = np.asarray(self.in_edge_start)[self.chunk_start]
-        return _globalise(edge_start, self.source_start, self.sources, self.local_source)
+        return globalise(edge_start, self.source_start, self.sources, self.local_source)
 
 
 def build_topology(
@@ -261,7 +259,7 @@ def build_topology(
     """
     chunk_start = np.ascontiguousarray(chunk_start, dtype=np.int64)
     edge_start = np.asarray(in_edge_start, dtype=np.int64)[chunk_start]
-    source_start, sources, local_source = _neighbour_sets(edge_start, source, len(in_edge_start) - 1)
+    source_start, sources, local_source = neighbour_sets(edge_start, source, len(in_edge_start) - 1)
     return Topology(
         partitions=partitions,
         chunks=(len(chunk_start) - 1) // partitions,
@@ -272,64 +270,3 @@ def build_topology(
         local_source=local_source,
         edge_weight=edge_weight,
     )
-
-
-@numba.njit(cache=True, nogil=True)
-def _neighbour_sets(edge_start, source, num_vertices):
-    words, chunks = (num_vertices + 63) // 64, len(edge_start) - 1
-    source_start = np.zeros(chunks + 1, dtype=np.int64)
-    for c in range(chunks):
-        source_start[c + 1] = source_start[c] + set_size(source, edge_start[c], edge_start[c + 1], words)
-    sources = np.empty(source_start[chunks], dtype=np.int32)
-    local_source = np.empty(len(source), dtype=np.int32)
-    for c in range(chunks):
-        own = sources[source_start[c] : source_start[c + 1]]
-        fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
-    return source_start, sources, local_source
-
-
-@numba.njit(cache=True, nogil=True)
-def _merge_sets(source_start, sources, partitions, size, num_vertices):
-    chunks = (len(source_start) - 1) // partitions
-    groups = (chunks + size - 1) // size
-    words = np.zeros((num_vertices + 63) // 64, dtype=np.uint64)
-    start = np.zeros(partitions * groups + 1, dtype=np.int64)
-    merged = np.empty(len(sources), dtype=np.int32)
-    at = 0
-    for i in range(partitions):
-        for g in range(groups):
-            lowest, end = num_vertices, 0
-            for c in range(i * chunks + g * size, min(i * chunks + (g + 1) * size, (i + 1) * chunks)):
-                rows = sources[source_start[c] : source_start[c + 1]]
-                if len(rows) > 0:
-                    insert(words, rows, 0)
-                    lowest, end = min(lowest, rows[0]), max(end, rows[-1] + 1)
-            at = take_all(words, lowest, end, 0, merged, at)
-            start[i * groups + g + 1] = at
-    return start, merged[:at].copy()
-
-
-@numba.njit(cache=True, nogil=True)
-def _relabel(edge_start, larger_edge_start, source_start, sources, larger_start, larger, local_source, num_vertices):
-    """int32 [E], local sources in the neighbour sets of larger chunks."""
-    rank = np.empty(num_vertices, dtype=np.int32)
-    out = np.empty(len(local_source), dtype=np.int32)
-    group = -1
-    for c in range(len(edge_start) - 1):
-        while group < 0 or larger_edge_start[group + 1] < edge_start[c + 1]:
-            group += 1
-            for k in range(larger_start[group], larger_start[group + 1]):
-                rank[larger[k]] = k - larger_start[group]
-        own = rank[sources[source_start[c] : source_start[c + 1]]]
-        for e in range(edge_start[c], edge_start[c + 1]):
-            out[e] = own[local_source[e]]
-    return out
-
-
-@numba.njit(cache=True, nogil=True)
-def _globalise(edge_start, source_start, sources, local_source):
-    source = np.empty(len(local_source), dtype=np.int32)
-    for c in range(len(edge_start) - 1):
-        for e in range(edge_start[c], edge_start[c + 1]):
-            source[e] = sources[source_start[c] + local_source[e]]
-    return source
