@@ -88,7 +88,7 @@ def systems(rows: list[Row]) -> list[str]:
         form = "torch_geometric's fastest form" if len(forms) > 1 else "torch_geometric"
         text = (
             f"{graph.removesuffix('.artifact')}, {model} of {own[0]['layers']} layers, hidden {own[0]['hidden']}, in "
-            f"memory: {_fastest(ours[0]):.3f} s an epoch, {ratio:.2f}x the time{memory} "
+            f"memory: fastest epoch {_fastest(ours[0]):.3f} s, {ratio:.2f}x the time{memory} "
             f"of {form} ({best['system']})"
         )
         dense = next((row for row in own if row["system"] == "dense"), None)
@@ -135,8 +135,8 @@ def estimator(rows: list[Row]) -> list[str]:
     """What was measured while other work took part of the machine says nothing about the prediction."""
     errors = sorted(abs(row["error"]) for row in rows if row["others"] <= BUSY)
     return [
-        f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations (models, widths, "
-        f"depths, strategies, budgets, devices and the order of generated graphs drawn at random), error "
+        f"`hongtu plan` on a measured profile: epoch seconds of {len(errors)} held-out configurations (two of each "
+        f"model; widths, depths, strategies, budgets, devices and orders of generated graphs drawn at random), error "
         f"{statistics.median(errors):.0%} in the median, {errors[-1]:.0%} at most."
     ] if len(errors) >= HELD_OUT else []  # fmt: skip
 

@@ -114,6 +114,8 @@ class EdgeLoss:
     def validates(self) -> bool:
         return "val" in self._edges
 
+    loss_rows = 0  # of the model's output: the loss is one of edges
+
     @property
     def loss_vertices(self) -> None:
         """Any vertex may be an end of a negative pair."""

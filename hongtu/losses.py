@@ -70,6 +70,11 @@ class MeanLoss:
         return self.bits != 0
 
     @property
+    def loss_rows(self) -> int:
+        """How many vertices have a loss, those of several terms once for each."""
+        return int(np.unpackbits(self.bits).sum())
+
+    @property
     def label_bytes(self) -> int:
         """Bytes that one vertex brings to its loss: its label, then its weight in every term that has some."""
         own = self._labels.dtype.itemsize * (self._labels.shape[1] if self._labels.ndim == 2 else 1)

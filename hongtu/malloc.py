@@ -45,7 +45,8 @@ def restart_without_caches() -> None:
     """Start this program again without the threads' caches, before anything is loaded; once, and only where it can."""
     restarted = os.environ.pop(RESTARTED, None)  # a wrapper of Python may drop the setting on the way
     environment = without_caches(os.environ)
-    if restarted or environment == dict(os.environ) or not sys.executable:
+    read_from_input = sys.argv[0] in ("", "-")  # what it said is gone
+    if restarted or read_from_input or environment == dict(os.environ) or not sys.executable:
         return
     with suppress(OSError):  # then it takes more memory
         os.execve(sys.executable, sys.orig_argv, {**environment, RESTARTED: "1"})

@@ -171,6 +171,7 @@ def _network_shape(
         edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
+        loss_rows=loss.loss_rows,
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),

@@ -3,8 +3,6 @@
 Adding each edge's row to its source's as edges come writes rows at random, one edge at a time. Wide rows are better
 added by source: edges are put in the order of their sources first, so that a source's row is written once for four
 edges, and what is read at random are only the rows of the block's destinations.
-
-A thread picks its sources' edges out of all without a branch, for whose edge comes next cannot be foretold.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from numba import njit, prange
 from hongtu.kernels import balanced_bounds, parallel, parts_for, row_of, source_bounds
 
 WIDE = 32  # columns from which putting edges in order is worth it
+RANGES = 2  # of destinations whose edges are put in order at once; each more takes 4 bytes a source
 PICKED = 64  # edges that are looked at together
 
 
@@ -42,10 +41,12 @@ def csc_aggregate_transpose(
         add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF)
         return
     num_edges, num_src = len(local_source), len(slot_of_source) or len(out_CF)
-    start, destination = empty(num_src + 1, np.int64), empty(num_edges, np.int32)
+    counter = np.int32 if num_edges <= np.iinfo(np.int32).max else np.int64
+    next_RS = empty(RANGES * (num_src + 1), counter).reshape(RANGES, num_src + 1)
+    destination = empty(num_edges, np.int32)
     scale = empty(num_edges if mean or len(weight) else 0, grad_DF.dtype)
-    order_by_source(indptr, local_source, weight, mean, start, destination, scale)
-    add_by_source(start, destination, slot_of_source, scale, grad_DF, out_CF)
+    order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale)
+    add_by_source(next_RS[-1], destination, slot_of_source, scale, grad_DF, out_CF)
 
 
 csc_aggregate_transpose.takes_empty = True  # type: ignore[attr-defined]
@@ -70,6 +71,7 @@ def add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out
     num_dst, width = grad_DF.shape
     bounds = source_bounds(local_source, width, threads)
     mapped, weighted = len(slot_of_source) > 0, len(weight) > 0
+    alone = len(bounds) == 2
     for part in prange(len(bounds) - 1):
         lo, hi = bounds[part], bounds[part + 1]
         edge_B = np.empty(PICKED, np.int64)
@@ -79,7 +81,10 @@ def add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out
             if mean and end > e:
                 scale = scale / grad_DF.dtype.type(end - e)
             while e < end:
-                count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
+                if alone:
+                    count, edge_B[0], e = np.uint64(1), e, e + 1
+                else:
+                    count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
                 for k in range(count):
                     edge = edge_B[k]
                     row = row_of(local_source, slot_of_source, mapped, edge)
@@ -89,45 +94,39 @@ def add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out
 
 
 @parallel
-def order_by_source(indptr, local_source, weight, mean, start, destination, scale, threads):
-    """The edges in the order of their sources, those of one source as they come.
+def order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale, threads):
+    """The edges in the order of their sources, those of one source as they come: a counting sort in up to R ranges of
+    destinations at once, so that no thread looks at another's edges.
 
-    Overwrites ``start`` int64 [S + 1], where each source's edges begin, ``destination`` int32 [E], and unless it is
-    of length 0 ``scale`` [E], what an edge's row is multiplied with.
+    Overwrites ``next_RS`` [R, S + 1], the last row of which ends as where each source's edges begin, ``destination``
+    int32 [E], and unless it is of length 0 ``scale`` [E], what an edge's row is multiplied with.
     """
-    num_edges, num_src, one = len(local_source), len(start) - 1, scale.dtype.type(1)
-    bounds = np.minimum(source_bounds(local_source, WIDE, threads), num_src)
+    num_src, one = next_RS.shape[1] - 1, scale.dtype.type(1)
     weighted, scaled = len(weight) > 0, len(scale) > 0
-    start[0] = 0
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        next_of, edge_B = start[1:], np.empty(PICKED, np.int64)  # where a source's next edge goes
-        next_of[lo:hi] = 0
-        e, first = np.int64(0), np.int64(0)
-        while e < num_edges:
-            count, e = pick_edges(local_source, e, num_edges, lo, hi, edge_B)
-            for k in range(count):
-                edge = edge_B[k]
-                next_of[np.uint64(local_source[edge])] += 1
-        for edge in range(num_edges):
-            first += local_source[edge] < lo
-        for source in range(lo, hi):
-            degree = next_of[source]
-            next_of[source] = first  # moves on with every edge, and so ends where the next source begins
-            first += degree
-        for d in range(len(indptr) - 1):
-            e, end = indptr[d], indptr[d + 1]
-            of_mean = one / scale.dtype.type(end - e) if mean and end > e else one
-            while e < end:
-                count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
-                for k in range(count):
-                    edge = edge_B[k]
-                    source = np.uint64(local_source[edge])
-                    at = next_of[source]
-                    next_of[source] += 1
-                    destination[at] = d
-                    if scaled:
-                        scale[at] = of_mean * weight[edge] if weighted else of_mean
+    ranges = max(1, min(threads, len(next_RS), len(local_source) * WIDE // 8192))
+    bounds = balanced_bounds(indptr, ranges)
+    at_RS = next_RS[len(next_RS) - ranges :]  # of an edge of each range and source, where the next one goes
+    for part in prange(ranges):
+        at_RS[part] = 0
+        for e in range(indptr[bounds[part]], indptr[bounds[part + 1]]):
+            at_RS[part, np.uint64(local_source[e]) + np.uint64(1)] += 1
+    first = 0
+    for source in range(1, num_src + 1):
+        for part in range(ranges):
+            count = at_RS[part, source]
+            at_RS[part, source] = first
+            first += count
+    for part in prange(ranges):
+        for d in range(bounds[part], bounds[part + 1]):
+            begin, end = indptr[d], indptr[d + 1]
+            of_mean = one / scale.dtype.type(end - begin) if mean and end > begin else one
+            for e in range(begin, end):
+                source = np.uint64(local_source[e]) + np.uint64(1)
+                at = np.uint64(at_RS[part, source])
+                at_RS[part, source] += 1  # and so ends where the next source begins, or the next range's edges do
+                destination[at] = d
+                if scaled:
+                    scale[at] = of_mean * weight[e] if weighted else of_mean
 
 
 @parallel

@@ -43,7 +43,7 @@ class Hardware:
         flops, product_bandwidth: float32 operations per second of a dense product of rows on one device, and rows that
             it takes and gives, which takes as long again.
         weight_flops, weight_bandwidth: the same of a weight's gradient, a product over all rows.
-        loss_row_seconds: what the loss takes for a row of the output, beside its bytes.
+        loss_row_seconds: what a term of the loss takes for a row of the output that has one, beside its bytes.
         stage_seconds: fixed cost of running one chunk of one pass.
         aggregate_stage_seconds, gradient_stage_seconds, loss_stage_seconds: what a chunk costs beyond that where it
             aggregates, has gradients, has the loss; transpose_stage_seconds: where the aggregate has gradients.

@@ -194,6 +194,7 @@ class NetworkShape:
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
+        loss_rows: vertices with a loss, those of several terms once for each.
     """
 
     features: int
@@ -214,6 +215,7 @@ class NetworkShape:
     autocast: str = ""
     edge_loss: bool = False
     loss_bytes: int = 0
+    loss_rows: int = 0
 
     @property
     def last_norm(self) -> int:

@@ -26,7 +26,7 @@ class Work:
             function_edges: edges whose rows they find; exponentials: those they take.
         flops: multiplications and additions of dense products of rows, in those of 4-byte numbers; product_bytes: of
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
-        loss_rows: rows of the output that the loss looks at, or whose mask it does.
+        loss_rows: rows of the output with a loss, once for each of its terms.
         swept: bytes of the chunks' own rows that row-wise stages touch, and of what functions of edges touch in order;
             largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients,
@@ -141,7 +141,7 @@ def _rowwise(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> 
         product_bytes=extent.vertices * products.columns * item,
         weight_flops=2 * extent.vertices * gradients.parameters * item / 4,
         weight_bytes=extent.vertices * gradients.columns * item,
-        loss_rows=extent.vertices * p.loss,
+        loss_rows=p.loss * plan.shape.loss_rows * extent.vertices / max(int(plan.view(p).num_dst.sum()), 1),
         swept=extent.vertices * (swept + 2 * copied) * item,
         calls=extent.chunks * (forward * stage.sweeps.forward_calls + backward * stage.sweeps.backward_calls),
         chunks=extent.chunks,

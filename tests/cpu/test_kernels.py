@@ -219,7 +219,8 @@ def test_row_operations(count, width, index_dtype):
     close(found, expected)
 
 
-def test_results_do_not_depend_on_the_thread_count():
+@pytest.mark.parametrize("counter", [np.int32, np.int64])
+def test_results_do_not_depend_on_the_thread_count(counter):
     rng = np.random.default_rng(5)
     indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, 500))]).astype(np.int64)
     local_source = (300 * rng.random(indptr[-1]) ** 3).astype(np.int32)
@@ -231,11 +232,11 @@ def test_results_do_not_depend_on_the_thread_count():
         kernels.csc_aggregate.kernel(*graph, rows, out, threads)
         transposes.add_by_edge.kernel(*graph, grad, back, threads)
         indptr, local_source, slots, weight, mean = graph
-        start, destination = np.empty(301, np.int64), np.empty(len(local_source), np.int32)
+        next_RS, destination = np.empty((2, 301), counter), np.empty(len(local_source), np.int32)
         scale, ordered = np.empty(len(local_source), np.float32), np.zeros((300, 33), np.float32)
-        transposes.order_by_source.kernel(indptr, local_source, weight, mean, start, destination, scale, threads)
-        transposes.add_by_source.kernel(start, destination, slots, scale, grad, ordered, threads)
-        return out, back, start, destination, scale, ordered
+        transposes.order_by_source.kernel(indptr, local_source, weight, mean, next_RS, destination, scale, threads)
+        transposes.add_by_source.kernel(next_RS[-1], destination, slots, scale, grad, ordered, threads)
+        return out, back, next_RS[-1], destination, scale, ordered
 
     first = run(1)
     for threads in (2, 3, 7):

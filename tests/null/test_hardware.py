@@ -48,7 +48,7 @@ def shape(work=WORK, **layer):
     fields = {"z": 4, "s": (None,), "a": 4, "linear": True, "reduce": "sum", "weighted": False, "z_is_input": False}
     one = LayerShape(**(fields | {"uses_statistics": False} | layer))
     return NetworkShape(
-        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, stage_work=work
+        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, loss_rows=40, stage_work=work
     )
 
 
@@ -137,7 +137,7 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(plan, free(memory_bandwidth=1.0)).aggregate == pytest.approx(e * 4 * item)
     assert predict_seconds(plan, free(transpose_bandwidth=1.0)).aggregate == pytest.approx(2 * e * 4 * item)
     assert predict_seconds(plan, free(edge_seconds=1.0)).aggregate == pytest.approx(e)
-    assert predict_seconds(plan, free(loss_row_seconds=1.0)).rowwise == pytest.approx(v)
+    assert predict_seconds(plan, free(loss_row_seconds=1.0)).rowwise == pytest.approx(40)
     assert predict_seconds(plan, free(transpose_edge_seconds=1.0)).aggregate == pytest.approx(e)
     assert predict_seconds(plan, free(stage_seconds=1.0)).dispatch == pytest.approx(4 * busy)
     assert predict_seconds(plan, free(aggregate_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)

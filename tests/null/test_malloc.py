@@ -79,6 +79,14 @@ def test_commands_that_train_restart_once_and_no_others_do(
     assert malloc.RESTARTED not in os.environ
 
 
+def test_a_program_read_from_the_input_goes_on(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(malloc.TUNABLES, raising=False)
+    monkeypatch.setattr(malloc.os, "execve", lambda *_: pytest.fail("the rest of the input is gone"))
+    for given in ("-", ""):
+        monkeypatch.setattr(sys, "argv", [given, "doctor"])
+        malloc.restart_without_caches()
+
+
 def test_a_restart_that_fails_is_done_without(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(malloc.TUNABLES, raising=False)
     monkeypatch.setattr(sys, "executable", "/absent/python")
