@@ -45,7 +45,7 @@ GRAPHS = {  # kind, vertices, edges, partitions, chunks, order of each
     "pairs": ("rmat", 40_000, 600_000, 2, 64, "clusters"),
     "skewed": ("rmat", 40_000, 600_000, 1, 64, "input"),
 }
-EPOCHS, MOST_EPOCHS = 5, 6
+EPOCHS = 6  # of every model, in turns; those that others disturb do not count
 WARM_UP = 3  # epochs of what trains in memory
 EPOCH_COUNTS = 20  # a whole epoch, in passes
 LEAST_CACHE = 1 << 20  # bytes; no cache is taken for smaller
@@ -221,12 +221,11 @@ def _amounts(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, floa
 def _pass_seconds(trainers: list[Trainer], beside: Callable[[], object]) -> list[dict[str, float]]:
     """Of every pass the median of the settled ones of some epochs."""
     epochs: list[list[Epoch]] = [[] for _ in trainers]
-    for _ in range(MOST_EPOCHS):
+    for _ in range(EPOCHS):
         for trainer, found in zip(trainers, epochs, strict=True):
-            if sum(epoch.others <= BUSY for epoch in found) < EPOCHS:
-                others = OthersShare()
-                record = trainer.train_epoch()
-                found.append(Epoch(record.seconds, others.stop(record.seconds), record.pass_seconds))
+            others = OthersShare()
+            record = trainer.train_epoch()
+            found.append(Epoch(record.seconds, others.stop(record.seconds), record.pass_seconds))
         beside()
     return [_medians([epoch.passes for epoch in settled(found)]) for found in epochs]
 

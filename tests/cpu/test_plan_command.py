@@ -208,7 +208,7 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.rates_alone.REPEATS", 1)
-    monkeypatch.setattr("hongtu.measure.MOST_EPOCHS", 1)
+    monkeypatch.setattr("hongtu.measure.EPOCHS", 1)
     graphs = dict.fromkeys(hongtu.measure.GRAPHS, ("rmat", 600, 3000, 1, 8, "clusters"))
     graphs["mixed"] = ("rmat", 600, 3000, 2, 4, "input")
     monkeypatch.setattr("hongtu.measure.GRAPHS", graphs)
