@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hongtu.chunk_inputs import ChunkInputs
-from hongtu.device import Device
+from hongtu.device import Device, Stores
 from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
 from hongtu.kept import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
@@ -79,7 +79,7 @@ class ChunkRun:
             if name not in self.plan.resident:
                 rows = self.host.rows(name, self.inputs.first, self.inputs.end)
                 count, index = self.inputs.num_dst, self.inputs.index
-                self.device.send(name, self.turn.set, count, rows, add=self._adds(name), index=index)
+                self.device.send(name, self.turn.set, count, rows, stores=self._stores(name), index=index)
 
     def _forward(self) -> None:
         p = self.p
@@ -284,9 +284,17 @@ class ChunkRun:
             weight = block.indptr.new_empty(0, dtype=self.host.dtype)
         return block.indptr, block.local_source, self.inputs.slots, weight, shape.reduce == "mean"
 
-    def _adds(self, name: str) -> bool:
-        """Of a tensor's writers the first stores, later ones add."""
-        return name in self.p.direct and (name == self.p.flush or name not in self.p.creates)
+    def _stores(self, name: str) -> Stores:
+        """Of the writers of a row the first stores, later ones add: for each of the destinations, or for all."""
+        if name not in self.p.direct:
+            return True
+        if name not in self.p.creates or name in self.plan.resident:
+            return name in self.p.creates and name != self.p.flush
+        direct = self.plan.writers[name].direct if name in self.plan.writers else None
+        if direct is None:
+            return True
+        rows = direct[self.inputs.first : self.inputs.end]
+        return rows if self.inputs.index is None else rows[self.inputs.index]
 
     def _emit_gradients(self, direct: list[Tensor | None]) -> None:
         """One per tensor, however often it was read; rows without a gradient get zeros."""
@@ -303,20 +311,20 @@ class ChunkRun:
 
     def _emit(self, out: Tensor, name: str) -> Tensor:
         """Store or add the destinations' rows, or get them on their way; returns where they are on the device."""
-        add, index = self._adds(name), self.inputs.position
-        if name in self.plan.pieces:
-            return self._keep_piece(out, name, add=add)
+        stores, index = self._stores(name), self.inputs.position
         if name not in self.plan.resident:
             rows = self.host.rows(name, self.inputs.first, self.inputs.end)
-            self.device.emit(name, self.turn.set, out, rows, add=add, index=index)
+            self.device.emit(name, self.turn.set, out, rows, stores=stores, index=index)
             return out
+        if name in self.plan.pieces:
+            return self._keep_piece(out, name, add=not stores)
         rows = self.inputs.own(name)
         if index is None:
-            return rows.add_(out) if add else rows.copy_(out)
-        if add:
-            rows.index_add_(0, index, out)
-        else:
+            return rows.copy_(out) if stores else rows.add_(out)
+        if stores:
             rows.index_copy_(0, index.long(), out)
+        else:
+            rows.index_add_(0, index, out)
         return out
 
     def _piece(self, name: str, chunk: int) -> Tensor:

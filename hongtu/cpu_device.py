@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu import row_copies
-from hongtu.device import Device
+from hongtu.device import Device, Stores
 from hongtu.dispatch import NUMBA
 from hongtu.kept_memory import LEAST, KeptMemory
 from hongtu.metrics import Traffic
@@ -62,26 +62,33 @@ class CpuDevice(Device):
         return part
 
     def emit(
-        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
         assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
         start = perf_counter()
-        if index is not None and add:
-            host.index_add_(0, index, rows)
-        elif index is not None:
+        if isinstance(stores, np.ndarray):
+            every = np.arange(len(rows), dtype=np.int32)
+            row_copies.put_rows(rows.numpy(), every, host.numpy(), every if index is None else index.numpy(), stores)
+        elif index is not None and stores:
             host.index_copy_(0, index.long(), rows)
-        elif add:
-            host.add_(rows)
-        else:
+        elif index is not None:
+            host.index_add_(0, index, rows)
+        elif stores:
             host.copy_(rows)
+        else:
+            host.add_(rows)
         self.traffic.add("write", rows.nbytes, seconds=perf_counter() - start)
 
-    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+    def send(
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
+    ) -> None:  # fmt: skip
         """Nothing is left to do."""
 
-    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
+    def flush_rows(
+        self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
+    ) -> None:
         start = perf_counter()
-        row_copies.add_rows(cache.numpy(), slots.numpy(), host.numpy(), rows)
+        row_copies.put_rows(cache.numpy(), slots.numpy(), host.numpy(), rows, stores)
         self._count("flush", cache, slots, start)
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -24,6 +24,8 @@ from hongtu.pool import Pool
 from hongtu.streams import Streams
 from hongtu.workspace import NONE, Sample, Substitutes, WorkspaceTracker
 
+Stores = bool | np.ndarray  # whether rows are stored, or for each of them, bool [D]; others are added
+
 SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
 
 
@@ -267,17 +269,22 @@ class Device(ABC):
 
     @abstractmethod
     def emit(
-        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
         """Inside ``compute``: ``rows`` are to be stored in or added to ``host``, or rows ``index`` of it."""
 
     @abstractmethod
-    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+    def send(
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
+    ) -> None:  # fmt: skip
         """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
 
     @abstractmethod
-    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
-        """On ``flush`` and ``host``: ``host[rows] += cache[slots]`` over the host link; the host accumulates."""
+    def flush_rows(
+        self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
+    ) -> None:
+        """On ``flush`` and ``host``: ``host[rows] += cache[slots]`` over the host link, or ``=`` where ``stores``, bool
+        [K], says so; the host accumulates."""
 
     @abstractmethod
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:

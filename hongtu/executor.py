@@ -22,6 +22,7 @@ from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
+from hongtu.row_copies import zero_rows
 from hongtu.streams import Turn
 from hongtu.structure import place_structure
 from hongtu.transfer import Exchange
@@ -117,7 +118,10 @@ class Executor:
             return
         columns = self.plan.passes.width[name]
         if name not in self.plan.resident:
-            self.host.create(name, columns, zero=zero)
+            writers = self.plan.writers.get(name)
+            self.host.create(name, columns, zero=zero and writers is None)
+            if writers is not None:
+                zero_rows(self.host[name].numpy(), writers.unwritten)
             return
         for i, device in enumerate(self.devices):
             buffer = device.place(name, (self.plan.resident_rows(name, i), columns), self.host.dtype)
@@ -139,7 +143,7 @@ class Executor:
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
             edges = p.edge_loss and name == gradient(OUTPUT)
-            self._create(name, zero=name == p.flush or edges or (some_rows and name in p.direct))
+            self._create(name, zero=edges or name == p.flush or (some_rows and name in p.direct))
         self._begin_moments(p)
         try:
             self._allocate(p)
@@ -252,10 +256,10 @@ class Executor:
         for i, device in enumerate(self.devices):
             device.streams.flush.wait(device.streams.compute.record(), "send: results are there")
             device.streams.flush.wait(turn.added[i], "send: the host has taken the last")
-        if exchange is not None and p.flush is not None and p.flush not in self.plan.resident:
-            exchange.flush(batch, turn)
         for run in runs:
             run.send()
+        if exchange is not None and p.flush is not None and p.flush not in self.plan.resident:
+            exchange.flush(batch, turn, self.plan.writers[p.flush].flush if p.flush in p.creates else ())
         for i, device in enumerate(self.devices):
             turn.sent[i] = device.streams.flush.record()
             turn.added[i] = device.streams.host.record()

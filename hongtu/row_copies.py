@@ -36,10 +36,29 @@ def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
             dst[to, f] = 0
 
 
+@numba.njit(cache=True, nogil=True, parallel=True)
+def put_rows(
+    src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray
+) -> None:
+    """Store ``src[src_index]`` in ``dst[dst_index]`` where ``stores``, bool [K], else add; as ``add_rows``."""
+    for k in numba.prange(len(src_index)):
+        to, row = dst_index[k], src_index[k]
+        if stores[k]:
+            for f in range(dst.shape[1]):
+                dst[to, f] = src[row, f]
+        else:
+            for f in range(dst.shape[1]):
+                dst[to, f] += src[row, f]
+
+
 @numba.njit(cache=True, nogil=True)
-def add_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
-    """``dst[dst_index] += src`` on one thread, for a thread that runs beside others; ``dst_index`` unique."""
+def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray) -> None:
+    """``put_rows`` of all rows of ``src``, on one thread."""
     for k in range(len(dst_index)):
         to = dst_index[k]
-        for f in range(dst.shape[1]):
-            dst[to, f] += src[k, f]
+        if stores[k]:
+            for f in range(dst.shape[1]):
+                dst[to, f] = src[k, f]
+        else:
+            for f in range(dst.shape[1]):
+                dst[to, f] += src[k, f]

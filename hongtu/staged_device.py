@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device import Device
+from hongtu.device import Device, Stores
 from hongtu.dispatch import Kernels
+from hongtu.host_threads import in_parts
 from hongtu.metrics import Traffic
 from hongtu.pool import Make, Pool
-from hongtu.row_copies import add_rows_alone
+from hongtu.row_copies import put_rows_alone
 from hongtu.streams import Streams
 
 
@@ -65,7 +66,7 @@ class StagedDevice(Device):
         source = array
         if name in self._host:
             source = self._host[name][number][: len(array)]
-            source.numpy()[...] = array.numpy() if isinstance(array, Tensor) else array
+            _copy_on_host(array.numpy() if isinstance(array, Tensor) else array, source.numpy())
         assert isinstance(source, Tensor), name
         host = source
         if len(host):
@@ -87,15 +88,17 @@ class StagedDevice(Device):
         return part
 
     def emit(
-        self, name: str, number: int, rows: Tensor, host: Tensor, *, add: bool, index: Tensor | None
+        self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
         self.staging(f"send {name}", number)[: len(rows)].copy_(rows)
 
-    def send(self, name: str, number: int, count: int, host: Tensor, *, add: bool, index: np.ndarray | None) -> None:
+    def send(
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
+    ) -> None:  # fmt: skip
         part = self.staging(f"send {name}", number)[:count]
-        if not add and index is None:
+        if stores is True and index is None:
             self.streams.flush.run(lambda: self._copy("write", part, host))
-        elif not add:
+        elif stores is True:
             rows = self.staging("row_in_chunk", number)[:count]
 
             def scatter() -> None:
@@ -104,30 +107,31 @@ class StagedDevice(Device):
 
             self.streams.flush.run(scatter)
         else:
-            self._add_on_host("write", part, self._host[f"add {name}"][number][:count], host, index)
+            self._put_on_host("write", part, self._host[f"add {name}"][number][:count], host, index, stores)
 
-    def flush_rows(self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray) -> None:
+    def flush_rows(
+        self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
+    ) -> None:
         part = self.staging("flush_rows", number)[: len(rows)]
         self.streams.flush.run(lambda: self.kernels.copy_rows(cache, slots, part, None))
-        self._add_on_host("flush", part, self._host["flush_rows"][number][: len(rows)], host, rows)
+        self._put_on_host("flush", part, self._host["flush_rows"][number][: len(rows)], host, rows, stores)
 
-    def _add_on_host(self, link: str, part: Tensor, staging: Tensor, host: Tensor, index: np.ndarray | None) -> None:
-        """Copy device rows to the host's staging memory, and have the host add them up."""
+    def _put_on_host(
+        self, link: str, part: Tensor, staging: Tensor, host: Tensor, index: np.ndarray | None, stores: Stores
+    ) -> None:
+        """Copy device rows to the host's staging memory, and have the host store them or add them up."""
 
         def copy() -> None:
             self._copy(link, part, staging)
             if link == "flush":
                 self.traffic.add(link, 0, len(part))
 
-        def add() -> None:
-            if index is None:
-                np.add(host.numpy(), staging.numpy(), out=host.numpy())
-            else:
-                add_rows_alone(staging.numpy(), host.numpy(), index)
+        def put() -> None:
+            _put_rows(staging.numpy(), host.numpy(), index, stores)
 
         self.streams.flush.run(copy)
         self.streams.host.wait(self.streams.flush.record(), "add: the rows have arrived")
-        self.streams.host.run(add)
+        self.streams.host.run(put)
 
     def _copy(self, link: str, source: Tensor, target: Tensor) -> None:
         target.copy_(source, non_blocking=True)
@@ -160,6 +164,20 @@ class StagedDevice(Device):
         streams = self.streams
         for stream in (streams.load, streams.compute, streams.flush, streams.host):
             stream.record().synchronize("drain: the pass is done")
+
+
+def _copy_on_host(source: np.ndarray, target: np.ndarray) -> None:
+    def copy(part: slice) -> None:
+        target[part] = source[part]
+
+    in_parts(copy, len(source), source.nbytes)
+
+
+def _put_rows(rows: np.ndarray, host: np.ndarray, index: np.ndarray | None, stores: Stores) -> None:
+    """Store rows in ``host``, or in rows ``index`` of it, which are different ones, or add them there."""
+    every = np.arange(len(rows), dtype=np.int32) if index is None else index
+    flags = stores if isinstance(stores, np.ndarray) else np.full(len(rows), stores)
+    in_parts(lambda part: put_rows_alone(rows[part], host, every[part], flags[part]), len(rows), rows.nbytes)
 
 
 def _settle(*tensors: Tensor) -> None:

@@ -111,15 +111,21 @@ class Exchange:
                 device.push_rows(self._cache(device, "gradient"), push_from[part], peer_cache, push_to[part])
         self._await_each_other(streams, "compute: peers have pushed")
 
-    def flush(self, batch: int, turn: Turn) -> None:
-        """On ``flush``: owners' gradients to the host."""
+    def flush(self, batch: int, turn: Turn, first: tuple[np.ndarray, ...]) -> None:
+        """On ``flush``: owners' gradients to the host.
+
+        Args:
+            first: bool [K] of every device, the intervals that store rows; others add. () where all add.
+        """
         assert self.p.flush is not None
         select = self._ending(batch)
-        for device, transfers in zip(self.devices, self.plan.devices, strict=True):
-            rows = transfers.loads.row[select(transfers.loads)]
+        for i, (device, transfers) in enumerate(zip(self.devices, self.plan.devices, strict=True)):
+            pick = select(transfers.loads)
+            rows = transfers.loads.row[pick]
             if len(rows):
-                slots = device.staging("flush_slots", turn.set)[: len(rows)]
-                device.flush_rows(turn.set, self._cache(device, "gradient"), slots, self.host[self.p.flush], rows)
+                slots, cache = device.staging("flush_slots", turn.set)[: len(rows)], self._cache(device, "gradient")
+                stores = first[i][pick] if first else np.zeros(len(rows), dtype=np.bool_)
+                device.flush_rows(turn.set, cache, slots, self.host[self.p.flush], rows, stores)
 
     def _await_each_other(self, streams: list[Stream], why: str) -> None:
         moments = [stream.record() for stream in streams]

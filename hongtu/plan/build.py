@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from hongtu.plan.choice import ONCE, Choice, View
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.pass_list import plan_passes
+from hongtu.plan.passes import Pass
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.plan.transfer import (
@@ -21,6 +22,7 @@ from hongtu.plan.transfer import (
     count_transfers,
     plan_transfers,
 )
+from hongtu.plan.writers import Writers, find_writers
 from hongtu.topology import Topology
 
 
@@ -65,7 +67,7 @@ def plan_caches(
         peer_cost: seconds that a row of a peer takes, in those of a row of the host.
         count: only count the rows of training passes, to compare plans.
     """
-    plan = replace(plan, transfers={})
+    plan = replace(plan, transfers={}, writers={})
     planned: dict[str, TransferPlan | TransferCounts] = {}
     known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
     lookahead, prefetch = plan.strategy.reuse == "lookahead", plan.choice.prefetch
@@ -87,7 +89,38 @@ def plan_caches(
                 else plan_transfers(*arguments, plan.strategy.reuse, capacity, prefetch, peer_cost)
             )
         planned[p.name] = known[view, capacity]
-    return replace(plan, transfers=planned)
+    plan = replace(plan, transfers=planned)
+    return plan if count else replace(plan, writers=_plan_writers(plan))
+
+
+def _plan_writers(plan: ExecutionPlan) -> dict[str, Writers]:
+    """Of the gradient tensors on the host whose first pass may leave rows out, or write to them several times."""
+    found = {}
+    for k, p in enumerate(plan.passes.train):
+        for name in p.creates:
+            flushes, view = name == p.flush, plan.view(p)
+            if name not in plan.resident and (flushes or (name in p.direct and view.active is not None)):
+                transfers = plan.exchange_plan(p) if flushes else None
+                needed = _needed(plan, name, plan.passes.train[k + 1 :])
+                found[name] = find_writers(p, name, view, plan.schedule(p), transfers, needed)
+    return found
+
+
+def _needed(plan: ExecutionPlan, name: str, passes: Sequence[Pass]) -> np.ndarray | None:
+    """bool [V], the rows of a tensor that these passes read or add to; None for all."""
+    if name in plan.passes.on_host:
+        return None
+    wanted = np.zeros(plan.topology.num_vertices, dtype=np.bool_)
+    for p in passes:
+        if name in (*p.inputs, *p.gradients, *p.written, p.flush):
+            active = plan.view(p).active
+            if active is None:
+                return None
+            wanted[active] = True
+        transfers = plan.exchange_plan(p) if name == p.flush else None
+        for device in () if transfers is None else transfers.devices:
+            wanted[device.loads.row] = True
+    return wanted
 
 
 def _reusable(

@@ -16,6 +16,7 @@ from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
 from hongtu.plan.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
+from hongtu.plan.writers import Writers
 from hongtu.topology import Topology
 
 
@@ -32,6 +33,7 @@ class PlannedMemory:
         schedules: int32 [m, B] for each of the views, chunk of each partition that runs in batch b.
         limits: likewise, per device the largest requests of a batch.
         transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
+        writers: who writes first, by gradient tensor on the host, where there may be several or none.
         workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
     """
 
@@ -44,6 +46,7 @@ class PlannedMemory:
     schedules: dict[View, np.ndarray]
     limits: dict[View, list[BatchLimits]]
     transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
+    writers: dict[str, Writers] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -289,7 +292,8 @@ class PlannedMemory:
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays, each once."""
         found: dict[int, np.ndarray] = {}
-        _collect((self.topology, *self.views.values(), *self.schedules.values(), *self.transfers.values()), found)
+        planned = (*self.transfers.values(), *self.writers.values())
+        _collect((self.topology, *self.views.values(), *self.schedules.values(), *planned), found)
         return list(found.values())
 
 

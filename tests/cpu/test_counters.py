@@ -14,6 +14,7 @@ from torch import nn
 import hongtu
 from hongtu import dispatch, row_copies
 from hongtu import nn as hnn
+from hongtu.cpu_device import CpuDevice
 from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.plan.intervals import make_intervals
@@ -125,29 +126,39 @@ def test_counted_is_predicted_after_evaluation_and_prediction():
 @strategies
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
-    moved = {"copy": [0, 0], "add": [0, 0]}  # rows, bytes
+    moved = {"copy": [0, 0], "add": [0, 0], "put": [0, 0]}  # rows, bytes
+    flushes: list[bool] = []
 
-    def spy(kind, function):
-        def call(src, src_index, dst, dst_index):
+    def spy(kind, function, counts=lambda: True):
+        def call(src, src_index, dst, dst_index, *stores):
             assert len(src_index) == len(dst_index)
-            moved[kind][0] += len(src_index)
-            moved[kind][1] += len(src_index) * src[:1].nbytes
-            function(src, src_index, dst, dst_index)
+            if counts():
+                moved[kind][0] += len(src_index)
+                moved[kind][1] += len(src_index) * src[:1].nbytes
+            function(src, src_index, dst, dst_index, *stores)
 
         return call
 
+    def flush_rows(*args):
+        flushes.append(True)
+        flush(*args)
+        flushes.pop()
+
     for kernel in ("copy_rows", "add_rows"):
         monkeypatch.setattr(dispatch.NUMBA, kernel, spy(kernel[:-5], getattr(dispatch.NUMBA, kernel)))
-    monkeypatch.setattr(row_copies, "add_rows", spy("add", row_copies.add_rows))
+    # chunks' own gradients are put, too
+    monkeypatch.setattr(row_copies, "put_rows", spy("put", row_copies.put_rows, lambda: bool(flushes)))
+    flush = CpuDevice.flush_rows
+    monkeypatch.setattr(CpuDevice, "flush_rows", flush_rows)
     trainer = training.make_trainer(BY_NAME[name], problems.awkward(), (2, 3), strategy=strategy)
     record = trainer.train_epoch()
-    for kind, links in (("copy", ("load", "pull")), ("add", ("push", "flush"))):
+    for kind, links in (("copy", ("load", "pull")), ("add", ("push",)), ("put", ("flush",))):
         both = (record, trainer.setup)
         assert moved[kind] == [
             sum(r.rows[k] for r in both for k in links),
             sum(r.bytes[k] for r in both for k in links),
         ]
-        assert moved[kind][0] > 0
+    assert moved["copy"][0] > 0 and moved["add"][0] + moved["put"][0] > 0
     assert trainer.setup.rows == trainer.plan.setup_traffic.rows
     assert trainer.setup.bytes == trainer.plan.setup_traffic.bytes
 
