@@ -30,14 +30,13 @@ class OthersShare:
 
 
 def _processor_seconds() -> tuple[float, float] | None:
-    """Of all processes, and of this one."""
+    """Of all processes, and of this one and those that it started and that have ended."""
     try:
         fields = [int(field) for field in STAT.read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
-    user, system, *_ = os.times()
     idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), user + system
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
 
 
 def peak_resident() -> int:

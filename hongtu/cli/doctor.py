@@ -8,11 +8,13 @@ import json
 import os
 import platform
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from hongtu import __version__
 from hongtu.cli.plan_text import size
 from hongtu.errors import InputError
+from hongtu.host_load import BUSY, OthersShare
 
 
 class Ability(NamedTuple):
@@ -63,9 +65,11 @@ def run(options: argparse.Namespace) -> None:
     if options.measure is not None:
         from hongtu.measure import measure_cpu
 
+        start, others = perf_counter(), OthersShare()
         profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict()
+        share = others.stop(perf_counter() - start)
         Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n")
-        found |= {"profile": options.measure, "hardware": profile}
+        found |= {"profile": options.measure, "hardware": profile, "others_share": share}
     print(json.dumps(found) if options.json else report(found))
 
 
@@ -119,6 +123,11 @@ def report(found: dict[str, Any]) -> str:
         lines += [line for does, remedy in lacking for line in (f"  {does}", f"      {remedy}")]
     if "hardware" in found:
         lines += _measured(found["hardware"], found["profile"])
+        if found["others_share"] > BUSY:
+            lines.append(
+                f"  Other processes took {found['others_share']:.0%} of the processors meanwhile, so predictions may "
+                "be far off: measure again when the machine is idle."
+            )
     else:
         lines.append("How fast it is: `hongtu doctor --measure`.")
     return "\n".join(lines)
