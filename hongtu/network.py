@@ -102,6 +102,11 @@ class Network:
             except InputError as error:
                 raise InputError(f"{self.title(index)}: {error}") from None
 
+    @property
+    def transform_first(self) -> tuple[bool, ...]:
+        """Per layer, the side that was chosen."""
+        return tuple(self._transform_first)
+
     def set_transform_first(self, wanted: Sequence[bool]) -> None:
         """Choose, per layer, the side of the exchange on which it applies its first linear map, where it can."""
         pairs = zip(wanted, self.layers, strict=True)

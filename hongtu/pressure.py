@@ -7,6 +7,7 @@ data, or the device has less than it said) is measured where it fails, and the p
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -98,10 +99,9 @@ class Relief:
             DeviceOutOfMemory: when it cannot, or may not; names the budget that would do.
         """
         if any(parameter.requires_grad for parameter in self._frozen):  # thawed since it was planned
-            plan = self._make_plan(network=self._network, budget=self._budget, correct=self._excess.part(1))
+            plan = self._plan_thawed()
             self._frozen = self._untrained()
-            del self.engine  # before the next takes its memory
-            self.engine = self._make_engine(plan)
+            self._replace_engine(plan)
         while True:
             try:
                 self.engine.set_up()
@@ -136,7 +136,20 @@ class Relief:
             f"{found}planned again, with {plan.topology.chunks} instead of {before} groups of chunks", stacklevel=4
         )
         self._excess = excess
+        self._replace_engine(plan)
+
+    def _plan_thawed(self) -> ExecutionPlan:
+        """A plan for what is trained now; where there is none, the layers are again as the plan that runs has them."""
+        sides = self._network.transform_first
+        try:
+            return self._make_plan(network=self._network, budget=self._budget, correct=self._excess.part(1))
+        except BaseException:
+            self._network.set_transform_first(sides)
+            raise
+
+    def _replace_engine(self, plan: ExecutionPlan) -> None:
         del self.engine  # before the next takes its memory
+        gc.collect()  # devices and what counts for them refer to each other
         self.engine = self._make_engine(plan)
 
     def _untrained(self) -> list[nn.Parameter]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hongtu
+from hongtu import nn as hnn
 from hongtu.errors import BudgetError
 from hongtu.plan.strategy import Strategy
 from tests import additions, problems, training
@@ -81,6 +82,31 @@ def test_thawing_in_a_run(budget):
     training.assert_same(outcome, expected, EXACT)
     assert trainer.plan is not frozen and len(trainer.plan.passes.train) > len(frozen.passes.train)
     assert trainer.plan.shape.model_bytes > frozen.shape.model_bytes
+
+
+@pytest.mark.parametrize("width", [4, 5, 6])
+def test_a_refused_thaw_changes_nothing(width):
+    """Planning tries either side of the exchange for the layers' linear maps; the plan that goes on has its own."""
+    problem = problems.problem_of(problems.awkward_graph(), width=width)
+    artifact = problems.prepare(problem, 2, 3)
+    options = {"optimizer": training.sgd, "dtype": torch.float64}
+
+    def layers():
+        torch.manual_seed(0)
+        found = [hnn.GCNConv(width, 5, activation="relu"), hnn.GCNConv(5, 5, activation="relu"), hnn.GCNConv(5, 3)]
+        for layer in found[:2]:
+            layer.requires_grad_(False)
+        return found
+
+    budget = training.smallest_budget(artifact, layers, **options)
+    trainer, beside = (hongtu.Trainer(artifact, layers(), device_memory=budget, **options) for _ in range(2))
+    losses = [trainer.train_epoch().loss]
+    trainer.model[0].requires_grad_(True)
+    with pytest.raises(BudgetError, match="smallest that works"):
+        trainer.train_epoch()
+    trainer.model[0].requires_grad_(False)
+    losses += [trainer.train_epoch().loss for _ in range(2)]
+    assert losses == pytest.approx([beside.train_epoch().loss for _ in range(3)], rel=1e-12)
 
 
 def test_thawing_beyond_the_budget_names_the_one_that_works():
