@@ -285,11 +285,13 @@ class ChunkRun:
         return block.indptr, block.local_source, self.inputs.slots, weight, shape.reduce == "mean"
 
     def _stores(self, name: str) -> Stores:
-        """Of the writers of a row the first stores, later ones add: for each of the destinations, or for all."""
+        """Of the writers of a row the first stores, later ones add: for all destinations, or bool [D] for each."""
         if name not in self.p.direct:
             return True
-        if name not in self.p.creates or name in self.plan.resident:
-            return name in self.p.creates and name != self.p.flush
+        if name not in self.p.creates:
+            return False
+        if name in self.plan.resident:  # where flushes add to zeros
+            return name != self.p.flush
         direct = self.plan.writers[name].direct if name in self.plan.writers else None
         if direct is None:
             return True

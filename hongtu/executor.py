@@ -143,7 +143,7 @@ class Executor:
         some_rows = self.plan.view(p).active is not None
         for name in p.creates:  # rows without a writer are zero
             edges = p.edge_loss and name == gradient(OUTPUT)
-            self._create(name, zero=edges or name == p.flush or (some_rows and name in p.direct))
+            self._create(name, zero=edges or p.leaves_out(name, pruned=some_rows))
         self._begin_moments(p)
         try:
             self._allocate(p)
@@ -185,6 +185,8 @@ class Executor:
         for network, moments in zip(self.networks, self.moments, strict=True):
             where = moments.mean.device
             network.norm(p.stage).set_statistics(mean.clone().to(where), var.clone().to(where), vertices)
+        for device in self.devices:
+            device.begin()
 
     def _sum_statistics_gradient(self, p: Pass) -> None:
         """After backward of a normalisation: every network gets what came back to its statistics in all of them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import numpy as np
@@ -33,18 +33,19 @@ def in_parts(work: Callable[[slice], object], rows: int, nbytes: int) -> None:
     try:
         work(first)
     finally:
-        for part in running:
-            part.result()
+        wait(running)  # all of them: after an error somebody else may have the memory
+    for part in running:
+        part.result()
 
 
 def num_threads() -> int:
-    """Half of this process's processors, for there are two callers."""
+    """Half of this process's processors, for a trainer calls from two threads."""
     return max(1, min(MOST, len(os.sched_getaffinity(0)) // 2))
 
 
 def _pool() -> ThreadPoolExecutor:
     """Every caller has its own, so that none waits for another's work."""
     if not hasattr(_here, "pool"):
-        _here.pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="hongtu host")
+        _here.pool = ThreadPoolExecutor(max(num_threads() - 1, 1), thread_name_prefix="hongtu host")
     pool: ThreadPoolExecutor = _here.pool
     return pool

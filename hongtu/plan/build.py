@@ -98,9 +98,9 @@ def _plan_writers(plan: ExecutionPlan) -> dict[str, Writers]:
     found = {}
     for k, p in enumerate(plan.passes.train):
         for name in p.creates:
-            flushes, view = name == p.flush, plan.view(p)
-            if name not in plan.resident and (flushes or (name in p.direct and view.active is not None)):
-                transfers = plan.exchange_plan(p) if flushes else None
+            view = plan.view(p)
+            if name not in plan.resident and p.leaves_out(name, pruned=view.active is not None):
+                transfers = plan.exchange_plan(p) if name == p.flush else None
                 needed = _needed(plan, name, plan.passes.train[k + 1 :])
                 found[name] = find_writers(p, name, view, plan.schedule(p), transfers, needed)
     return found

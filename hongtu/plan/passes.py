@@ -97,6 +97,14 @@ class Pass:
             names += (self.moments,)  # which is not computed again
         return tuple(dict.fromkeys(names))
 
+    def leaves_out(self, name: str, *, pruned: bool) -> bool:
+        """Whether the pass may leave rows of a tensor that it creates without a writer.
+
+        Args:
+            pruned: it computes only some vertices.
+        """
+        return name == self.flush or (pruned and name in self.direct)
+
     @cached_property
     def written(self) -> tuple[str, ...]:
         """Vertex tensors written or added to by contiguous rows, each once."""

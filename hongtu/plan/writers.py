@@ -58,7 +58,7 @@ def find_writers(
     direct = None
     if name in p.direct:
         own = direct_times(p, view, schedule)
-        direct = own < first if tables else None
+        direct = None if transfers is None else own < first
         first = np.minimum(first, own)
     stores = tuple(time == first[loads.row] for loads, time in zip(tables, flushes, strict=True))
     unwritten = first == NEVER
