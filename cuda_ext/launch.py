@@ -84,11 +84,21 @@ class CudaLauncher:
         kernel = self._kernels.get(name) or self._load(name)
         buffers = self._buffers
         buffers.values[: len(args)] = args  # type: ignore[call-overload]  # any sequence will do
-        (status,) = self._driver.cuLaunchKernel(
-            kernel, grid[0], grid[1], 1, block[0], block[1], 1, 0, stream, buffers.addresses_at, 0
-        )
+        arguments = (kernel, *grid, 1, *block, 1, 0, stream, buffers.addresses_at, 0)
+        (status,) = self._driver.cuLaunchKernel(*arguments)
+        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread, autograd's, say, that is new here
+            self._enter()
+            (status,) = self._driver.cuLaunchKernel(*arguments)
         if status:
             raise KernelError(f"kernel {name} (grid {grid}, block {block}) on GPU {self.device}: {status!r}")
+
+    def _enter(self) -> None:
+        """Make torch's context of the GPU this thread's; torch itself does not where it takes the GPU for current."""
+        from cuda.bindings import runtime
+
+        (status,) = runtime.cudaSetDevice(self.device)
+        if status:
+            raise KernelError(f"GPU {self.device}: no context for this thread: {status!r}")
 
     def _load(self, name: str) -> Any:
         from cuda.core import ObjectCode

@@ -2,21 +2,25 @@
 
     python -m experiments.gpu_epoch ARTIFACT --model gcn --layers 2 --hidden 128 [--device cuda|dry] [--epochs 5]
 
-One JSON object. Both start from the same parameters; the losses of the first epochs are compared before anything is
-timed. Budgets are shares of our own unlimited peak. "busy" is, per CUDA stream, the share of an epoch's time in which
-it has work (`--timeline`).
+One JSON object, printed anew after every run, so that the last line holds whatever is known. Both start from the same
+parameters; losses of the first epochs are compared. Budgets are shares of our own unlimited peak; torch_geometric is
+tried in as much memory as ours took in the budget, too. `--timeline` adds, for one epoch, the share of its time in
+which each CUDA stream has work and none has ("idle"), and the kernels that took longest.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import gc
 import json
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +56,26 @@ def main() -> None:
         "graph": options.artifact.name, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges,
         "model": options.model, "layers": options.layers, "hidden": options.hidden,
     }  # fmt: skip
-    row["pyg"] = attempt(lambda: torch_geometric_runs(artifact, layers, options))
-    unlimited = attempt(lambda: our_run(artifact, layers, options, None, "full"))
-    row["unlimited"] = unlimited
+
+    def note(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        row[name] = attempt(run)
+        losses = [found["losses"] for found in row.values() if isinstance(found, dict) and "losses" in found]
+        row["losses_agree"] = all(np.allclose(found, losses[0], rtol=TOLERANCE) for found in losses)
+        row["ran"] = "seconds" in row.get("unlimited", {})
+        print(json.dumps(row), flush=True)
+        return dict(row[name])
+
+    note("pyg", lambda: torch_geometric_runs(artifact, layers, options))
+    unlimited = note("unlimited", lambda: our_run(artifact, layers, options, None, "full"))
     if "peak" in unlimited:
-        share = int(unlimited["peak"] * options.share)
+        budget, share = int(unlimited["peak"] * options.share), f"{options.share:.0%}"
         for strategy in ("full", "paper", "none"):
-            row[f"{strategy} in {options.share:.0%}"] = attempt(
-                lambda strategy=strategy: our_run(artifact, layers, options, share, strategy)
+            ours = note(
+                f"{strategy} in {share}", lambda strategy=strategy: our_run(artifact, layers, options, budget, strategy)
             )
-    losses = [row[name]["losses"] for name in row if isinstance(row[name], dict) and "losses" in row[name]]
-    row["losses_agree"] = all(np.allclose(found, losses[0], rtol=TOLERANCE) for found in losses)
-    row["ran"] = "seconds" in unlimited
-    print(json.dumps(row))
+            if strategy == "full" and options.device.startswith("cuda") and "reserved" in ours:
+                capped = partial(in_as_much, ours["reserved"], lambda: torch_geometric_runs(artifact, layers, options))
+                note(f"pyg in {share}", capped)
     sys.exit(not (row["ran"] and row["losses_agree"]))
 
 
@@ -72,12 +83,23 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a run says, or why there is none."""
     try:
         return run()
-    except (RuntimeError, hongtu.errors.InputError) as error:
-        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+    except Exception as error:  # what the others say is not lost for it
+        return {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"}
     finally:
+        gc.collect()  # devices and what counts for them refer to each other
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            with contextlib.suppress(Exception):  # after some errors nothing works any more
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+
+
+def in_as_much(most: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A run for which the GPU has no more memory than so many bytes."""
+    torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
+    try:
+        return run()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def timed(step: Callable[[], float], epochs: int) -> dict[str, Any]:
@@ -88,9 +110,13 @@ def timed(step: Callable[[], float], epochs: int) -> dict[str, Any]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    spread = [min(seconds[1:]), max(seconds[1:])]
-    return {"seconds": statistics.median(seconds[1:]), "spread": spread, "allocated": peak, "losses": losses[:3]}
+    peak, reserved = (
+        (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else (0, 0)
+    )
+    return {
+        "seconds": statistics.median(seconds[1:]), "spread": [min(seconds[1:]), max(seconds[1:])], "allocated": peak,
+        "reserved": reserved, "losses": losses[:3],
+    }  # fmt: skip
 
 
 def our_run(
@@ -107,23 +133,55 @@ def our_run(
         "chunks": plan.topology.chunks, "staging": plan.choice.staging, "resident": sorted(plan.resident),
         "predicted_seconds": predict_seconds(plan, trainer.hardware).to_dict(),
     }  # fmt: skip
-    if options.timeline and budget is not None and device.startswith("cuda"):
-        found["busy"] = busy(trainer)
+    if options.timeline and device.startswith("cuda"):
+        found["timeline"] = timeline(trainer)
     return found
 
 
-def busy(trainer: hongtu.Trainer) -> dict[str, float]:
-    """By CUDA stream, the share of an epoch in which it has work."""
+def timeline(trainer: hongtu.Trainer) -> dict[str, Any]:
+    """Where an epoch goes on the GPU."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         trainer.train_epoch()
         torch.cuda.synchronize()
-    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for event in profile.profiler.kineto_results.events():
-        if event.device_type() == torch.autograd.DeviceType.CUDA:
-            spans[str(event.device_resource_id())].append((event.start_ns(), event.start_ns() + event.duration_ns()))
-    every = [span for found in spans.values() for span in found]
-    whole = max(end for _, end in every) - min(start for start, _ in every)
-    return {stream: covered(found) / whole for stream, found in sorted(spans.items())}
+    return summary([
+        (event.name(), str(event.device_resource_id()), event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in profile.profiler.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    ])  # fmt: skip
+
+
+def summary(events: list[tuple[str, str, int, int]]) -> dict[str, Any]:
+    """Of events (name, stream, start, end in ns): by stream, called after what only it does, the share of the time in
+    which it has work and its longest kernels (ms); the share in which none has; the longest kernels of all (ms)."""
+    if not events:
+        return {}
+    start, end = min(event[2] for event in events), max(event[3] for event in events)
+    of_stream: dict[str, list[tuple[str, str, int, int]]] = defaultdict(list)
+    for event in events:
+        of_stream[event[1]].append(event)
+    streams = {
+        f"{stream} {role(found)}": {"busy": covered([e[2:] for e in found]) / (end - start), "ms": longest(found, 5)}
+        for stream, found in sorted(of_stream.items())
+    }
+    idle = 1 - covered([event[2:] for event in events]) / (end - start)
+    return {"ms": (end - start) / 1e6, "idle": idle, "streams": streams, "kernels": longest(events, 15)}
+
+
+def role(events: list[tuple[str, str, int, int]]) -> str:
+    """load, flush or compute: what comes from the host, what goes there, or neither."""
+    amounts = dict.fromkeys(("load", "flush", "compute"), 0)
+    for name, _, start, end in events:
+        to = "load" if "HtoD" in name else "flush" if "DtoH" in name else None
+        amounts[to or ("load" if "copy_rows" in name else "compute")] += end - start
+    return max(amounts, key=lambda what: amounts[what])
+
+
+def longest(events: list[tuple[str, str, int, int]], count: int) -> dict[str, float]:
+    """Milliseconds of the kernels that took longest in all, by name."""
+    total: dict[str, float] = defaultdict(float)
+    for name, _, start, end in events:
+        total[name[:80]] += (end - start) / 1e6
+    return dict(sorted(total.items(), key=lambda found: -found[1])[:count])
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

@@ -3,8 +3,9 @@
     python -m experiments.gpu_links [--device cuda|dry] [--megabytes 2048]
 
 One JSON object: bandwidth (GB/s) of a large copy from pinned memory; of rows of 128 to 1024 bytes gathered by the
-device itself ("zero-copy"), and gathered by the host and then copied; and the seconds that a chunk takes whose work is
-nothing, over 128 chunks with streams and events as in training.
+device itself ("zero-copy"), and gathered by the host and then copied, and the former as a share of the large copy; of
+512-byte rows by the number of thread blocks that gather, alone and beside products on the compute stream; and the
+seconds that a chunk takes whose work is nothing, over 128 chunks with streams and events as in training.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hongtu.streams import Turn
 
 ROW_BYTES = (128, 256, 512, 1024)
 CHUNKS = 128
+BLOCKS = (16, 32, 64, 128, 1024)
 REPEATS = 5
 
 
@@ -44,6 +46,8 @@ def main() -> None:
     row = machine("gpu_links") | {"device": options.device, "megabytes": options.megabytes}
     row["copy"] = len(there) * 4 / seconds(device, lambda: copy(device, there, host[: len(there)])) / 1e9
     row["rows"] = {str(size): gathers(device, host, there, size) for size in ROW_BYTES}
+    row["share_of_copy"] = {size: rates["zero_copy"] / row["copy"] for size, rates in row["rows"].items()}
+    row["blocks"] = {str(blocks): by_blocks(device, host, there, blocks) for blocks in BLOCKS}
     row["chunk_seconds"] = seconds(device, lambda: dummy_chunks(device)) / CHUNKS
     print(json.dumps(row))
 
@@ -71,6 +75,7 @@ def gathers(device: Device, host: Tensor, there: Tensor, size: int) -> dict[str,
     on_device = torch.from_numpy(index).to(there.device)
     slots = torch.arange(len(cache), dtype=torch.int32, device=there.device)
     staging = torch.empty_like(rows[: len(cache)], pin_memory=there.is_cuda)
+    device.begin()
 
     def gather_on_the_host() -> None:
         torch.index_select(rows, 0, torch.from_numpy(index), out=staging)
@@ -81,6 +86,39 @@ def gathers(device: Device, host: Tensor, there: Tensor, size: int) -> dict[str,
     through_host = seconds(device, gather_on_the_host)
     nbytes = len(cache) * size / 1e9
     return {"zero_copy": nbytes / direct, "host_gather": nbytes / through_host}
+
+
+def by_blocks(device: Device, host: Tensor, there: Tensor, blocks: int) -> dict[str, float]:
+    """GB/s of random rows of 512 bytes gathered by so many thread blocks, alone and beside products."""
+    rows, cache = host.view(-1, 128), there.view(-1, 128)
+    index = np.random.default_rng(0).permutation(len(rows)).astype(np.int32)[: len(cache)]
+    on_device = torch.from_numpy(index).to(there.device)
+    square = torch.ones((1024, 1024) if there.is_cuda else (8, 8), device=there.device)
+    device.begin()
+
+    def gather() -> None:
+        device.kernels.copy_rows(rows, on_device, cache, None, max_blocks=blocks)
+
+    def load() -> None:
+        device.streams.load.run(gather)
+        device.streams.load.record().synchronize("the rows are there")
+
+    def products() -> None:
+        for _ in range(2000 if there.is_cuda else 2):
+            torch.mm(square, square)
+
+    found = {}
+    for name, beside in (("alone", False), ("beside", True)):
+        taken = []
+        for _ in range(REPEATS):
+            if beside:
+                device.streams.compute.run(products)
+            start = time.perf_counter()
+            load()
+            taken.append(time.perf_counter() - start)
+            device.drain()
+        found[name] = len(cache) * 512 / statistics.median(taken) / 1e9
+    return found
 
 
 def dummy_chunks(device: Device) -> None:

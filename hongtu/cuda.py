@@ -191,7 +191,9 @@ class CudaBackend:
             gpu = self.gpu_of(i)
             where = self.where(gpu)
             if gpu not in self._streams:
-                self._streams[gpu] = (CudaStream(where), CudaStream(where, priority=-1), CudaStream(where))
+                first = -1  # what moves rows needs few multiprocessors, but at once: else the link waits for arithmetic
+                load, compute, flush = (CudaStream(where, priority) for priority in (first, 0, first))
+                self._streams[gpu] = (load, compute, flush)
             kernels = kernels_for(torch.empty(0, device=where))
             streams = Streams(*self._streams[gpu], host)
             name, pin = f"device {i}", self.pinned

@@ -242,8 +242,10 @@ class Device(ABC):
         self.traffic.add(link, nbytes, len(index), perf_counter() - start)
 
     def numbers(self, *shape: int) -> Tensor:
-        """Float64 zeros on the device, one or so many."""
-        return self._empty(shape, torch.float64).zero_()
+        """Float64 numbers on the device, one or so many: zeros for what runs on ``compute``."""
+        numbers = self._empty(shape, torch.float64)
+        self.streams.compute.run(numbers.zero_)
+        return numbers
 
     # ---------------------------------------------------------------- what differs
 

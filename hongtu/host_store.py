@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.pool import Make, Pool, plain
+from hongtu.host_memory import available_bytes
+from hongtu.pool import Make, Pool
 
 
 class HostStore:
@@ -30,7 +31,7 @@ class HostStore:
         self._tensors: dict[str, Tensor] = {}
         self._borrowed: set[str] = set()
         self._copies = pinned is not None
-        self._pool = Pool(pinned or plain)
+        self._pool = Pool() if pinned is None else Pool(pinned, room=available_bytes)
         self._pinned = self._pinned_peak = self._pageable = self._staging = 0
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import warnings
@@ -12,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+from hongtu.host_threads import in_parts
 
 
 class Registered:
@@ -59,9 +62,15 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = ())
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype)
-    array = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):  # a child's copy would take the GPUs' pages away
+        with contextlib.suppress(OSError):  # a kernel without
+            memory.madvise(advice)
+    array = np.frombuffer(memory, dtype=np.uint8)
     if len(set(near)) > 1:
         touch_near(array, near)
+    else:
+        in_parts(lambda part: _touch(array[part]), len(array), nbytes)
     if not REGISTERED.add(array):
         warnings.warn(
             f"the driver refused to pin {nbytes} bytes of host memory: rows are gathered by the host, which is slow; "
@@ -77,10 +86,13 @@ def touch_near(array: np.ndarray, near: Sequence[str]) -> None:
     try:
         for k, listed in enumerate(near):
             os.sched_setaffinity(0, processors(listed) & before or before)
-            part = array[k * len(array) // len(near) : (k + 1) * len(array) // len(near)]
-            part[:: mmap.PAGESIZE] = 0
+            _touch(array[k * len(array) // len(near) : (k + 1) * len(array) // len(near)])
     finally:
         os.sched_setaffinity(0, before)
+
+
+def _touch(part: np.ndarray) -> None:
+    part[:: mmap.PAGESIZE] = 0
 
 
 def processors(listed: str) -> set[int]:

@@ -23,10 +23,11 @@ class Pool:
     Args:
         make: makes a tensor with undefined content.
         slack: a part of the most that was out.
+        room: says how many bytes there are beside; nothing is dropped for a tensor that takes at most half of them.
     """
 
-    def __init__(self, make: Make = plain, slack: float = 0.0) -> None:
-        self._make, self._slack = make, slack
+    def __init__(self, make: Make = plain, slack: float = 0.0, room: Callable[[], int | None] = lambda: None) -> None:
+        self._make, self._slack, self._room = make, slack, room
         self._spare: dict[int, list[Tensor]] = {}
         self._out = self._most_out = self._idle = 0
 
@@ -39,7 +40,9 @@ class Pool:
         if spare:
             self._idle -= nbytes
             return spare.pop().view(dtype).view(shape)
-        self.shrink(int(self._most_out * (1 + self._slack)) - self._out)
+        most = int(self._most_out * (1 + self._slack)) - self._out
+        if self._idle > most and 2 * nbytes > (self._room() or 0):
+            self.shrink(most)
         return self._make(shape, dtype)
 
     def give(self, tensor: Tensor) -> None:

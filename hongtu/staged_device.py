@@ -14,11 +14,14 @@ from torch import Tensor
 
 from hongtu.device import Device, Stores
 from hongtu.dispatch import Kernels
+from hongtu.host_memory import available_bytes
 from hongtu.host_threads import in_parts
 from hongtu.metrics import Traffic
 from hongtu.pool import Make, Pool
 from hongtu.row_copies import put_rows_alone
 from hongtu.streams import Streams
+
+HOST_BLOCKS = 64  # of threads that read or write host memory: 1 MiB on its way, ten times what the link holds
 
 
 class StagedDevice(Device):
@@ -46,7 +49,7 @@ class StagedDevice(Device):
     ) -> None:
         super().__init__(name, budget, traffic, streams, kernels)
         self.where, self._reaches, self._adds = where, reaches, adds or reaches
-        self._staging_pool = Pool(pinned)
+        self._staging_pool = Pool(pinned, room=available_bytes)
         self._host: dict[str, Tensor] = {}
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -139,7 +142,8 @@ class StagedDevice(Device):
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
         if self._reaches(src) and self._reaches(dst):
-            self.kernels.copy_rows(src, src_index, dst, dst_index)
+            blocks = {} if src.is_cuda and dst.is_cuda else {"max_blocks": HOST_BLOCKS}
+            self.kernels.copy_rows(src, src_index, dst, dst_index, **blocks)
             return
         _settle(src, dst)
         rows = src if src_index is None else src.index_select(0, src_index.to(src.device))
@@ -175,9 +179,16 @@ def _copy_on_host(source: np.ndarray, target: np.ndarray) -> None:
 
 def _put_rows(rows: np.ndarray, host: np.ndarray, index: np.ndarray | None, stores: Stores) -> None:
     """Store rows in ``host``, or in rows ``index`` of it, which are different ones, or add them there."""
-    every = np.arange(len(rows), dtype=np.int32) if index is None else index
-    flags = stores if isinstance(stores, np.ndarray) else np.full(len(rows), stores)
-    in_parts(lambda part: put_rows_alone(rows[part], host, every[part], flags[part]), len(rows), rows.nbytes)
+
+    def put(part: slice) -> None:
+        if index is None and stores is False:
+            np.add(host[part], rows[part], out=host[part])
+            return
+        to = np.arange(part.start, part.stop, dtype=np.int32) if index is None else index[part]
+        flags = stores[part] if isinstance(stores, np.ndarray) else np.full(len(to), stores)
+        put_rows_alone(rows[part], host, to, flags)
+
+    in_parts(put, len(rows), rows.nbytes)
 
 
 def _settle(*tensors: Tensor) -> None:

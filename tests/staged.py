@@ -36,7 +36,8 @@ def check(
     """Losses and gradients are the reference's, and the counters the plan's; returns the trainer."""
     trainer = training.make_trainer(model, problem, grain, **options)
     found = training.train(trainer, epochs)
-    found.gradients[:] = [{name: g.cpu() for name, g in gradients.items()} for gradients in found.gradients]
+    for kind in (found.gradients, found.buffers):
+        kind[:] = [{name: x.cpu() for name, x in tensors.items()} for tensors in kind]
     training.assert_same(found, training.train_reference(model, problem).first(epochs), tolerance)
     record = trainer.train_epoch()
     assert record.bytes == trainer.plan.bytes

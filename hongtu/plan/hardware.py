@@ -183,12 +183,12 @@ CPU = Hardware(
 
 def _data_sheet(*, memory: float, arithmetic: float, **known: Any) -> Hardware:
     """A profile of a GPU that was not measured: every access at its memory's bandwidth, every product at its float32
-    arithmetic's rate, and next to nothing per row and edge."""
+    arithmetic's rate, next to nothing per row and edge, and what Python takes to start work, which is as on a CPU."""
     named = [field.name for field in fields(Hardware)]
     rates: dict[str, Any] = {name: memory for name in named if name.endswith("_bandwidth")}
     rates |= {name: 1e-15 for name in named if name.endswith("_seconds")}
-    rates |= {name: 1e-5 for name in named if name.endswith("_stage_seconds")}
-    rates |= {"stage_seconds": 1e-4, "flops": arithmetic, "weight_flops": arithmetic}
+    rates |= {name: getattr(CPU, name) for name in named if name.endswith("stage_seconds") or name == "call_seconds"}
+    rates |= {"flops": arithmetic, "weight_flops": arithmetic}
     return Hardware(staged=True, **(rates | known))
 
 

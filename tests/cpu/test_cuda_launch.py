@@ -207,18 +207,22 @@ def test_cuda_launcher_hands_the_driver_what_the_kernel_expects(monkeypatch):
         args = [ctypes.c_int64.from_address(slot).value for slot in slots]
         assert (gz, bz, shared, extra) == (1, 1, 0, 0)
         seen.append((kernel, stream))
-        dry_launcher.launch(kernel, (gx, gy), (bx, by), args, None, ())
-        return (status,)
+        if entered:
+            dry_launcher.launch(kernel, (gx, gy), (bx, by), args, None, ())
+        return (status if entered else 201,)
 
-    status = 0
+    status, entered = 0, []
     launcher = object.__new__(CudaLauncher)
     launcher.device, launcher._buffers = 0, _Buffers()
     launcher._kernels = {name: name for name in ("csc_aggregate_f32x4", "csc_aggregate_transpose_f32x1")}
-    launcher._driver = SimpleNamespace(cuLaunchKernel=launch_kernel)
+    launcher._driver = SimpleNamespace(
+        cuLaunchKernel=launch_kernel, CUresult=SimpleNamespace(CUDA_ERROR_INVALID_CONTEXT=201)
+    )
+    monkeypatch.setattr(CudaLauncher, "_enter", lambda self: entered.append(self.device))  # a thread without a context
     monkeypatch.setattr(CudaLauncher, "on_gpu", False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     CscParity().test_csc_aggregate(Machine(launcher, 77, "cpu"), "hubs", 4, np.float32, 0)
-    assert len(seen) == 16 and {stream for _, stream in seen} == {77}
+    assert len(seen) == 17 and {stream for _, stream in seen} == {77} and entered == [0]
     status = 700
     with pytest.raises(KernelError, match=r"csc_aggregate_f32x4 .* on GPU 0: 700"):
         CscParity().test_csc_aggregate(Machine(launcher, 77, "cpu"), "mixed", 4, np.float32, 0)

@@ -76,7 +76,7 @@ def test_structure_that_stays_is_brought_once(model):
 
 def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), DryBackend()
-    slow = replace(device.hardware, host_link=1e6, contiguous_link=1e6, structure_link=1e6)
+    slow = replace(device.hardware, host_link=1e5, contiguous_link=1e5, structure_link=1e5)
     found = []
     for share in (1.0, 2.0, 3.0):
         some = budget(model, problem, (2, 6), share, device=device)

@@ -68,3 +68,24 @@ def test_a_device_stays_within_its_budget_with_what_is_idle():
     with device.computing():
         held = torch.empty(600, dtype=torch.uint8)
         assert device.arena + len(held) + device._pool.idle <= 1000
+
+
+def test_memory_that_is_dear_to_make_is_kept_while_there_is_room():
+    """Sizes that push each other out where the machine is full."""
+    left = [1000]
+    pool = Pool(room=lambda: left[0])
+
+    def turns():
+        addresses = []
+        for nbytes in (300, 200, 300, 200):
+            tensor = pool.take((nbytes,), torch.uint8)
+            addresses.append(tensor.data_ptr())
+            pool.give(tensor)
+        return addresses
+
+    first = turns()
+    assert first[:2] == first[2:] and pool.idle == 500
+    left[0] = 399  # less than twice what is asked for
+    pool.take((200,), torch.uint8)
+    pool.take((200,), torch.uint8)
+    assert pool.idle == 0
