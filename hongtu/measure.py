@@ -210,7 +210,7 @@ def _amounts(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, floa
     }
     amounts |= dict.fromkeys(("arithmetic", "swept_near", *asdict(Work())), 0.0)
     for i in range(plan.topology.partitions):
-        work = partition_work(plan, p, i, hardware.cache)
+        work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
         near = is_near(work.largest, hardware)
         done = asdict(work) | {"swept": work.swept * (not near), "swept_near": work.swept * near}
         for name, amount in (done | {"arithmetic": arithmetic_seconds(work, hardware)}).items():

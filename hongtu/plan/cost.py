@@ -85,7 +85,7 @@ def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, f
     for p in plan.passes.train:
         on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
         for i in range(plan.topology.partitions):
-            work = partition_work(plan, p, i, hardware.cache)
+            work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
             computed = _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
             on_device[i % len(on_device)] += computed, _dispatch_seconds(work, hardware)
         least = on_device[on_device.sum(axis=1).argmin()]
@@ -110,7 +110,7 @@ def _hidden(s: Seconds) -> float:
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> Seconds:
-    traffic, work = plan.device_traffic(p, i), partition_work(plan, p, i, hardware.cache)
+    traffic, work = plan.device_traffic(p, i), partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
     moved, rows = traffic.bytes, traffic.rows
     return Seconds(
         load=moved["load"] / hardware.host_link + rows["load"] * hardware.row_seconds,
@@ -155,7 +155,9 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
 def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
     """Products, bringing and taking away their rows, then everything else that touches rows: one after the other."""
     rows = work.product_bytes / hardware.product_bandwidth + work.weight_bytes / hardware.weight_bandwidth
-    rows += work.swept / _sweep_bandwidth(work.largest, hardware)
+    near = is_near(work.largest, hardware)
+    rows += (work.swept - work.fresh) / (hardware.near_bandwidth if near else hardware.sweep_bandwidth)
+    rows += work.fresh / hardware.fresh_bandwidth
     return arithmetic_seconds(work, hardware) + rows + work.loss_rows * hardware.loss_row_seconds
 
 
@@ -167,10 +169,3 @@ def arithmetic_seconds(work: Work, hardware: Hardware) -> float:
 def is_near(largest: int, hardware: Hardware) -> bool:
     """Whether a chunk's tensors stay in the cache from one operation to the next."""
     return hardware.cache is not None and largest * TENSORS <= hardware.cache
-
-
-def _sweep_bandwidth(largest: int, hardware: Hardware) -> float:
-    if is_near(largest, hardware):
-        return hardware.near_bandwidth
-    reused = hardware.largest_reused is None or largest <= hardware.largest_reused
-    return hardware.sweep_bandwidth if reused else hardware.fresh_bandwidth

@@ -28,7 +28,8 @@ class Work:
             what these take and give; weight_flops and weight_bytes: the same for gradients of weights.
         loss_rows: rows of the output with a loss, once for each of its terms.
         swept: bytes of the chunks' own rows that row-wise stages touch, and of what functions of edges touch in order;
-            largest: of one tensor of one chunk.
+            swept_sources: of these, copies of sources' rows side by side, and making their gradients; fresh: in
+            tensors that the allocator maps anew; largest: of one tensor of one chunk.
         chunks: chunks that run; of these aggregate_chunks have in-edges or their sums, gradient_chunks gradients,
             transpose_chunks those of an aggregate, loss_chunks the loss; exchange_chunks: of all, for every tensor
             whose rows they get from, or send, elsewhere; peer_chunks: where that may be another device.
@@ -50,6 +51,8 @@ class Work:
     weight_bytes: float = 0.0
     loss_rows: float = 0.0
     swept: float = 0.0
+    swept_sources: float = 0.0
+    fresh: float = 0.0
     largest: int = 0
     calls: int = 0
     chunks: int = 0
@@ -76,11 +79,14 @@ class Extent:
     chunks: int = 0
 
 
-def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None) -> Work:
+def partition_work(
+    plan: ExecutionPlan, p: Pass, i: int, cache: int | None = None, largest_reused: int | None = None
+) -> Work:
     """What partition ``i`` computes in a pass.
 
     Args:
         cache: bytes of the device's, None for none.
+        largest_reused: bytes of a tensor that its allocator hands out again, None for any.
     """
     view = plan.view(p)
     own = slice(i * view.chunks, (i + 1) * view.chunks)
@@ -93,11 +99,20 @@ def partition_work(plan: ExecutionPlan, p: Pass, i: int, cache: int | None = Non
     largest = int(num_dst.max()) * widest * item
     if p.layer is not None and plan.shape.layers[p.layer].reduce is None:
         largest = max(largest, int(sources.max()) * row)
-    work = replace(work, largest=largest)
+    fresh = _larger(num_dst, widest * item, largest_reused) * (work.swept - work.swept_sources)
+    fresh += _larger(sources, row, largest_reused) * work.swept_sources
+    work = replace(work, largest=largest, fresh=fresh)
     if cache is None:
         return work
     share = _missed(view, own, cache / max(row, 1))
     return replace(work, fetched=share * (work.summed + work.transposed), function_fetched=share * work.function)
+
+
+def _larger(rows: np.ndarray, nbytes: int, limit: int | None) -> float:
+    """Of all chunks' rows of so many bytes, the share in chunks where they take more than a limit together."""
+    if limit is None:
+        return 0.0
+    return int(rows[rows * nbytes > limit].sum()) / max(int(rows.sum()), 1)
 
 
 def _missed(view: Topology, own: slice, rows: float) -> float:
@@ -183,11 +198,13 @@ def _function(plan: ExecutionPlan, p: Pass, extent: Extent, function: tuple[Edge
     moved = 2 * width[p.exchange] if p.exchange is not None else 0
     moved += 3 * width[p.flush] if p.flush is not None else 0
     swept = extent.vertices * done.destinations + extent.sources * (done.sources + moved) + extent.edges * done.edges
+    made = 2 * sum(width[name] for name in (p.exchange, p.flush) if name is not None)
     return Work(
         function=extent.edges * done.rows * item,
         function_edges=extent.edges * done.walks,
         exponentials=extent.edges * done.exponentials,
         swept=swept * item,
+        swept_sources=extent.sources * made * item,
         calls=extent.chunks * done.calls,
     )
 

@@ -163,6 +163,11 @@ def test_compute_counts_edges_and_parameters():
     assert predict_seconds(nobody, free(flops=2.0)).rowwise < 1e-20
 
 
+def widest(plan, p):
+    """Columns of a pass's widest rows of destinations."""
+    return max(plan.passes.width[name] for name in (*p.inputs, *p.gradients, *p.written))
+
+
 def test_functions_of_edges_run_again_in_backward():
     topology = random_topology(3, 2, 3)
     functions = shape(work=(StageWork(), StageWork(function=FUNCTION)), linear=False, reduce=None)
@@ -180,6 +185,18 @@ def test_functions_of_edges_run_again_in_backward():
         own = LOSS_SWEEPS * 3 if p.loss else 0
         rows = vertices * (work.destinations + own) + sources * (work.sources + moved * 4) + edges * work.edges
         assert pass_seconds(plan, p, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * item)
+        # in chunks where they take more than the allocator hands out again: sources' rows that are made, all else
+        limit, made, many = int(np.median(topology.num_sources)) * 4 * item, 2 if p is forward else 4, 0.0
+        fresh = free(fresh_bandwidth=1.0, largest_reused=limit)
+        for i in range(2):
+            num_dst, num_sources, num_edges = (
+                count.reshape(2, 3)[i] for count in (topology.num_dst, topology.num_sources, topology.chunk_edges)
+            )
+            every = num_dst.sum() * (work.destinations + own) + num_sources.sum() * (work.sources + (moved - made) * 4)
+            large = num_dst[num_dst * widest(plan, p) * item > limit].sum() / num_dst.sum()
+            many += large * (every + num_edges.sum() * work.edges)
+            many += num_sources[num_sources * 4 * item > limit].sum() * made * 4
+        assert 0 < pass_seconds(plan, p, fresh).rowwise == pytest.approx(many * item)
         assert pass_seconds(plan, p, free(call_seconds=1.0)).dispatch == pytest.approx(work.calls * busy)
         fetched = pass_seconds(plan, p, free(function_fetch_bandwidth=1.0, cache=1 << 20))  # all else is in the cache
         assert fetched.aggregate == pytest.approx(work.rows * item * sources)
