@@ -20,10 +20,10 @@ from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
-from hongtu.malloc import restart_without_caches
+from hongtu.hardware import Hardware
+from hongtu.host import restart_without_caches
 from hongtu.measure import Epoch, measure_cpu, settled
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.hardware import Hardware
 
 LIMIT = 0.15
 CHECKED = 2  # epochs whose losses are the reference's: the second follows from gradients

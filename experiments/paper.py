@@ -25,10 +25,10 @@ from experiments.duplicates import duplicates, replication
 from experiments.prepare import generated, real_graph
 from experiments.rows_loaded import read as read_graph
 from hongtu.bench.records import append, machine, read
+from hongtu.hardware import A100X4, Hardware
 from hongtu.host_load import BUSY
 from hongtu.models import build_layers
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.hardware import A100X4, Hardware
 from hongtu.planning import plan_model
 
 UNKNOWN = "the paper's table was not at hand"

@@ -19,7 +19,7 @@ import numpy as np
 
 from hongtu.bench.records import append, machine
 from hongtu.errors import BudgetError
-from hongtu.plan.hardware import Hardware, load_hardware
+from hongtu.hardware import Hardware, load_hardware
 from hongtu.plan.transfer import TransferPlan, plan_transfers
 from hongtu.preprocess import csc, order, partition, reorganize
 from hongtu.preprocess.clean import coalesce

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.npy import open_npy
+from hongtu.files import open_npy
 from hongtu.sparse_rows import PARTS
 
 FORMAT = "hongtu-artifact"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.artifact_format import ARRAYS, FORMAT, MANIFEST, VERSION, file_hash, manifest_text, text_hash
-from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
+from hongtu.files import check_output, replace_directory, reserve, temporary_sibling
 
 
 class ArtifactWriter:

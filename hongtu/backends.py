@@ -9,8 +9,8 @@ import torch
 from hongtu.cpu_device import CpuDevice
 from hongtu.device import Device
 from hongtu.errors import InputError
+from hongtu.hardware import CPU, Hardware
 from hongtu.metrics import Traffic
-from hongtu.plan.hardware import CPU, Hardware
 from hongtu.pool import Make
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.bits import lowest
-
 
 @numba.njit(cache=True, nogil=True)
 def insert(words, rows, offset):
@@ -35,3 +33,18 @@ def take_all(words, first, end, offset, out, at):
             bits &= bits - np.uint64(1)
         words[w] = np.uint64(0)
     return at
+
+
+@numba.njit(inline="always")
+def count_ones(word):
+    """How many bits of a uint64 are set."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@numba.njit(inline="always")
+def lowest(word):
+    """The position of the lowest set bit of a uint64 that is not 0."""
+    return count_ones((word & (~word + np.uint64(1))) - np.uint64(1))

@@ -15,9 +15,9 @@ from torch import Tensor
 from hongtu.device import Device
 from hongtu.dispatch import kernels_for
 from hongtu.errors import DeviceOutOfMemory, InputError
+from hongtu.hardware import H200, MARGIN
 from hongtu.metrics import Traffic
 from hongtu.pinned import REGISTERED, pinned, processors_near
-from hongtu.plan.hardware import H200, MARGIN
 from hongtu.staged_device import StagedDevice
 from hongtu.streams import Event, Streams
 

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
 from hongtu import attention_kernels, gate_kernels, kernels, reduction_kernels, row_copies, transposes
+from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
 
 
 class Kernels(Protocol):

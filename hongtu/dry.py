@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hongtu.device import Device
 from hongtu.dispatch import CudaKernels, Kernels, using
+from hongtu.hardware import H200
 from hongtu.metrics import Traffic
-from hongtu.plan.hardware import H200
 from hongtu.pool import Pool
 from hongtu.staged_device import StagedDevice
 from hongtu.streams import Event, Streams

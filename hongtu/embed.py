@@ -16,10 +16,10 @@ from hongtu.connections import Modules
 from hongtu.embedding import Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
+from hongtu.hardware import Hardware
 from hongtu.network import Network
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
-from hongtu.plan.hardware import Hardware
 from hongtu.plan.strategy import Strategy
 from hongtu.planning import make_loss, plan_network
 

@@ -15,11 +15,10 @@ from hongtu.artifact import Artifact
 from hongtu.backends import Backend
 from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
-from hongtu.host_memory import check_host, drop_pages
+from hongtu.host import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_rows import make_host
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
-from hongtu.malloc import reuse_freed_memory
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.modules import modes_kept
 from hongtu.network import Network

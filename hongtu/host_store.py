@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.host_memory import available_bytes
+from hongtu.host import available_bytes
 from hongtu.pool import Make, Pool
 
 

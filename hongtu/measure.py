@@ -24,11 +24,11 @@ from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
 from hongtu.fitting import explained
+from hongtu.hardware import CPU, Hardware
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
 from hongtu.plan.cost import arithmetic_seconds, is_near, pass_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.passes import Pass
 from hongtu.plan.work import Work, partition_work
 from hongtu.planning import plan_model

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.bitmap import insert, take_all
-from hongtu.bits import count_ones, lowest
+from hongtu.bitmap import count_ones, insert, lowest, take_all
 
 
 @numba.njit(inline="always")

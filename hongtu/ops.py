@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.cuda_ext.arguments import HUB
-from hongtu.dispatch import NUMBA, kernels_for
+from hongtu.dispatch import HUB, NUMBA, kernels_for
 
 
 def plain(tensor: Tensor) -> Tensor:

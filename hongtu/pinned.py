@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.host_threads import in_parts
+from hongtu.host import in_parts
 
 
 class Registered:

@@ -19,6 +19,7 @@ from hongtu.config import parse_bytes
 from hongtu.connections import Entry, as_modules
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
+from hongtu.hardware import CPU, Hardware
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.loss_terms import Losses
 from hongtu.losses import MeanLoss
@@ -29,7 +30,6 @@ from hongtu.plan.build import sketch_plan
 from hongtu.plan.choice import Choice
 from hongtu.plan.cost import sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.strategy import Strategy, get_strategy

@@ -19,12 +19,12 @@ from hongtu.config import parse_bytes
 from hongtu.embedding import VertexRows
 from hongtu.engine import Engine
 from hongtu.errors import InputError
+from hongtu.hardware import Hardware
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer, Skip
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import Hardware
 from hongtu.plan.planner import plan_run
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy, get_strategy

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hongtu.errors import InputError, OutputError
-from hongtu.output import reserve
+from hongtu.files import reserve
 
 BLOCK = 1 << 22  # numbers copied in one step
 

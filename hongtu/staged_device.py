@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hongtu.device import Device, Stores
 from hongtu.dispatch import Kernels
-from hongtu.host_memory import available_bytes
-from hongtu.host_threads import in_parts
+from hongtu.host import available_bytes, in_parts
 from hongtu.metrics import Traffic
 from hongtu.pool import Make, Pool
 from hongtu.row_copies import put_rows_alone

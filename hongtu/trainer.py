@@ -23,13 +23,13 @@ from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit
+from hongtu.hardware import Hardware
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.loss_terms import Losses
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import Hardware
 from hongtu.plan.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
 from hongtu.pressure import Relief

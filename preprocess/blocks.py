@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hongtu.host_memory import available_bytes
+from hongtu.host import available_bytes
 
 BUFFER = 1 << 22  # elements of a block
 SHARE = 4  # of the memory that is left, for blocks of an array that does not fit it

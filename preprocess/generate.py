@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.output import check_output, replace_directory, reserve, temporary_sibling
+from hongtu.files import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0

@@ -17,7 +17,7 @@ from hongtu.artifact import Artifact, open_artifact
 from hongtu.artifact_format import VERSION
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.host_memory import available_bytes
+from hongtu.host import available_bytes
 from hongtu.preprocess import (
     chunks,
     clean,

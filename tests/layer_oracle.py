@@ -2,7 +2,8 @@
 
 import torch
 
-from hongtu.nn.context import RowContext, bind
+from hongtu.nn.binding import bind
+from hongtu.nn.context import RowContext
 from tests.graphs import cut, make_blocks
 
 IN, OUT = 7, 5

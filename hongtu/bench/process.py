@@ -14,7 +14,7 @@ from typing import Any
 from hongtu.bench.spec import OURS
 from hongtu.bench.worker import FIRST, Order
 from hongtu.errors import BudgetError, InputError
-from hongtu.malloc import without_caches
+from hongtu.host import without_caches
 
 
 class Process:

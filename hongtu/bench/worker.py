@@ -47,7 +47,7 @@ class Ours:
     """hongtu as a :class:`~hongtu.bench.baselines.System`."""
 
     def __init__(self, order: Order, artifact: Any, layers: list) -> None:
-        from hongtu.plan.hardware import load_hardware
+        from hongtu.hardware import load_hardware
         from hongtu.trainer import Trainer
 
         self.trainer = Trainer(

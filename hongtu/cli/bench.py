@@ -105,8 +105,8 @@ def check_options(options: argparse.Namespace) -> None:
         InputError: naming the option.
     """
     from hongtu.bench.spec import parse_budgets, parse_strategies
+    from hongtu.hardware import load_hardware
     from hongtu.models import MODELS
-    from hongtu.plan.hardware import load_hardware
 
     for name in options.models:
         if name not in MODELS:

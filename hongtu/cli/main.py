@@ -10,7 +10,7 @@ from typing import NoReturn
 from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.errors import InputError
-from hongtu.malloc import restart_without_caches
+from hongtu.host import restart_without_caches
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
 COMMANDS = (

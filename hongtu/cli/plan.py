@@ -13,8 +13,8 @@ from hongtu.config import parse_bytes
 
 if TYPE_CHECKING:
     from hongtu.artifact import Artifact
+    from hongtu.hardware import Hardware
     from hongtu.plan.execution import ExecutionPlan
-    from hongtu.plan.hardware import Hardware
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,8 +32,8 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Plan, and print the plan."""
     from hongtu.artifact import open_artifact
+    from hongtu.hardware import load_hardware
     from hongtu.loss_terms import DEFAULT
-    from hongtu.plan.hardware import load_hardware
     from hongtu.plan.report import traffic_chart
     from hongtu.planning import plan_model
 

@@ -240,7 +240,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
     import torch
 
     from hongtu.artifact import open_artifact
-    from hongtu.plan.hardware import load_hardware
+    from hongtu.hardware import load_hardware
     from hongtu.random_state import seed_generators
     from hongtu.trainer import Trainer
 

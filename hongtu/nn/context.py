@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from hongtu.block import Rows
 
 
@@ -42,21 +40,3 @@ class RowContext:
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "rows": None}
-
-
-def bind(model: torch.nn.Module, context: RowContext) -> RowContext:
-    """Give every ``Layer`` and ``Dropout`` of the model the context, and every dropout its ``site`` number.
-
-    Sites are counted in module order, so that the same model has the same masks in every run.
-    """
-    from hongtu.nn.dropout import Dropout
-    from hongtu.nn.layer import Layer
-
-    sites = 0
-    for module in model.modules():
-        if isinstance(module, (Layer, Dropout)):
-            module.context = context
-        if isinstance(module, Dropout):
-            module.site = sites
-            sites += 1
-    return context

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
+from hongtu.hardware import Hardware
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import Hardware
 from hongtu.plan.passes import Pass
 from hongtu.plan.work import Extent, Work, partition_work, pass_work
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hongtu.hardware import Hardware
 from hongtu.plan.build import sketch_plan
 from hongtu.plan.choice import ONCE, View
 from hongtu.plan.cost import computing_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.hardware import Hardware
 from hongtu.topology import Topology
 
 LITTLE = 0.02  # beside what an epoch computes

@@ -9,12 +9,12 @@ from math import inf
 import numpy as np
 
 from hongtu.errors import BudgetError
+from hongtu.hardware import CPU, Hardware
 from hongtu.plan.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.choice import Choice, View
 from hongtu.plan.cost import computing_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.grains import Probe, fitting_plans, smallest_budget, with_edges
-from hongtu.plan.hardware import CPU, Hardware
 from hongtu.plan.prune import pays, receptive_field
 from hongtu.plan.residents import choose_residents, every_tensor
 from hongtu.plan.shapes import NetworkShape

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.hardware import Hardware
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.gaps import choose_gaps
-from hongtu.plan.hardware import Hardware
 from hongtu.plan.lookahead import lookahead_intervals
 from hongtu.plan.passes import Pass
 from hongtu.plan.plot import Series, line_chart

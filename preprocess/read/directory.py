@@ -12,7 +12,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.npy import open_npy
+from hongtu.files import open_npy
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.collect import collect, refuse_relabel
 from hongtu.preprocess.read.formats import open_edges

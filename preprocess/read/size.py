@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hongtu.errors import InputError
-from hongtu.host_memory import available_bytes
+from hongtu.host import available_bytes
 
 LARGEST = 2**31 - 1  # vertex numbers are int32
 PER_VERTEX = 16  # bytes that any run takes at least

@@ -8,7 +8,8 @@ import torch
 
 from hongtu.block import Rows
 from hongtu.nn import Dropout, Layer
-from hongtu.nn.context import RowContext, bind
+from hongtu.nn.binding import bind
+from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import _apply_mask, dropout_key, keep_mask
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu import host_threads
+from hongtu import host
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
 from hongtu.plan.cost import predict_seconds
@@ -130,9 +130,9 @@ def test_rows_that_a_gpu_does_not_reach_take_a_detour(model):
 
 @pytest.mark.parametrize("problem", [problems.awkward, problems.few_train], ids=["whole", "pruned"])
 def test_several_threads_of_the_host_store_and_add(problem, monkeypatch):
-    monkeypatch.setattr(host_threads, "num_threads", lambda: 3)
-    monkeypatch.setattr(host_threads, "LEAST", 1)
-    monkeypatch.setattr(host_threads, "_here", threading.local())
+    monkeypatch.setattr(host, "num_threads", lambda: 3)
+    monkeypatch.setattr(host, "LEAST", 1)
+    monkeypatch.setattr(host, "_here", threading.local())
     for model in SIX[:2] + SIX[4:5]:
         for strategy in (replace(Strategy(), resident=False), get_strategy("none")):
             check(model, problem(), (4, 8), device=DryBackend(seed=2), strategy=strategy, device_memory="smallest")

@@ -11,7 +11,7 @@ import pytest
 from experiments import deep_models, estimator, growth, ladder, paper, preprocess_rates, prune, readme
 from hongtu import measure, rates_alone
 from hongtu.cli.main import main as hongtu_main
-from hongtu.plan.hardware import A100X4, load_hardware
+from hongtu.hardware import A100X4, load_hardware
 
 
 @pytest.fixture(scope="module")

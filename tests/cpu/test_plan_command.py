@@ -13,9 +13,9 @@ import hongtu
 import hongtu.measure
 from hongtu.cli import doctor
 from hongtu.cli.main import main
+from hongtu.hardware import CPU, load_hardware
 from hongtu.models import build_layers
 from hongtu.plan.cost import pass_seconds, predict_seconds
-from hongtu.plan.hardware import CPU, load_hardware
 from hongtu.plan.shapes import Products, StageWork, Sweeps
 from hongtu.plan.transfer import plan_transfers
 from hongtu.planning import plan_model

@@ -11,11 +11,11 @@ import torch
 
 from hongtu import planning
 from hongtu.errors import BudgetError
+from hongtu.hardware import CPU, H200
 from hongtu.models import build_layers
 from hongtu.plan.build import plan_caches, sketch_plan
 from hongtu.plan.choice import Choice
 from hongtu.plan.cost import predict_seconds
-from hongtu.plan.hardware import CPU, H200
 from hongtu.plan.planner import plan_run
 from hongtu.plan.strategy import Strategy
 from tests import problems, training

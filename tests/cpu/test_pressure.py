@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hongtu
-from hongtu import host_memory
+from hongtu import host
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
@@ -165,7 +165,7 @@ def test_the_command_reports_a_device_that_is_too_small(capsys):
 
 
 def test_a_host_that_is_too_small_is_refused_before_anything_is_allocated(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(host_memory, "available_bytes", lambda: 5000)
+    monkeypatch.setattr(host, "available_bytes", lambda: 5000)
     monkeypatch.setattr("hongtu.engine.make_host", None)
     command = ["train", str(artifact().path), "--hidden", "5", "--run", str(tmp_path / "run")]
     assert main(command) == 2

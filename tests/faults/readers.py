@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.config import PreprocessConfig
-from hongtu.plan.hardware import PROFILES, load_hardware
+from hongtu.hardware import PROFILES, load_hardware
 from hongtu.preprocess.read import read_directory
 from tests.faults.formats import FORMATS
 from tests.faults.reader import Reader

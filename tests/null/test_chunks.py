@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.bits import count_ones, lowest
+from hongtu.bitmap import count_ones, lowest
 from hongtu.preprocess.chunks import neighbour_sets
 from hongtu.topology import build_topology
 

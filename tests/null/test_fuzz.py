@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import hongtu
 from hongtu.errors import InputError
-from hongtu.npy import open_npy
+from hongtu.files import open_npy
 from tests.faults.artifacts import crossed_index, fuzz_artifacts, make_artifacts
 from tests.faults.fuzz import fuzz_reader
 from tests.faults.readers import READERS

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hongtu.errors import InputError
+from hongtu.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.build import make_plan
 from hongtu.plan.choice import Choice
 from hongtu.plan.cost import Seconds, pass_seconds, predict_seconds
-from hongtu.plan.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart
 from hongtu.plan.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps

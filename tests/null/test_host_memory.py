@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from hongtu import host_memory
+from hongtu import host
 from hongtu.errors import InputError
 
 
 def test_the_smaller_of_machine_and_control_group_counts(tmp_path, monkeypatch):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2048 kB\nMemAvailable:    1000 kB\n")
-    monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
-    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
-    assert host_memory.available_bytes() == 1000 * 1024
+    monkeypatch.setattr(host, "MEMINFO", meminfo)
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    assert host.available_bytes() == 1000 * 1024
     (tmp_path / "memory.max").write_text("500000\n")
     (tmp_path / "memory.current").write_text("100000\n")
     (tmp_path / "memory.stat").write_text("anon 30000\ninactive_file 20000\n")
-    assert host_memory.available_bytes() == 420000
+    assert host.available_bytes() == 420000
     (tmp_path / "memory.max").write_text("max\n")
-    assert host_memory.available_bytes() == 1000 * 1024
-    host_memory.check_host(1000 * 1024)
+    assert host.available_bytes() == 1000 * 1024
+    host.check_host(1000 * 1024)
     with pytest.raises(InputError, match=r"needs 1024001 bytes.*1024000 are available"):
-        host_memory.check_host(1000 * 1024 + 1)
+        host.check_host(1000 * 1024 + 1)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_the_smaller_of_machine_and_control_group_counts(tmp_path, monkeypatch):
     ],
 )
 def test_control_groups_around_the_own_one_count(line, root, names, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
-    monkeypatch.setattr(host_memory, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(host, "MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    monkeypatch.setattr(host, "OWN_CGROUP", tmp_path / "own")
     (tmp_path / "own").write_text(f"1:name=systemd:/x\n{line}\n")
     for group, limit in (("", "max"), ("a", "900"), ("a/b", "1000")):
         directory = tmp_path / root / group
@@ -44,11 +44,11 @@ def test_control_groups_around_the_own_one_count(line, root, names, tmp_path, mo
             if content is not None:
                 (directory / name).write_text(content)
         (directory / "memory.stat").write_text(f"{names[2]} 50\n")
-    assert host_memory.available_bytes() == 900 - 300 + 50
+    assert host.available_bytes() == 900 - 300 + 50
 
 
 def test_unknown_where_the_system_does_not_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(host_memory, "CGROUP", tmp_path / "absent")
-    assert host_memory.available_bytes() is None
-    host_memory.check_host(1 << 60)
+    monkeypatch.setattr(host, "MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(host, "CGROUP", tmp_path / "absent")
+    assert host.available_bytes() is None
+    host.check_host(1 << 60)

@@ -8,14 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from hongtu import host_threads
-from hongtu.host_threads import LEAST, in_parts
+from hongtu import host
+from hongtu.host import LEAST, in_parts
 
 
 @pytest.fixture(autouse=True)
 def four_threads(monkeypatch):
-    monkeypatch.setattr(host_threads, "num_threads", lambda: 4)
-    monkeypatch.setattr(host_threads, "_here", threading.local())
+    monkeypatch.setattr(host, "num_threads", lambda: 4)
+    monkeypatch.setattr(host, "_here", threading.local())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The layering: who may import whom. ``make lint`` runs this file.
+"""The rooms of hongtu, and who may import whom. ``make lint`` runs this file.
 
-A module may import the layers it sits on and whatever those sit on. Every module of hongtu belongs to one layer; a new
-one needs a line in the table.
+A room is a folder of ``hongtu/``; the files beside them are one room, too, named "" here. A room imports itself and the
+rooms in its line of the table, nothing else. Inside a room, and between its folders, imports only have to run one way.
 """
 
 from __future__ import annotations
@@ -11,135 +11,129 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SITS_ON = {
-    "errors": "",
-    "kernels": "",
-    "exponential": "",
-    "attention_kernels": "kernels exponential",
-    "gate_kernels": "kernels exponential",
-    "reduction_kernels": "kernels",
-    "transposes": "kernels",
-    "reference": "",
-    "row_copies": "",
-    "workspace": "",
-    "metrics": "errors",
-    "host_memory": "errors",
-    "malloc": "",
-    "host_load": "",
-    "config": "errors",
-    "loss_terms": "errors",
-    "losses": "errors loss_terms",
-    "scores": "",
-    "bits": "",
-    "bitmap": "bits",
-    "neighbour_sets": "bitmap bits",
-    "locality": "",
-    "topology": "errors neighbour_sets locality",
-    "statistics": "topology",
-    "output": "errors",
-    "npy": "errors",
-    "vertex_ids": "errors",
-    "sparse_rows": "topology",
-    "artifact_check": "topology sparse_rows",
-    "artifact_format": "npy sparse_rows",
-    "artifact_writer": "artifact_format output",
-    "artifact": "artifact_format topology artifact_check vertex_ids",
-    "preprocess": "artifact artifact_writer config host_memory",
-    "plan": "artifact config metrics",
-    "cuda_ext": "errors",
-    "dispatch": "kernels transposes attention_kernels gate_kernels reduction_kernels row_copies cuda_ext",
-    "ops": "dispatch",
-    "reduction_ops": "ops",
-    "attention_ops": "ops",
-    "reductions": "reduction_ops",
-    "streams": "",
-    "block": "attention_ops reductions topology",
-    "nn": "block",
-    "models": "nn config",
-    "pyg_names": "errors",
-    "convert": "nn pyg_names connections",
-    "modules": "nn",
-    "connections": "errors",
-    "network": "modules nn connections",
-    "tracing": "network plan",  # what the planner must know of the layers
-    "host_store": "artifact row_copies pool host_memory",
-    "device": "pool artifact metrics workspace dispatch streams",
-    "cpu_device": "device products kept_memory row_copies",
-    "host_threads": "",
-    "staged_device": "device host_threads host_memory",
-    "transfer": "host_store device plan",
-    "structure": "device host_store plan",
-    "chunk_inputs": "block structure",
-    "moments": "",
-    "kept": "",
-    "links": "nn artifact statistics",
-    "chunk_run": "transfer network losses links chunk_inputs kept moments",
-    "executor": "chunk_run",
-    "embedding": "errors",
-    "host_rows": "host_store plan embedding losses links",
-    "probe": "executor host_rows tracing cpu_device",
-    "snapshot": "errors",
-    "random_state": "",
-    "run_directory": "snapshot metrics",
-    "pool": "",
-    "products": "",
-    "kept_memory": "",
-    "dry": "staged_device plan",
-    "pinned": "host_threads",
-    "cuda": "staged_device plan pinned",
-    "backends": "dry cuda cpu_device",
-    "replicas": "backends network",
-    "engine": "executor host_rows host_memory malloc replicas",
-    "anomaly": "engine",
-    "pressure": "engine",
-    "callbacks": "metrics",
-    "evaluators": "errors scores",
-    "rows_file": "output",
-    "fit": "run_directory callbacks",
-    "embed": "planning engine",
-    "edge_sweeps": "block plan dispatch",
-    "sweeps": "tracing edge_sweeps",
-    "planning": "probe config embedding sweeps",
-    "trainer": "evaluators planning anomaly pressure fit random_state embed rows_file",
-    "propagation": "engine probe embedding",
-    "postprocess": "propagation",
-    "fitting": "",
-    "rates_alone": "row_copies products fitting",
-    "measure": "rates_alone trainer models preprocess host_load",
-    "hongtu": "trainer postprocess models convert preprocess",  # hongtu/__init__.py, the public names
-    "bench": "hongtu measure",  # timing, and the page about it
-    "cli": "bench",
-    "__main__": "cli",  # any __main__.py, a way in: nothing imports it
+MAY_IMPORT = {
+    "": "",
+    "cuda_ext": "",
+    "graph": "",
+    "kernels": "cuda_ext",
+    "preprocess": "graph",
+    "plan": "graph",
+    "nn": "graph kernels",
+    "device": "cuda_ext kernels",
+    "model": "graph kernels nn",
+    "engine": "graph kernels plan nn device model",
+    "train": "graph kernels plan nn device model engine",
+    "bench": "graph kernels preprocess plan nn device model engine train",
+    "cli": "graph kernels preprocess plan nn device model engine train bench",
 }
-NO_TORCH = (
-    "errors",
-    "kernels",
-    "metrics",
-    "config",
-    "bits",
-    "bitmap",
-    "neighbour_sets",
-    "topology",
-    "artifact",
-    "preprocess",
-    "plan",
-)
+BESIDE = {  # not yet in their rooms
+    "hongtu.anomaly": "train",
+    "hongtu.artifact": "graph",
+    "hongtu.artifact_check": "graph",
+    "hongtu.artifact_format": "graph",
+    "hongtu.artifact_writer": "graph",
+    "hongtu.attention_kernels": "kernels",
+    "hongtu.attention_ops": "nn",
+    "hongtu.backends": "device",
+    "hongtu.bitmap": "graph",
+    "hongtu.block": "nn",
+    "hongtu.callbacks": "train",
+    "hongtu.chunk_inputs": "engine",
+    "hongtu.chunk_run": "engine",
+    "hongtu.connections": "model",
+    "hongtu.convert": "model",
+    "hongtu.cpu_device": "device",
+    "hongtu.cuda": "device",
+    "hongtu.device": "device",
+    "hongtu.dispatch": "kernels",
+    "hongtu.dry": "device",
+    "hongtu.edge_sweeps": "train",
+    "hongtu.embed": "train",
+    "hongtu.embedding": "model",
+    "hongtu.engine": "engine",
+    "hongtu.evaluators": "train",
+    "hongtu.executor": "engine",
+    "hongtu.exponential": "kernels",
+    "hongtu.fit": "train",
+    "hongtu.fitting": "bench",
+    "hongtu.gate_kernels": "kernels",
+    "hongtu.host_load": "bench",
+    "hongtu.host_rows": "engine",
+    "hongtu.host_store": "engine",
+    "hongtu.kept": "engine",
+    "hongtu.kept_memory": "device",
+    "hongtu.kernels": "kernels",
+    "hongtu.links": "model",
+    "hongtu.locality": "graph",
+    "hongtu.loss_terms": "model",
+    "hongtu.losses": "model",
+    "hongtu.measure": "bench",
+    "hongtu.models": "model",
+    "hongtu.modules": "model",
+    "hongtu.moments": "engine",
+    "hongtu.neighbour_sets": "graph",
+    "hongtu.network": "model",
+    "hongtu.ops": "nn",
+    "hongtu.pinned": "device",
+    "hongtu.planning": "train",
+    "hongtu.pool": "device",
+    "hongtu.postprocess": "train",
+    "hongtu.pressure": "train",
+    "hongtu.probe": "train",
+    "hongtu.products": "kernels",
+    "hongtu.propagation": "train",
+    "hongtu.pyg_names": "model",
+    "hongtu.random_state": "train",
+    "hongtu.rates_alone": "bench",
+    "hongtu.reduction_kernels": "kernels",
+    "hongtu.reduction_ops": "nn",
+    "hongtu.reductions": "nn",
+    "hongtu.reference": "kernels",
+    "hongtu.replicas": "engine",
+    "hongtu.row_copies": "kernels",
+    "hongtu.rows_file": "train",
+    "hongtu.run_directory": "train",
+    "hongtu.scores": "train",
+    "hongtu.snapshot": "train",
+    "hongtu.sparse_rows": "graph",
+    "hongtu.staged_device": "device",
+    "hongtu.statistics": "graph",
+    "hongtu.streams": "device",
+    "hongtu.structure": "engine",
+    "hongtu.sweeps": "train",
+    "hongtu.topology": "graph",
+    "hongtu.tracing": "train",
+    "hongtu.trainer": "train",
+    "hongtu.transfer": "engine",
+    "hongtu.transposes": "kernels",
+    "hongtu.vertex_ids": "graph",
+    "hongtu.workspace": "device",
+}
+DOORS = {
+    "hongtu",
+    "hongtu.__main__",
+}  # the public names and ``python -m hongtu``: they open any room; nobody needs them
+NO_TORCH = ("", "graph", "preprocess", "plan")
 MAY_IMPORT_TORCH = {"hongtu.preprocess.read.formats.torch_file"}  # to read a .pt file, inside the function that does
+MOST_AT_THE_TOP = 9  # modules
+MOST_FLOORS = 8  # of rooms
+OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu
+# the stages of preprocessing are siblings: only these put them together
+COMPOSERS = {"", "pipeline", "generate"}
 SHARED = {
     "blocks",
     "bucket_sort",
     "kaminpar",
     "undirected",
     "vertex_blocks",
-}  # what several stages of preprocessing use, no stage itself
-COMPOSERS = {"", "pipeline", "generate"}  # the stages of preprocessing are siblings: only these put them together
-OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never importable names inside hongtu
+}  # what several stages use, no stage itself
 
 
 def modules() -> dict[str, ast.Module]:
@@ -155,27 +149,41 @@ def modules() -> dict[str, ast.Module]:
 
 
 MODULES = modules()
+PACKAGES = {name for name in MODULES if any(other.startswith(f"{name}.") for other in MODULES)}
 
 
 def imports(name: str) -> Iterator[str]:
     """All that a module imports, at the top or inside functions, in absolute names."""
-    is_package = any(other.startswith(f"{name}.") for other in MODULES)
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = name.split(".")
-            base = parents[: len(parents) - node.level + is_package] if node.level else []
+            base = parents[: len(parents) - node.level + (name in PACKAGES)] if node.level else []
             base += [node.module] if node.module else []
             for alias in node.names:
                 full = ".".join([*base, alias.name])
                 yield full if full in MODULES else ".".join(base)
 
 
-def layer(name: str) -> str:
-    """``hongtu.plan.passes`` is in the layer ``plan``."""
+OWN_IMPORTS = {
+    name: sorted({other for other in imports(name) if other in MODULES and other != name})
+    for name in MODULES
+    if name not in DOORS
+}
+
+
+def room(name: str) -> str:
+    """``hongtu.plan.passes.shapes`` is in the room ``plan``, ``hongtu.errors`` in ``""``."""
     parts = name.split(".")
-    return "__main__" if parts[-1] == "__main__" else parts[1] if len(parts) > 1 else parts[0]
+    if name in BESIDE:
+        return BESIDE[name]
+    return parts[1] if len(parts) > 2 or name in PACKAGES - {"hongtu"} else ""
+
+
+def folder(name: str) -> str:
+    """``hongtu.plan.passes`` of ``hongtu.plan.passes.shapes``; a file right inside a room stands by itself."""
+    return ".".join(name.split(".")[:3])
 
 
 def stage(name: str) -> str:
@@ -183,9 +191,24 @@ def stage(name: str) -> str:
     return "".join(name.split(".")[2:3])
 
 
-def beneath(above: str) -> set[str]:
-    direct = set(SITS_ON[above].split())
-    return direct.union(*(beneath(below) for below in direct))
+def floors(above: dict[str, set[str]]) -> dict[str, int]:
+    """The floor of each: one more than the highest that it stands on.
+
+    >>> floors({"roof": {"wall", "floor"}, "wall": {"floor"}, "floor": set()})
+    {'floor': 1, 'wall': 2, 'roof': 3}
+    """
+    found: dict[str, int] = {}
+    for name in TopologicalSorter(above).static_order():
+        found[name] = 1 + max((found[below] for below in above.get(name, ())), default=0)
+    return found
+
+
+def joined(groups: dict[str, str]) -> dict[str, set[str]]:
+    """Which group of modules imports which others."""
+    found: dict[str, set[str]] = {group: set() for group in groups.values()}
+    for name, others in OWN_IMPORTS.items():
+        found[groups[name]] |= {groups[other] for other in others if other not in DOORS} - {groups[name]}
+    return found
 
 
 def test_every_folder_is_a_package():
@@ -193,32 +216,54 @@ def test_every_folder_is_a_package():
     assert not missing, f"without an __init__.py, and so without a place in the wheel: {sorted(missing)}"
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_a_module_imports_only_what_it_sits_on(name):
-    own = layer(name)
-    assert own in SITS_ON, f"{name}: give the layer {own!r} a line in SITS_ON"
-    allowed = {own} | beneath(own)
-    for imported in imports(name):
-        top = imported.split(".")[0]
-        assert top not in OURS, f"{name} imports {imported}: nothing in hongtu imports that folder"
-        reads_torch = name in MAY_IMPORT_TORCH
-        assert not top.startswith("torch") or own not in NO_TORCH or reads_torch, (
-            f"{name} imports {imported}: {own} runs without torch"
-        )
-        if top == "hongtu":
-            assert layer(imported) in allowed, f"{name} imports {imported}: {own} sits on {sorted(beneath(own))}"
+def test_every_room_says_what_it_is_for():
+    silent = [name for name in PACKAGES if not ast.get_docstring(MODULES[name])]
+    assert not silent, f"no opening comment: {sorted(silent)}"
+    unlisted = {room(name) for name in OWN_IMPORTS} - set(MAY_IMPORT)
+    assert not unlisted, f"give the rooms {sorted(unlisted)} a line in MAY_IMPORT"
 
 
-@pytest.mark.parametrize("name", sorted(name for name in MODULES if layer(name) == "preprocess"))
-def test_stages_of_preprocessing_are_siblings(name):
-    own = stage(name)
-    if own not in COMPOSERS:
-        others = {stage(imported) for imported in imports(name) if layer(imported) == "preprocess"} - {own} - SHARED
-        assert not others, f"{name} imports the stages {sorted(others)}: only pipeline and generate put them together"
+def test_the_top_is_small():
+    top = sorted(name for name in MODULES if name not in PACKAGES and room(name) == "")
+    assert len(top) < MOST_AT_THE_TOP, f"{len(top)} modules beside hongtu/__init__.py: {top}"
 
 
-@pytest.mark.parametrize("own", NO_TORCH)
-def test_import_runs_without_torch(own):
-    names = sorted(name for name in MODULES if layer(name) == own)
+def test_a_room_imports_only_what_it_may():
+    wrong = []
+    for name, others in OWN_IMPORTS.items():
+        allowed = {"", room(name), *MAY_IMPORT[room(name)].split()}
+        wrong += [f"{name} imports {other}" for other in others if room(other) not in allowed]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_runs_in_a_circle():
+    files = {name: set(others) for name, others in OWN_IMPORTS.items()}
+    try:
+        floors(files)
+        floors(joined({name: folder(name) for name in OWN_IMPORTS}))
+        found = floors(joined({name: room(name) for name in OWN_IMPORTS}))
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+    assert max(found.values()) <= MOST_FLOORS, found
+
+
+def test_imports_of_others():
+    for name in OWN_IMPORTS:
+        for imported in imports(name):
+            top = imported.split(".")[0]
+            assert top not in OURS, f"{name} imports {imported}: nothing in hongtu imports that folder"
+            if room(name) in NO_TORCH and name not in MAY_IMPORT_TORCH:
+                assert not top.startswith("torch"), f"{name} imports {imported}: {room(name)!r} runs without torch"
+
+
+def test_stages_of_preprocessing_are_siblings():
+    for name, others in OWN_IMPORTS.items():
+        if room(name) == "preprocess" and stage(name) not in COMPOSERS:
+            beside = {stage(other) for other in others if room(other) == "preprocess"} - {stage(name)} - SHARED
+            assert not beside, f"{name} imports the stages {sorted(beside)}: only pipeline and generate join them"
+
+
+def test_what_needs_no_torch_runs_without():
+    names = sorted(name for name in OWN_IMPORTS if room(name) in NO_TORCH)
     code = f"import sys; sys.modules['torch'] = None; import importlib; [importlib.import_module(n) for n in {names}]"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

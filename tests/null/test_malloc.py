@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from hongtu import malloc
+from hongtu import host
 from hongtu.cli.main import main, program
 
 GROWTH = """
 import ctypes
-from hongtu.malloc import reuse_freed_memory
+from hongtu.host import reuse_freed_memory
 reuse_freed_memory()
 libc = ctypes.CDLL(None)
 def aligned(size):
@@ -33,7 +33,7 @@ print((libc.sbrk(0) - before) >> 20)
 
 @pytest.fixture
 def glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc, "_glibc", lambda: True)
+    monkeypatch.setattr(host, "_glibc", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_the_environment_says_itself_stays(glibc: None, said: str | None, expected: str) -> None:
-    before = {"A": "b"} | ({} if said is None else {malloc.TUNABLES: said})
-    assert malloc.without_caches(before) == {"A": "b", malloc.TUNABLES: expected}
-    assert malloc.without_caches(malloc.without_caches(before)) == malloc.without_caches(before)
+    before = {"A": "b"} | ({} if said is None else {host.TUNABLES: said})
+    assert host.without_caches(before) == {"A": "b", host.TUNABLES: expected}
+    assert host.without_caches(host.without_caches(before)) == host.without_caches(before)
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc, "_glibc", lambda: False)
-    assert malloc.without_caches({"A": "b"}) == {"A": "b"}
+    monkeypatch.setattr(host, "_glibc", lambda: False)
+    assert host.without_caches({"A": "b"}) == {"A": "b"}
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])
@@ -63,40 +63,40 @@ def test_commands_that_train_restart_once_and_no_others_do(
 
     def execve(path: str, arguments: list[str], environment: dict[str, str]) -> None:
         calls.append((path, arguments))
-        for name in (malloc.TUNABLES, malloc.RESTARTED):
+        for name in (host.TUNABLES, host.RESTARTED):
             monkeypatch.setenv(name, environment[name])
 
-    monkeypatch.delenv(malloc.TUNABLES, raising=False)
-    monkeypatch.setattr(malloc.os, "execve", execve)
+    monkeypatch.delenv(host.TUNABLES, raising=False)
+    monkeypatch.setattr(host.os, "execve", execve)
     for given in ("info", command, command):
         monkeypatch.setattr(sys, "argv", ["hongtu", given, "absent"])
         assert program() == 2
         assert len(calls) == (given == command)
-    assert calls == [(sys.executable, sys.orig_argv)] and malloc.RESTARTED not in os.environ
-    monkeypatch.delenv(malloc.TUNABLES)
-    monkeypatch.setenv(malloc.RESTARTED, "1")  # a wrapper has dropped the setting
+    assert calls == [(sys.executable, sys.orig_argv)] and host.RESTARTED not in os.environ
+    monkeypatch.delenv(host.TUNABLES)
+    monkeypatch.setenv(host.RESTARTED, "1")  # a wrapper has dropped the setting
     assert program() == 2 and main([command, "absent"]) == 2 and len(calls) == 1
-    assert malloc.RESTARTED not in os.environ
+    assert host.RESTARTED not in os.environ
 
 
 def test_a_program_read_from_the_input_goes_on(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(malloc.TUNABLES, raising=False)
-    monkeypatch.setattr(malloc.os, "execve", lambda *_: pytest.fail("the rest of the input is gone"))
+    monkeypatch.delenv(host.TUNABLES, raising=False)
+    monkeypatch.setattr(host.os, "execve", lambda *_: pytest.fail("the rest of the input is gone"))
     for given in ("-", ""):
         monkeypatch.setattr(sys, "argv", [given, "doctor"])
-        malloc.restart_without_caches()
+        host.restart_without_caches()
 
 
 def test_a_restart_that_fails_is_done_without(glibc: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(malloc.TUNABLES, raising=False)
+    monkeypatch.delenv(host.TUNABLES, raising=False)
     monkeypatch.setattr(sys, "executable", "/absent/python")
-    malloc.restart_without_caches()
+    host.restart_without_caches()
     monkeypatch.setattr(sys, "executable", "")
-    malloc.restart_without_caches()
+    host.restart_without_caches()
 
 
-@pytest.mark.skipif(not malloc._glibc(), reason="this C library is not glibc")
+@pytest.mark.skipif(not host._glibc(), reason="this C library is not glibc")
 def test_a_block_that_was_freed_is_used_for_the_next_as_large() -> None:
-    environment = malloc.without_caches({k: v for k, v in os.environ.items() if k != malloc.TUNABLES})
+    environment = host.without_caches({k: v for k, v in os.environ.items() if k != host.TUNABLES})
     done = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) <= 4  # MiB, of which 3 are in use

@@ -1,0 +1,182 @@
+"""The host: how much memory is left, how freed memory is used again, and copies by several threads.
+
+Copies and sums run on threads of their own: one alone is slower than the link to a GPU, and numba's and torch's do not
+do here. The calls come from the thread that drives the GPUs and from the one that adds gradient rows up beside it, and
+numba's parallel loops must not run in two threads at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from hongtu.errors import InputError
+
+MEMINFO = Path("/proc/meminfo")
+OWN_CGROUP = Path("/proc/self/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
+# limit, use, and the part of it that can be had back: the page cache that nobody is using
+CGROUP_FILES = ("memory.max", "memory.current", "inactive_file")
+CGROUP_1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def available_bytes() -> int | None:
+    """Bytes that the machine and its control group leave, or None where that cannot be told."""
+    limits = [limit for limit in (_machine(), _cgroup()) if limit is not None]
+    return min(limits) if limits else None
+
+
+def check_host(needed: int) -> None:
+    """Refuse a run that does not fit the host.
+
+    Args:
+        needed: bytes of vertex tensors, and of devices that are the host's own memory.
+
+    Raises:
+        InputError: with the bytes needed and those available.
+    """
+    available = available_bytes()
+    if available is not None and needed > available:
+        raise InputError(
+            f"host memory: the run needs {needed} bytes, {available} are available; use a machine "
+            "with more memory, fewer hidden columns or fewer layers"
+        )
+
+
+def drop_pages(array: np.ndarray) -> None:
+    """Give up the memory of a file-backed array; it is read again where it is needed again."""
+    pages = getattr(array, "_mmap", None)
+    if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def _machine() -> int | None:
+    try:
+        lines = MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return kib[0] * 1024 if kib else None
+
+
+def _cgroup() -> int | None:
+    """What the process's control group and those around it leave; version 2, or 1."""
+    try:
+        lines = [line.split(":", 2) for line in OWN_CGROUP.read_text().splitlines()]
+    except OSError:
+        lines = []
+    found = []
+    for _, controllers, path in [*lines, ("0", "", "/")]:
+        if controllers == "":
+            found += _left_in(CGROUP, path, *CGROUP_FILES)
+        elif "memory" in controllers.split(","):
+            found += _left_in(CGROUP / "memory", path, *CGROUP_1_FILES)
+    return min(found) if found else None
+
+
+def _left_in(root: Path, path: str, limit: str, use: str, reclaimable: str) -> list[int]:
+    """What each group from one to the root leaves, where it has a limit."""
+    left = []
+    group = root / path.lstrip("/")
+    for directory in (group, *group.parents):
+        try:
+            most, used = (directory / limit).read_text().strip(), int((directory / use).read_text())
+            pages = [line.split() for line in (directory / "memory.stat").read_text().splitlines()]
+            left.append(int(most) - used + sum(int(count) for name, count in pages if name == reclaimable))
+        except (OSError, ValueError):  # no such group, or no limit
+            pass
+        if directory == root:
+            break
+    return left
+
+
+LEAST = 1 << 18  # bytes that are worth a thread
+MOST = 8  # threads, which take what most hosts' memory gives
+_here = threading.local()
+
+
+def in_parts(work: Callable[[slice], object], rows: int, nbytes: int) -> None:
+    """Do work that releases the GIL on ranges that make up ``rows`` rows, on several threads where it is much.
+
+    Args:
+        work: called with every range, in no order.
+        nbytes: of all rows.
+    """
+    parts = max(1, min(num_threads(), nbytes // LEAST, rows))
+    bounds = np.linspace(0, rows, parts + 1).astype(np.int64).tolist()
+    first, *others = (slice(a, b) for a, b in pairwise(bounds))
+    running = [_pool().submit(work, part) for part in others]
+    try:
+        work(first)
+    finally:
+        wait(running)  # all of them: after an error somebody else may have the memory
+    for part in running:
+        part.result()
+
+
+def num_threads() -> int:
+    """Half of this process's processors, for a trainer calls from two threads."""
+    return max(1, min(MOST, len(os.sched_getaffinity(0)) // 2))
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Every caller has its own, so that none waits for another's work."""
+    if not hasattr(_here, "pool"):
+        _here.pool = ThreadPoolExecutor(max(num_threads() - 1, 1), thread_name_prefix="hongtu host")
+    pool: ThreadPoolExecutor = _here.pool
+    return pool
+
+
+M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # of malloc.h
+LARGEST_REUSED = 32 << 20  # glibc takes no more
+KEPT = (2 << 30) - 1  # the most that an int says
+TUNABLES = "GLIBC_TUNABLES"
+RESTARTED = "HONGTU_RESTARTED"
+NO_CACHES = "glibc.malloc.tcache_count=0"
+
+
+def reuse_freed_memory() -> None:
+    """Let glibc hand freed blocks of up to 32 MiB out again instead of mapping, and clearing, fresh pages each time."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
+    mallopt(M_TRIM_THRESHOLD, KEPT)
+    mallopt(M_MXFAST, 0)
+
+
+def without_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a process starts without the threads' caches, unless it says something of its own."""
+    said = environment.get(TUNABLES, "")
+    if not _glibc() or "glibc.malloc.tcache" in said:
+        return dict(environment)
+    return {**environment, TUNABLES: f"{said}:{NO_CACHES}" if said else NO_CACHES}
+
+
+def restart_without_caches() -> None:
+    """Start this program again without the threads' caches, before anything is loaded; once, and only where it can."""
+    restarted = os.environ.pop(RESTARTED, None)  # a wrapper of Python may drop the setting on the way
+    environment = without_caches(os.environ)
+    read_from_input = sys.argv[0] in ("", "-")  # what it said is gone
+    if restarted or read_from_input or environment == dict(os.environ) or not sys.executable:
+        return
+    with suppress(OSError):  # then it takes more memory
+        os.execve(sys.executable, sys.orig_argv, {**environment, RESTARTED: "1"})
+
+
+def _glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (AttributeError, ValueError, OSError):  # another system, another C library
+        return False
