@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 import hongtu
-from hongtu.artifact import Artifact
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.loss_terms import DEFAULT
 from hongtu.metrics import EpochRecord
 from hongtu.models import build_layers

@@ -19,11 +19,11 @@ import numpy as np
 
 from hongtu.bench.records import append, machine
 from hongtu.errors import BudgetError
+from hongtu.graph.topology import Topology, build_topology
 from hongtu.hardware import Hardware, load_hardware
 from hongtu.plan.transfer import TransferPlan, plan_transfers
 from hongtu.preprocess import csc, order, partition, reorganize
 from hongtu.preprocess.clean import coalesce
-from hongtu.topology import Topology, build_topology
 
 PAPER_CHUNKS = 32
 FINER = (1, 2, 4, 8, 16)

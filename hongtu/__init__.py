@@ -35,8 +35,8 @@ __all__ = [
 
 if TYPE_CHECKING:  # type checkers and editors see the names; running code loads them on first use
     from hongtu import errors, nn
-    from hongtu.artifact import open_artifact
     from hongtu.convert import from_pyg, to_pyg
+    from hongtu.graph.artifact import open_artifact
     from hongtu.links import LinkLoss
     from hongtu.loss_terms import LossTerm
     from hongtu.postprocess import CorrectAndSmooth, LabelPropagation
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
 # attribute -> (module, name in it; None for the module itself)
 _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
-    "open_artifact": ("hongtu.artifact", "open_artifact"),
+    "open_artifact": ("hongtu.graph.artifact", "open_artifact"),
     "Trainer": ("hongtu.trainer", "Trainer"),
     "from_pyg": ("hongtu.convert", "from_pyg"),
     "to_pyg": ("hongtu.convert", "to_pyg"),

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from hongtu.block import Block, Rows
 from hongtu.device import Device
+from hongtu.graph.sparse_rows import PARTS, positions
 from hongtu.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.structure import Needs
-from hongtu.sparse_rows import PARTS, positions
 from hongtu.structure import edge_arrays, structure_there
 
 

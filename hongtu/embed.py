@@ -10,12 +10,12 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from hongtu.artifact import Artifact
 from hongtu.backends import Backend
 from hongtu.connections import Modules
 from hongtu.embedding import Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.network import Network
 from hongtu.nn import Layer

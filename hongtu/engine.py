@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.artifact import Artifact
 from hongtu.backends import Backend
 from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
+from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_rows import make_host
 from hongtu.links import EdgeLoss

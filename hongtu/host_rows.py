@@ -7,16 +7,16 @@ import warnings
 import numpy as np
 import torch
 
-from hongtu.artifact import Artifact
 from hongtu.embedding import VertexRows
+from hongtu.graph.artifact import Artifact
+from hongtu.graph.degrees import degree_statistics, edge_id_starts
+from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host_store import HostStore
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.pool import Make
-from hongtu.sparse_rows import SparseRows
-from hongtu.statistics import degree_statistics, edge_id_starts
 
 
 def make_host(

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hongtu.artifact import Artifact, open_artifact
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
 from hongtu.fitting import explained
+from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
 from hongtu.connections import Entry, as_modules
 from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU, Hardware
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.loss_terms import Losses

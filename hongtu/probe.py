@@ -17,6 +17,8 @@ from torch import nn
 from hongtu.cpu_device import CpuDevice
 from hongtu.dispatch import as_on_gpu
 from hongtu.executor import Executor
+from hongtu.graph.sparse_rows import SparseRows
+from hongtu.graph.topology import Topology, build_topology
 from hongtu.host_rows import keep_sparse
 from hongtu.host_store import HostStore
 from hongtu.links import EdgeLoss
@@ -29,8 +31,6 @@ from hongtu.plan.choice import Choice
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES
 from hongtu.plan.shapes import NetworkShape
-from hongtu.sparse_rows import SparseRows
-from hongtu.topology import Topology, build_topology
 from hongtu.tracing import trace
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hongtu.artifact import Artifact, open_artifact
 from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
 from hongtu.embedding import VertexRows
 from hongtu.engine import Engine
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.metrics import EpochRecord
 from hongtu.network import Network

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.anomaly import check_epoch
-from hongtu.artifact import Artifact, open_artifact
 from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
 from hongtu.connections import Entry, as_modules
@@ -23,6 +22,7 @@ from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit
+from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.links import EdgeLoss, LinkLoss
 from hongtu.loss_terms import Losses

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.sparse_rows import positions
 from hongtu.preprocess.blocks import block_rows
 from hongtu.preprocess.bucket_sort import Create
-from hongtu.sparse_rows import positions
 
 BLOCK = 1 << 18  # rows of CSR copied in one step
 SPARSE = 4  # CSR is kept where it takes at most one part in so many of the dense rows

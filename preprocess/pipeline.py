@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact import Artifact, open_artifact
-from hongtu.artifact_format import VERSION
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact, open_artifact
+from hongtu.graph.format import VERSION
 from hongtu.host import available_bytes
 from hongtu.preprocess import (
     chunks,

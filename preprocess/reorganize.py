@@ -15,7 +15,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.bitmap import lowest
+from hongtu.graph.bitmap import lowest
 from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hongtu.block import Block, Rows
-from hongtu.topology import build_topology
+from hongtu.graph.topology import build_topology
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.transfer import TransferPlan
-from hongtu.topology import Topology
 
 
 class Cache:

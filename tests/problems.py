@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import hongtu
-from hongtu.artifact import Artifact
+from hongtu.graph.artifact import Artifact
 from tests import graphs
 
 _directory = tempfile.TemporaryDirectory(prefix="hongtu-tests-")

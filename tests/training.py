@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import hongtu
-from hongtu.artifact import Artifact
 from hongtu.errors import BudgetError
+from hongtu.graph.artifact import Artifact
 from hongtu.plan.strategy import Strategy
 from tests.models import Model
 from tests.problems import Problem, prepare

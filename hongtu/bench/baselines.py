@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.artifact import Artifact
 from hongtu.bench.spec import Model
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.scores import scores
 
 # how torch_geometric gets the edges, and what that needs beside it

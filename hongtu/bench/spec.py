@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hongtu.artifact import Artifact
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.plan.strategy import SAVINGS, STRATEGIES, Strategy, alone
 
 OURS = "hongtu"

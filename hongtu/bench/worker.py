@@ -93,8 +93,8 @@ class Ours:
 
 def make_system(order: Order) -> Any:
     """The system that an order asks for; its parameters depend on the model's seed alone."""
-    from hongtu.artifact import open_artifact
     from hongtu.bench.baselines import make_baseline
+    from hongtu.graph.artifact import open_artifact
     from hongtu.models import build_layers
     from hongtu.random_state import seed_generators
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
-    from hongtu.artifact import Artifact
     from hongtu.bench.compare import Settings
     from hongtu.bench.spec import Model, Run
+    from hongtu.graph.artifact import Artifact
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,9 +47,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Check everything, then measure model by model; a line for each system as soon as its model is done."""
-    from hongtu.artifact import open_artifact
     from hongtu.bench.compare import Settings
     from hongtu.bench.process import shared_process
+    from hongtu.graph.artifact import open_artifact
 
     check_options(options)
     artifact = open_artifact(options.artifact)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
-    from hongtu.artifact import Artifact
+    from hongtu.graph.artifact import Artifact
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the summary of an artifact."""
-    from hongtu.artifact import open_artifact
+    from hongtu.graph.artifact import open_artifact
 
     if arguments.plot is not None:
         check_plot(arguments.plot)

@@ -12,7 +12,7 @@ from hongtu.cli.train import add_model_arguments, make_layers
 from hongtu.config import parse_bytes
 
 if TYPE_CHECKING:
-    from hongtu.artifact import Artifact
+    from hongtu.graph.artifact import Artifact
     from hongtu.hardware import Hardware
     from hongtu.plan.execution import ExecutionPlan
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Plan, and print the plan."""
-    from hongtu.artifact import open_artifact
+    from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
     from hongtu.loss_terms import DEFAULT
     from hongtu.plan.report import traffic_chart

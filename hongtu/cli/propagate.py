@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
 
     import torch
 
-    from hongtu.artifact import open_artifact
+    from hongtu.graph.artifact import open_artifact
     from hongtu.postprocess import LabelPropagation
     from hongtu.propagation import Propagation
     from hongtu.scores import scores

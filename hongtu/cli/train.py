@@ -16,7 +16,7 @@ from hongtu.errors import InputError, OutputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from hongtu.artifact import Artifact
+    from hongtu.graph.artifact import Artifact
 
 OPTIONS = "options.json"
 PARTIAL = f".{OPTIONS}"  # until it is complete
@@ -239,7 +239,7 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
     """A Trainer for the model that the options describe."""
     import torch
 
-    from hongtu.artifact import open_artifact
+    from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
     from hongtu.random_state import seed_generators
     from hongtu.trainer import Trainer

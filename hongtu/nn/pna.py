@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.block import Block
+from hongtu.graph.topology import Topology
 from hongtu.nn.aggr import DegreeScaler
 from hongtu.nn.layer import Activation, Convolution, Skip, activation_module, linear
-from hongtu.topology import Topology
 
 _SHIFTED = ("sum", "add", "mean", "max", "min")
 _UNSHIFTED = ("var", "std")

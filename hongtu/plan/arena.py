@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.structure import FLOAT, SIZES, Needs, device_entries
 from hongtu.plan.transfer import BatchLimits
-from hongtu.topology import Topology
 
 
 @dataclass(frozen=True)

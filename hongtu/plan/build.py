@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.choice import ONCE, Choice, View
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.pass_list import plan_passes
@@ -23,7 +24,6 @@ from hongtu.plan.transfer import (
     plan_transfers,
 )
 from hongtu.plan.writers import Writers, find_writers
-from hongtu.topology import Topology
 
 
 def sketch_plan(

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.metrics import Traffic
 from hongtu.plan.memory import PlannedMemory
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.structure import Needs, device_entries
 from hongtu.plan.transfer import DeviceCounts, DeviceTransfers
-from hongtu.topology import Topology
 
 
 class ExecutionPlan(PlannedMemory):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
 from hongtu.plan.build import sketch_plan
 from hongtu.plan.choice import ONCE, View
 from hongtu.plan.cost import computing_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.topology import Topology
 
 LITTLE = 0.02  # beside what an epoch computes
 Probe = Callable[[ExecutionPlan], dict[str, int]]

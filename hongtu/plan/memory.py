@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
 from hongtu.plan.choice import ONCE, Choice, View
 from hongtu.plan.passes import FEATURES, Pass, PassList
@@ -17,7 +18,6 @@ from hongtu.plan.strategy import Strategy
 from hongtu.plan.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.writers import Writers
-from hongtu.topology import Topology
 
 
 @dataclass(frozen=True)

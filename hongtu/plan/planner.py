@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from hongtu.errors import BudgetError
+from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.plan.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.choice import Choice, View
@@ -19,7 +20,6 @@ from hongtu.plan.prune import pays, receptive_field
 from hongtu.plan.residents import choose_residents, every_tensor
 from hongtu.plan.shapes import NetworkShape
 from hongtu.plan.strategy import Strategy
-from hongtu.topology import Topology
 
 
 def plan_run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.topology import Topology
+from hongtu.graph.topology import Topology
 
 WORTH_IT = 0.6  # pruning is off where more than this part of all layers' edges remains: it costs planning
 
@@ -16,7 +16,7 @@ def receptive_field(topology: Topology, loss_vertices: np.ndarray, hops: int) ->
     Args:
         loss_vertices: bool [V], new ids.
 
-    >>> from hongtu.topology import build_topology
+    >>> from hongtu.graph.topology import build_topology
     >>> path = build_topology(1, np.array([0, 4]), np.array([0, 0, 1, 2, 3]), np.array([0, 1, 2]))  # 0 -> 1 -> 2 -> 3
     >>> [np.flatnonzero(mask).tolist() for mask in receptive_field(path, np.arange(4) == 2, 2)]
     [[2], [1, 2], [0, 1, 2]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
 from hongtu.plan.cost import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
@@ -19,7 +20,6 @@ from hongtu.plan.lookahead import lookahead_intervals
 from hongtu.plan.passes import Pass
 from hongtu.plan.plot import Series, line_chart
 from hongtu.plan.reuse import uses_of
-from hongtu.topology import Topology
 
 CURVE_POINTS = 17
 

@@ -17,10 +17,10 @@ from itertools import pairwise
 import numba
 import numpy as np
 
-from hongtu.bitmap import insert, take_all
+from hongtu.graph.bitmap import insert, take_all
+from hongtu.graph.topology import Topology
 from hongtu.plan.gaps import ALL, Gaps, count_gaps
 from hongtu.plan.intervals import chain, next_uses
-from hongtu.topology import Topology
 
 Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from hongtu.sparse_rows import SparseRows
+from hongtu.graph.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True)

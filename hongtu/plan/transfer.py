@@ -15,6 +15,7 @@ from typing import Literal, cast
 import numba
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals
 from hongtu.plan.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.reuse import (
@@ -23,7 +24,6 @@ from hongtu.plan.reuse import (
     single_intervals,
     uses_of,
 )
-from hongtu.topology import Topology
 
 Reuse = Literal["none", "p2p", "paper", "lookahead"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, Pass
 from hongtu.plan.shapes import EdgeSweeps, StageWork
-from hongtu.topology import Topology
 
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 

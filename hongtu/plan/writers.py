@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.passes import Pass
 from hongtu.plan.transfer import TransferPlan
-from hongtu.topology import Topology
 
 NEVER = np.iinfo(np.int32).max
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact_format import ARRAYS, MANIFEST
-from hongtu.artifact_writer import ArtifactWriter, create_array
 from hongtu.errors import InputError
 from hongtu.files import check_output
+from hongtu.graph.format import ARRAYS, MANIFEST
+from hongtu.graph.writer import ArtifactWriter, create_array
 from hongtu.preprocess.bucket_sort import Create
 from hongtu.preprocess.workspace.progress import Progress
 from hongtu.preprocess.workspace.watch import Watch

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from hongtu.graph.topology import build_topology
 from hongtu.nn import (
     APPNP,
     SIGN,
@@ -20,7 +21,6 @@ from hongtu.nn import (
     degree_histogram,
 )
 from hongtu.nn.context import RowContext
-from hongtu.topology import build_topology
 from tests.graphs import awkward_graphs, by_destination, hub, loops, weighted
 from tests.layer_oracle import IN, OUT, check, features, run
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import hongtu
-from hongtu import artifact_format as format_of
+from hongtu.graph import format as format_of
 from tests.faults.fuzz import command, same
 from tests.faults.mutate import mutate
 from tests.faults.outcome import Outcome

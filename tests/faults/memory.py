@@ -12,8 +12,8 @@ import torch
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.artifact import Artifact
 from hongtu.errors import BudgetError, DeviceOutOfMemory
+from hongtu.graph.artifact import Artifact
 from tests.faults.outcome import Outcome
 from tests.faults.run import prepare
 

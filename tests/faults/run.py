@@ -10,7 +10,7 @@ import torch
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.artifact import Artifact
+from hongtu.graph.artifact import Artifact
 from hongtu.random_state import seed_generators
 from hongtu.run_directory import RunDirectory
 from hongtu.snapshot import read_snapshot

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import hongtu
-from hongtu.artifact_format import ARRAYS
-from hongtu.artifact_writer import ArtifactWriter
 from hongtu.cli.main import main
 from hongtu.errors import InputError
+from hongtu.graph.format import ARRAYS
+from hongtu.graph.writer import ArtifactWriter
 from tests.neutral import contents, pieces, write
 
 BESIDE = {

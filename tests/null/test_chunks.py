@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.bitmap import count_ones, lowest
+from hongtu.graph.bitmap import count_ones, lowest
+from hongtu.graph.topology import build_topology
 from hongtu.preprocess.chunks import neighbour_sets
-from hongtu.topology import build_topology
 
 
 @given(st.integers(1, 300), st.integers(0, 400), st.integers(1, 9), st.integers(0, 1000))

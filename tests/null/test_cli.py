@@ -73,7 +73,7 @@ def test_exit_codes(error, code, message, monkeypatch, capsys):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("hongtu.artifact.open_artifact", fail)
+    monkeypatch.setattr("hongtu.graph.artifact.open_artifact", fail)
     assert main(["info", "anything"]) == code
     assert capsys.readouterr().err == message
 

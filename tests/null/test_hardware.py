@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hongtu.errors import InputError
+from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.build import make_plan
 from hongtu.plan.choice import Choice
@@ -21,7 +22,6 @@ from hongtu.plan.strategy import STRATEGIES
 from hongtu.plan.transfer import plan_transfers
 from hongtu.plan.work import LOSS_SWEEPS
 from hongtu.preprocess.volume import count_volume
-from hongtu.topology import build_topology
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.errors import InputError
+from hongtu.graph.topology import build_topology
 from hongtu.plan.transfer import batch_limits, plan_transfers
 from hongtu.preprocess import kaminpar
 from hongtu.preprocess.csc import Csc, renumber
 from hongtu.preprocess.order import MOST_EDGES, ORDERS, candidates, cut_chunks, order_vertices
 from hongtu.preprocess.order.count import count_loads
-from hongtu.topology import build_topology
 
 
 def random_graph(seed, num_vertices=40, num_edges=150):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.bitmap import insert, take_all
-from hongtu.locality import miss_ratio
-from hongtu.topology import Topology, build_topology
+from hongtu.graph.bitmap import insert, take_all
+from hongtu.graph.locality import miss_ratio
+from hongtu.graph.topology import Topology, build_topology
 
 
 def random_topology(rng: np.random.Generator, partitions: int, chunks: int) -> Topology:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hongtu.errors import BudgetError
+from hongtu.graph.topology import build_topology
 from hongtu.plan.transfer import plan_transfers
-from hongtu.topology import build_topology
 from tests.interpreter import Interpreter
 
 CASES = 1500  # tiny graphs per policy

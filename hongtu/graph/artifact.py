@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact_check import check_bounds, check_indices
-from hongtu.artifact_format import (
+from hongtu.errors import InputError
+from hongtu.graph.checks import check_bounds, check_indices
+from hongtu.graph.format import (
     ARRAYS,
     MANIFEST,
     check_hash,
@@ -24,10 +25,9 @@ from hongtu.artifact_format import (
     open_array,
     read_manifest,
 )
-from hongtu.errors import InputError
-from hongtu.sparse_rows import PARTS, SparseRows
-from hongtu.topology import Topology
-from hongtu.vertex_ids import VertexIds
+from hongtu.graph.sparse_rows import PARTS, SparseRows
+from hongtu.graph.topology import Topology
+from hongtu.graph.vertex_ids import VertexIds
 
 
 class Artifact:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.topology import Topology
+from hongtu.graph.topology import Topology
 
 
 def degree_statistics(topology: Topology) -> np.ndarray:
     """float64 [V, 3]: sum of in-edge weights (1 each if unweighted), sum of self-loop weights, weight of the last
     stored self-loop (NaN where there is none).
 
-    >>> from hongtu.topology import build_topology
+    >>> from hongtu.graph.topology import build_topology
     >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
     >>> degree_statistics(t).tolist()
     [[2.0, 1.0, 1.0], [1.0, 0.0, nan]]

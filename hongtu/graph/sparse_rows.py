@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hongtu.topology import Topology
+from hongtu.graph.topology import Topology
 
 PARTS = ("start", "column", "value")
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.sparse_rows import SparseRows
-from hongtu.topology import Topology
+from hongtu.graph.sparse_rows import SparseRows
+from hongtu.graph.topology import Topology
 
 
 class Arrays(Protocol):

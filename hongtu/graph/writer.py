@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.artifact_format import ARRAYS, FORMAT, MANIFEST, VERSION, file_hash, manifest_text, text_hash
 from hongtu.files import check_output, replace_directory, reserve, temporary_sibling
+from hongtu.graph.format import ARRAYS, FORMAT, MANIFEST, VERSION, file_hash, manifest_text, text_hash
 
 
 class ArtifactWriter:

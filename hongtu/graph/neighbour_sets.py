@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.bitmap import count_ones, insert, lowest, take_all
+from hongtu.graph.bitmap import count_ones, insert, lowest, take_all
 
 
 @numba.njit(inline="always")

@@ -12,7 +12,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.files import open_npy
-from hongtu.sparse_rows import PARTS
+from hongtu.graph.sparse_rows import PARTS
 
 FORMAT = "hongtu-artifact"
 VERSION = 1
