@@ -1,4 +1,4 @@
-// Weighted sums of heads over in-edges and their gradients; twins of hongtu.attention_kernels.
+// Weighted sums of heads over in-edges and their gradients; twins of hongtu.kernels.attention.
 //
 // A row is H heads of K channels; rows of sources may have further columns (``stride`` of them in all), not read.
 #include "shared.cuh"

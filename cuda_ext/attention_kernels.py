@@ -1,4 +1,4 @@
-"""Launches of the attention and gate kernels; twins of ``hongtu.attention_kernels``, of the same arguments.
+"""Launches of the attention and gate kernels; twins of ``hongtu.kernels.attention``, of the same arguments.
 
 Legend: D destinations, S sources, E edges, F = H * K features, H heads, K channels per head. The conventions are those
 of ``hongtu.cuda_ext.kernels``.

@@ -1,4 +1,4 @@
-// Sums over the in-edges of destinations and their transposes; twins of hongtu.kernels.
+// Sums over the in-edges of destinations and their transposes; twins of hongtu.kernels.sums.
 //
 // All: one group of lanes per destination, lanes over columns (16 bytes each where width and pointers allow),
 // EDGES_AT_ONCE row loads in flight per lane, columns beyond 32 lanes in further blocks (gridDim.y); hubs are cut into

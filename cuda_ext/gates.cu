@@ -1,4 +1,4 @@
-// Gated sums over in-edges and their gradients; twins of hongtu.attention_kernels.
+// Gated sums over in-edges and their gradients; twins of hongtu.kernels.attention.
 //
 // A row of a source is [query | value], 2 F columns. All: a group per destination, lanes over columns, as csc_aggregate;
 // the destination's key stays in registers.

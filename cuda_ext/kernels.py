@@ -1,4 +1,4 @@
-"""Launches of the row, CSC and dropout kernels: twins of ``hongtu.kernels``, ``row_copies`` and ``nn.dropout``.
+"""Launches of the row, CSC and dropout kernels: twins of ``hongtu.kernels.sums``, ``row_copies`` and ``nn.dropout``.
 
 Legend: D destinations, S sources, C rows of a cache, E edges, F features, K rows moved, R rows. After the launcher and
 the stream they have their twins' arguments. Every function enqueues on ``stream`` (see ``Launcher.launch``) and

@@ -1,4 +1,4 @@
-// Softmax over the in-edges of destinations, and its gradient; twins of hongtu.attention_kernels.
+// Softmax over the in-edges of destinations, and its gradient; twins of hongtu.kernels.attention.
 //
 // Both: one thread per destination and head, which walks its edges (adjacent threads have adjacent heads, or adjacent
 // destinations where there is one head). Hubs take further launches, the stages: per slice a part of a reduction, by

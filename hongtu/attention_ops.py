@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
 from hongtu import ops
-from hongtu.dispatch import NUMBA, has_numba_kernel, kernels_for
+from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, kernels_for
 from hongtu.ops import plain
 
 

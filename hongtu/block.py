@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hongtu import attention_ops, ops, reductions
-from hongtu.dispatch import NUMBA, has_numba_kernel
+from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
 
 if TYPE_CHECKING:
     import torch_sparse

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device import Device, Stores
-from hongtu.dispatch import kernels_for
 from hongtu.host_store import HostStore
 from hongtu.kept import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
+from hongtu.kernels.dispatch import kernels_for
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu import row_copies
 from hongtu.device import Device, Stores
-from hongtu.dispatch import NUMBA
 from hongtu.kept_memory import LEAST, KeptMemory
+from hongtu.kernels.dense import substitutes
+from hongtu.kernels.dispatch import NUMBA
+from hongtu.kernels.rows import put_rows
 from hongtu.metrics import Traffic
-from hongtu.products import substitutes
 from hongtu.streams import Inline, Streams
 
 
@@ -68,7 +68,7 @@ class CpuDevice(Device):
         start = perf_counter()
         if isinstance(stores, np.ndarray):
             every = np.arange(len(rows), dtype=np.int32)
-            row_copies.put_rows(rows.numpy(), every, host.numpy(), every if index is None else index.numpy(), stores)
+            put_rows(rows.numpy(), every, host.numpy(), every if index is None else index.numpy(), stores)
         elif index is not None and stores:
             host.index_copy_(0, index.long(), rows)
         elif index is not None:
@@ -88,7 +88,7 @@ class CpuDevice(Device):
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         start = perf_counter()
-        row_copies.put_rows(cache.numpy(), slots.numpy(), host.numpy(), rows, stores)
+        put_rows(cache.numpy(), slots.numpy(), host.numpy(), rows, stores)
         self._count("flush", cache, slots, start)
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:

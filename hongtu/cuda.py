@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hongtu.device import Device
-from hongtu.dispatch import kernels_for
 from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.hardware import H200, MARGIN
+from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
 from hongtu.pinned import REGISTERED, pinned, processors_near
 from hongtu.staged_device import StagedDevice

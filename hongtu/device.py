@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.dispatch import Kernels
 from hongtu.errors import DeviceOutOfMemory
+from hongtu.kernels.dispatch import Kernels
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
 from hongtu.streams import Streams

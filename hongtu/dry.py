@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hongtu.device import Device
-from hongtu.dispatch import CudaKernels, Kernels, using
 from hongtu.hardware import H200
+from hongtu.kernels.dispatch import CudaKernels, Kernels, using
 from hongtu.metrics import Traffic
 from hongtu.pool import Pool
 from hongtu.staged_device import StagedDevice

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu.block import Block
-from hongtu.dispatch import watching
+from hongtu.kernels.dispatch import watching
 from hongtu.plan.shapes import EdgeSweeps
 
 DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
@@ -48,7 +48,7 @@ class _Seen(TorchDispatchMode):
         return out
 
     def kernel(self, name: str, args: tuple[Any, ...]) -> None:
-        """One of :mod:`hongtu.dispatch` runs: it finds the rows of sources edge by edge, all else in order."""
+        """One of :mod:`hongtu.kernels.dispatch` runs: it finds the rows of sources edge by edge, all else in order."""
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if EDGES not in map(len, tensors):
             return self._add(*tensors)

@@ -15,6 +15,7 @@ from torch import Tensor
 from hongtu.chunk_run import ChunkRun, Kept
 from hongtu.device import Device
 from hongtu.host_store import HostStore
+from hongtu.kernels.rows import zero_rows
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
@@ -22,7 +23,6 @@ from hongtu.network import Network
 from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
-from hongtu.row_copies import zero_rows
 from hongtu.streams import Turn
 from hongtu.structure import place_structure
 from hongtu.transfer import Exchange

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.dispatch import NUMBA
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import edge_id_starts
+from hongtu.kernels.dispatch import NUMBA
 from hongtu.nn.dropout import dropout_key
 
 _GOLDEN, _MIX1, _MIX2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

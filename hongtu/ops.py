@@ -1,6 +1,6 @@
 """Differentiable aggregates over one bipartite CSC block.
 
-Each runs the kernels of its tensors' device (:mod:`hongtu.dispatch`), without a copy.
+Each runs the kernels of its tensors' device (:mod:`hongtu.kernels.dispatch`), without a copy.
 Legend: D destinations, S sources, C rows of a cache (S or more), E edges, F features, H heads.
 ``indptr`` int64 [D + 1], ``local_source`` int32 [E], ``slot_of_source`` int32 or int64 [S]. Edge weights get no
 gradient.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.dispatch import HUB, NUMBA, kernels_for
+from hongtu.kernels.dispatch import HUB, NUMBA, kernels_for
 
 
 def plain(tensor: Tensor) -> Tensor:

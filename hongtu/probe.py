@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from hongtu.cpu_device import CpuDevice
-from hongtu.dispatch import as_on_gpu
 from hongtu.executor import Executor
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.host_rows import keep_sparse
 from hongtu.host_store import HostStore
+from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic

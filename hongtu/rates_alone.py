@@ -9,9 +9,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from hongtu import row_copies
 from hongtu.fitting import explained
-from hongtu.products import substitutes
+from hongtu.kernels.dense import substitutes
+from hongtu.kernels.rows import add_rows, copy_rows
 
 COLUMNS, NARROW = 128, 16  # rows of 512 bytes, and of 64
 HOST_ROWS = 2**18  # 128 MiB: more than a cache holds
@@ -33,11 +33,11 @@ def rates_alone() -> dict[str, float]:
         given = (cache, slots, host, rows) if back else (host, rows, cache, slots)
         return _best(lambda: move(*given)) / MOVED
 
-    narrow, wide = (seconds(row_copies.copy_rows, columns, back=False) for columns in (NARROW, COLUMNS))
+    narrow, wide = (seconds(copy_rows, columns, back=False) for columns in (NARROW, COLUMNS))
     per_byte = max(wide - narrow, wide / 10) / (4 * (COLUMNS - NARROW))
     per_row = max(narrow - 4 * NARROW * per_byte, 1e-12)
     # a flush adds where a load copies: the adding itself is what the copy's time leaves over
-    added = seconds(row_copies.add_rows, COLUMNS, back=True)
+    added = seconds(add_rows, COLUMNS, back=True)
     more = max(added - wide, wide / 100) / (4 * COLUMNS)
     contiguous = _contiguous_rate()
     return {

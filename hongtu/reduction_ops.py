@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu import ops
-from hongtu.dispatch import NUMBA, has_numba_kernel
+from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
 from hongtu.ops import plain
 
 

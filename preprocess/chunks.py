@@ -15,7 +15,7 @@ from hongtu.preprocess.bucket_sort import Create, in_memory
 def neighbour_sets(
     chunk_start: np.ndarray, in_edge_start: np.ndarray, source: np.ndarray, create: Create = in_memory
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """source_start int64 [C + 1], sources int32 [sum |N_c|] and local_source int32 [E] of ``hongtu.graph.topology.Topology``.
+    """source_start int64 [C + 1], sources int32 [sum |N_c|] and local_source int32 [E] of ``Topology``.
 
     Args:
         chunk_start: int64 [C + 1].

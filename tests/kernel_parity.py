@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu import reference
 from hongtu.cuda_ext import arguments, attention_kernels, kernels
+from hongtu.kernels import reference
 from hongtu.nn.dropout import dropout_key, keep_mask
 
 WIDTHS = [1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 100, 128, 257, 1024]

@@ -133,7 +133,7 @@ class Topology:
 
     @cached_property
     def miss_ratio(self) -> np.ndarray:
-        """What ``hongtu.graph.locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
+        """What ``locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
         first = int(self.chunk_edges.argmax())
         edge_start = np.asarray(self.in_edge_start)[self.chunk_start[first:]]
         local_source = self.local_source[edge_start[0] : edge_start[-1]][:COUNTED]

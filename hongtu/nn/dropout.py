@@ -12,7 +12,7 @@ from numba import njit, prange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.dispatch import NUMBA, kernels_for
+from hongtu.kernels.dispatch import NUMBA, kernels_for
 from hongtu.nn.context import RowContext
 
 _MASK = (1 << 64) - 1

@@ -12,11 +12,12 @@ import torch_geometric.nn as pyg
 from torch import nn
 
 import hongtu
-from hongtu import dispatch, row_copies
 from hongtu import nn as hnn
 from hongtu.cpu_device import CpuDevice
 from hongtu.device import Device
 from hongtu.host_store import HostStore
+from hongtu.kernels import dispatch
+from hongtu.kernels import rows as kernel_rows
 from hongtu.plan.intervals import make_intervals
 from hongtu.plan.strategy import Strategy
 from hongtu.plan.transfer import TransferPlan
@@ -147,7 +148,7 @@ def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
     for kernel in ("copy_rows", "add_rows"):
         monkeypatch.setattr(dispatch.NUMBA, kernel, spy(kernel[:-5], getattr(dispatch.NUMBA, kernel)))
     # chunks' own gradients are put, too
-    monkeypatch.setattr(row_copies, "put_rows", spy("put", row_copies.put_rows, lambda: bool(flushes)))
+    monkeypatch.setattr("hongtu.cpu_device.put_rows", spy("put", kernel_rows.put_rows, lambda: bool(flushes)))
     flush = CpuDevice.flush_rows
     monkeypatch.setattr(CpuDevice, "flush_rows", flush_rows)
     trainer = training.make_trainer(BY_NAME[name], problems.awkward(), (2, 3), strategy=strategy)

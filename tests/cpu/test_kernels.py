@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu import attention_kernels, exponential, gate_kernels, kernels, reduction_kernels, reference, transposes
+from hongtu.kernels import attention, exponential, gates, reductions, reference, sums, transposes
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -37,7 +37,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def both(name, arguments, outputs, module=kernels):
+def both(name, arguments, outputs, module=sums):
     """Run kernel and twin on copies of ``outputs`` (the last arguments) and compare them."""
     found, expected = [out.copy() for out in outputs], [out.copy() for out in outputs]
     getattr(module, name)(*arguments, *found)
@@ -83,10 +83,10 @@ def test_extremum(graph, width, dtype):
         arguments = (indptr, local_source, weight)
         for largest in (True, False):
             out = [np.full((num_dst, width), np.nan, dtype)]
-            [extremum] = both("csc_extremum", (*arguments, largest, rows), out, reduction_kernels)
-            [shares] = both("csc_extremum_shares", (*arguments, rows, extremum, grad), out, reduction_kernels)
+            [extremum] = both("csc_extremum", (*arguments, largest, rows), out, reductions)
+            [shares] = both("csc_extremum_shares", (*arguments, rows, extremum, grad), out, reductions)
             back = [random(num_src, width, dtype=dtype)]
-            both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, reduction_kernels)
+            both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, reductions)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -97,11 +97,11 @@ def test_softmax_sum(graph, width, dtype):
     rows, grad = 20 * random(num_src, width, dtype=dtype), random(num_dst, width, dtype=dtype)
     graph_and_t = (indptr, local_source, random(width, dtype=dtype), rows)
     empty = np.full((num_dst, width), np.nan, dtype)
-    given = (*graph_and_t, *both("csc_softmax_sum", graph_and_t, [empty, empty, empty], reduction_kernels), grad)
-    both("csc_softmax_sum_t_gradient", given, [empty], reduction_kernels)
+    given = (*graph_and_t, *both("csc_softmax_sum", graph_and_t, [empty, empty, empty], reductions), grad)
+    both("csc_softmax_sum_t_gradient", given, [empty], reductions)
     for semi_grad in (False, True):
         back = [random(num_src, width, dtype=dtype)]
-        both("csc_softmax_sum_transpose", (*given, semi_grad), back, reduction_kernels)
+        both("csc_softmax_sum_transpose", (*given, semi_grad), back, reductions)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -111,7 +111,7 @@ def test_additive_logits(graph, heads, channels, dtype):
     num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
     rows, query = random(num_src, width, dtype=dtype), random(num_dst, width, dtype=dtype)
     given = (indptr, local_source, rows, query, random(width, dtype=dtype), dtype(0.2))
-    module, grad = attention_kernels, random(num_edges, heads, dtype=dtype)
+    module, grad = attention, random(num_edges, heads, dtype=dtype)
     both("additive_logits", given, [np.full((num_edges, heads), np.nan, dtype)], module)
     own = [np.full((num_dst, width), np.nan, dtype)] * 2
     both("additive_logits_gradients", (*given, grad), own, module)
@@ -123,7 +123,7 @@ def test_extremum_of_nan_and_infinities():
     rows, none = np.array([[1.0], [np.nan], [-np.inf], [-np.inf]]), np.empty(0)
     out = np.empty((3, 1))
     for largest in (True, False):
-        reduction_kernels.csc_extremum(indptr, local_source, none, largest, rows, out)
+        reductions.csc_extremum(indptr, local_source, none, largest, rows, out)
         np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, -np.inf])
 
 
@@ -138,9 +138,9 @@ def test_softmax(graph, heads, masked, with_extra, dtype):
     logits = 30 * random(num_edges, heads, dtype=dtype)
     extra = 30 * random(num_dst if with_extra else 0, heads, dtype=dtype)
     out = [np.full_like(logits, np.nan), np.full_like(extra, np.nan)]
-    alpha, alpha_extra = both("segment_softmax", (indptr, logits, mask, extra), out, attention_kernels)
+    alpha, alpha_extra = both("segment_softmax", (indptr, logits, mask, extra), out, attention)
     grad, grad_extra = random(*alpha.shape, dtype=dtype), random(*extra.shape, dtype=dtype)
-    both("segment_softmax_backward", (indptr, alpha, alpha_extra, grad, grad_extra), out, attention_kernels)
+    both("segment_softmax_backward", (indptr, alpha, alpha_extra, grad, grad_extra), out, attention)
 
 
 def test_softmax_of_large_logits_and_of_nothing_is_finite():
@@ -148,7 +148,7 @@ def test_softmax_of_large_logits_and_of_nothing_is_finite():
     logits = np.array([[1e4], [-1e4], [3.0], [4.0]], np.float32)
     mask = np.array([False, False, True, True])
     out = np.full_like(logits, np.nan)
-    attention_kernels.segment_softmax(indptr, logits, mask, np.empty((0, 1), np.float32), out, np.empty((0, 1), "f4"))
+    attention.segment_softmax(indptr, logits, mask, np.empty((0, 1), np.float32), out, np.empty((0, 1), "f4"))
     assert out[:, 0].tolist() == [1, 0, 0, 0]
 
 
@@ -157,10 +157,10 @@ def test_attend(graph, heads, channels):
     indptr, local_source, num_src = graph
     num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
     rows, grad, alpha = random(num_src, width + heads), random(num_dst, width), random(num_edges, heads)
-    both("attend", (indptr, local_source, alpha, rows), [np.full((num_dst, width), np.nan)], attention_kernels)
-    both("attend_transpose", (indptr, local_source, alpha, grad), [random(num_src, width + heads)], attention_kernels)
+    both("attend", (indptr, local_source, alpha, rows), [np.full((num_dst, width), np.nan)], attention)
+    both("attend_transpose", (indptr, local_source, alpha, grad), [random(num_src, width + heads)], attention)
     out = np.full((num_edges, heads), np.nan)
-    both("attend_alpha_gradient", (indptr, local_source, rows, grad), [out], attention_kernels)
+    both("attend_alpha_gradient", (indptr, local_source, rows, grad), [out], attention)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -170,9 +170,9 @@ def test_gated_sum(graph, width, dtype):
     num_dst = len(indptr) - 1
     arguments = (indptr, local_source, random(num_dst, width, dtype=dtype), random(num_src, 2 * width, dtype=dtype))
     grad, out = random(num_dst, width + 1, dtype=dtype)[:, 1:].copy(), np.full((num_dst, width), np.nan, dtype)
-    both("gated_sum", arguments, [out], gate_kernels)
-    both("gated_sum_key_gradient", (*arguments, grad), [out], gate_kernels)
-    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], gate_kernels)
+    both("gated_sum", arguments, [out], gates)
+    both("gated_sum_key_gradient", (*arguments, grad), [out], gates)
+    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], gates)
 
 
 def test_loop_mask(graph):
@@ -182,7 +182,7 @@ def test_loop_mask(graph):
         "loop_mask",
         (indptr, local_source, sources, destinations),
         [np.ones(len(local_source), bool)],
-        attention_kernels,
+        attention,
     )
 
 
@@ -202,7 +202,7 @@ def test_gates_of_large_keys_and_nan(dtype):
     indptr, source, nan = np.array([0, 1, 2, 3], np.int64), np.zeros(3, np.int32), np.nan
     keys, rows = np.array([[-1e4, -np.inf], [1e4, np.inf], [nan, 0]], dtype), np.array([[0, 0, 2, 3]], dtype)
     out = np.full((3, 2), 7, dtype)
-    gate_kernels.gated_sum(indptr, source, keys, rows, out)
+    gates.gated_sum(indptr, source, keys, rows, out)
     np.testing.assert_array_equal(out, [[0, 0], [2, 3], [nan, 1.5]])  # not next to 0: that would be slow
 
 
@@ -214,7 +214,7 @@ def test_row_operations(count, width, index_dtype):
     rows, changes = random(301, width), random(count, width)
     both("gather_rows", (rows, index), [np.full((count, width), np.nan)])
     found, expected = rows.copy(), rows.copy()
-    kernels.scatter_add_rows(found, index, changes)
+    sums.scatter_add_rows(found, index, changes)
     reference.scatter_add_rows(expected, index, changes)
     close(found, expected)
 
@@ -229,7 +229,7 @@ def test_results_do_not_depend_on_the_thread_count(counter):
 
     def run(threads):
         out, back = np.empty((500, 33), np.float32), np.zeros((300, 33), np.float32)
-        kernels.csc_aggregate.kernel(*graph, rows, out, threads)
+        sums.csc_aggregate.kernel(*graph, rows, out, threads)
         transposes.add_by_edge.kernel(*graph, grad, back, threads)
         indptr, local_source, slots, weight, mean = graph
         next_RS, destination = np.empty((2, 301), counter), np.empty(len(local_source), np.int32)
@@ -247,7 +247,7 @@ def test_results_do_not_depend_on_the_thread_count(counter):
 @pytest.mark.parametrize("width,threads", [(1, 8), (64, 3), (64, 16)])
 def test_source_bounds_cover_every_source_once_and_balance_edges(width, threads):
     local_source = (5000 * np.random.default_rng(6).random(40_000) ** 2).astype(np.int32)
-    bounds = kernels.source_bounds(local_source, width, threads)
+    bounds = sums.source_bounds(local_source, width, threads)
     assert bounds[0] == 0 and np.all(np.diff(bounds) >= 0) and bounds[-1] > local_source.max()
     edges = np.histogram(local_source, np.minimum(bounds, 5000))[0]
     assert edges.sum() == len(local_source) and edges.max() <= 1.3 * edges.mean()
@@ -256,5 +256,5 @@ def test_source_bounds_cover_every_source_once_and_balance_edges(width, threads)
 def test_balanced_bounds_cover_every_destination_once():
     indptr = np.array([0, 0, 100, 101, 102, 102, 110], np.int64)
     for parts in (1, 2, 5, 20):
-        bounds = kernels.balanced_bounds(indptr, parts)
+        bounds = sums.balanced_bounds(indptr, parts)
         assert bounds[0] == 0 and bounds[-1] == 6 and np.all(np.diff(bounds) >= 0) and len(bounds) == parts + 1

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hongtu import ops
 from hongtu.cuda_ext.dry import DryLauncher
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.dispatch import CudaKernels, using
+from hongtu.kernels.dispatch import CudaKernels, using
 
 INDPTR = torch.tensor([0, 2, 2, 7, 8])
 LOCAL_SOURCE = torch.tensor([1, 0, 2, 2, 0, 1, 2, 1], dtype=torch.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hongtu import products
+from hongtu.kernels import dense
 from hongtu.workspace import WorkspaceTracker
 
 pytestmark = pytest.mark.skipif(
@@ -40,28 +40,28 @@ def test_products_in_blocks_are_torchs(rows: int, inner: int, columns: int) -> N
     a, w, bias = matrix(rows, inner, 0), matrix(columns, inner, 1), matrix(1, columns, 2)[0]
     grad, start = matrix(rows, columns, 3), matrix(rows, columns, 4)
     exact = a.double() @ w.double().t()
-    assert close(products.mm(a, w.t()), exact)
-    assert close(products.addmm(bias, a, w.t()), bias.double() + exact)
-    assert close(products.addmm(start, a, w.t()), start.double() + exact)
-    assert close(products.addmm(bias, a, w.t(), alpha=2), bias.double() + 2 * exact)
-    assert close(products.mm(grad, w), grad.double() @ w.double())
-    assert close(products.mm(grad.t(), a), grad.double().t() @ a.double())
+    assert close(dense.mm(a, w.t()), exact)
+    assert close(dense.addmm(bias, a, w.t()), bias.double() + exact)
+    assert close(dense.addmm(start, a, w.t()), start.double() + exact)
+    assert close(dense.addmm(bias, a, w.t(), alpha=2), bias.double() + 2 * exact)
+    assert close(dense.mm(grad, w), grad.double() @ w.double())
+    assert close(dense.mm(grad.t(), a), grad.double().t() @ a.double())
     more = start.clone()
-    assert products.addmm_(more, a, w.t()) is more and close(more, start.double() + exact)
+    assert dense.addmm_(more, a, w.t()) is more and close(more, start.double() + exact)
 
 
 def test_other_dtypes_and_strides_are_left_to_torch() -> None:
     a, b = matrix(600, 64, 0, torch.float64), matrix(64, 64, 1, torch.float64)
-    assert torch.equal(products.mm(a, b), a @ b)
+    assert torch.equal(dense.mm(a, b), a @ b)
     every_other, small = matrix(1200, 64, 0)[::2], matrix(64, 64, 1)
-    assert torch.equal(products.mm(every_other, small), every_other @ small)
-    assert torch.equal(products.mm(every_other.t(), every_other), every_other.t() @ every_other)
+    assert torch.equal(dense.mm(every_other, small), every_other @ small)
+    assert torch.equal(dense.mm(every_other.t(), every_other), every_other.t() @ every_other)
 
 
 def test_layers_and_their_gradients_go_through_them() -> None:
     """Below autograd, so forward and backward of any module."""
     called: list[str] = []
-    known = {products.aten.mm.default: products.mm, products.aten.addmm.default: products.addmm}
+    known = {dense.aten.mm.default: dense.mm, dense.aten.addmm.default: dense.addmm}
 
     def noted(name: str, function):  # type: ignore[no-untyped-def]
         return lambda *args, **kwargs: (called.append(name), function(*args, **kwargs))[1]
@@ -85,8 +85,8 @@ def test_layers_and_their_gradients_go_through_them() -> None:
 def test_they_are_used_where_mkl_does_not_use_the_processor(capability, cpu, used, monkeypatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(products, "_cpuinfo", lambda: f"vendor_id: {cpu}")
-    assert bool(products.substitutes.__wrapped__()) == used
+    monkeypatch.setattr(dense, "_cpuinfo", lambda: f"vendor_id: {cpu}")
+    assert bool(dense.substitutes.__wrapped__()) == used
 
 
 def test_without_onednns_operation_torchs_are_used(monkeypatch) -> None:
@@ -94,6 +94,6 @@ def test_without_onednns_operation_torchs_are_used(monkeypatch) -> None:
         raise AttributeError("no such operation")
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(products, "_cpuinfo", lambda: "AuthenticAMD")
-    monkeypatch.setattr(products, "_linear", gone)
-    assert products.substitutes.__wrapped__() == {}
+    monkeypatch.setattr(dense, "_cpuinfo", lambda: "AuthenticAMD")
+    monkeypatch.setattr(dense, "_linear", gone)
+    assert dense.substitutes.__wrapped__() == {}

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hongtu.cpu_device import CpuDevice
-from hongtu.dispatch import NUMBA, as_on_gpu
+from hongtu.kernels.dispatch import NUMBA, as_on_gpu
 from hongtu.metrics import Traffic
 from hongtu.workspace import Sample, WorkspaceTracker
 

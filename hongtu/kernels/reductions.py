@@ -1,4 +1,4 @@
-"""Numba kernels of reductions that are not linear; the conventions are those of ``hongtu.kernels``.
+"""Numba kernels of reductions that are not linear; the conventions are those of ``hongtu.kernels.sums``.
 
 Legend: D destinations, S sources, E edges, F features. ``weight`` of length 0 means ones; ``largest`` asks for the
 maximum, else the minimum. What an edge brings is weight[e] * rows[source of e].
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
 
 @parallel

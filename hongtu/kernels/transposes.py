@@ -1,4 +1,4 @@
-"""The transpose of a weighted sum over the edges of a block, for numpy arrays: see ``hongtu.kernels`` for the legend.
+"""The transpose of a weighted sum over the edges of a block, for numpy arrays: see ``sums`` for the legend.
 
 Adding each edge's row to its source's as edges come writes rows at random, one edge at a time. Wide rows are better
 added by source: edges are put in the order of their sources first, so that a source's row is written once for four
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit, prange
 
-from hongtu.kernels import balanced_bounds, parallel, parts_for, row_of, source_bounds
+from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, row_of, source_bounds
 
 WIDE = 32  # columns from which putting edges in order is worth it
 RANGES = 2  # of destinations whose edges are put in order at once; each more takes 4 bytes a source

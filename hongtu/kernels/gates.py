@@ -1,4 +1,4 @@
-"""Numba kernels of gates over one bipartite CSC block; the conventions are those of ``hongtu.kernels``.
+"""Numba kernels of gates over one bipartite CSC block; the conventions are those of ``hongtu.kernels.sums``.
 
 Legend: D destinations, C cache rows, F features. An edge takes an exponential per feature; they are taken
 for several edges at once, so that few are left over where vector instructions end.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from hongtu.exponential import sigmoid_in_place
-from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.exponential import sigmoid_in_place
+from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
 EDGES = 16  # whose gates are taken at once
 EVERY = np.iinfo(np.int32).max  # more than any source

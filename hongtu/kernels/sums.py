@@ -6,7 +6,7 @@ Legend: D destinations, S sources, C rows of a cache (S or more), E edges, F fea
 the identity for slots, ones for weights. Floats are float32 or float64, all of one dtype, and
 every array is C-contiguous. Every kernel is deterministic, whatever the thread count: a thread owns destinations or
 sources, so the edges of one sum are always added in one order. Each has a plain twin of the same name in
-``hongtu.reference``. Unsigned column indices spare numba's wrap-around check, which keeps LLVM from vectorising.
+``reference``. Unsigned column indices spare numba's wrap-around check, which keeps LLVM from vectorising.
 
 The kernels are parallel: call them from one Python thread at a time (numba's default threading layer aborts else).
 """

@@ -1,9 +1,7 @@
 """Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU in a dry run.
 
-All have the names and arguments of ``hongtu.kernels``, ``hongtu.transposes``, ``hongtu.attention_kernels``,
-``hongtu.gate_kernels``, ``hongtu.reduction_kernels`` and ``hongtu.row_copies``, with tensors: contiguous, without
-gradients, of length 0 for "none". What a kernel of numba needs on the way is made here, where it counts as what layers
-allocate.
+All have the names and arguments of the modules beside this one, with tensors: contiguous, without gradients, of length 0
+for "none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
-from hongtu import attention_kernels, gate_kernels, kernels, reduction_kernels, row_copies, transposes
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
+from hongtu.kernels import attention, gates, reductions, rows, sums, transposes
 
 
 class Kernels(Protocol):
@@ -30,7 +28,7 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = row_copies, kernels, transposes, attention_kernels, gate_kernels, reduction_kernels
+        modules = rows, sums, transposes, attention, gates, reductions
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Numba kernels of attention over one bipartite CSC block; the conventions are those of ``hongtu.kernels``.
+"""Numba kernels of attention over one bipartite CSC block; the conventions are those of ``hongtu.kernels.sums``.
 
 Legend: D destinations, S sources, E edges, F = H * K features, H heads, K channels per head. An array of length 0
 means "none".
@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from hongtu.exponential import exp_in_place
-from hongtu.kernels import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.exponential import exp_in_place
+from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
 
 @parallel
