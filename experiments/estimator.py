@@ -23,7 +23,7 @@ from hongtu.bench.worker import Order, epoch, make_system
 from hongtu.hardware import Hardware
 from hongtu.host import restart_without_caches
 from hongtu.measure import Epoch, measure_cpu, settled
-from hongtu.plan.cost import predict_seconds
+from hongtu.plan.cost.seconds import predict_seconds
 
 LIMIT = 0.15
 CHECKED = 2  # epochs whose losses are the reference's: the second follows from gradients

@@ -23,8 +23,8 @@ from experiments.prepare import prepared
 from hongtu.bench.records import append, machine
 from hongtu.bench.text import host_bytes
 from hongtu.models import build_layers
+from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
 from hongtu.plan.plot import stacked_bars
-from hongtu.plan.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
 from hongtu.planning import plan_model
 
 PAPER_CHUNKS, FINER = 32, 16

@@ -28,7 +28,7 @@ from hongtu.bench.records import append, machine, read
 from hongtu.hardware import A100X4, Hardware
 from hongtu.host_load import BUSY
 from hongtu.models import build_layers
-from hongtu.plan.cost import predict_seconds
+from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.planning import plan_model
 
 UNKNOWN = "the paper's table was not at hand"

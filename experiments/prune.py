@@ -20,7 +20,7 @@ import torch
 import hongtu
 from hongtu.bench.records import append, machine
 from hongtu.models import build_layers
-from hongtu.plan.strategy import STRATEGIES
+from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition
 from hongtu.preprocess.clean import coalesce
 from hongtu.preprocess.kaminpar import kaminpar_installed

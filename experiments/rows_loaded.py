@@ -21,7 +21,7 @@ from hongtu.bench.records import append, machine
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.hardware import Hardware, load_hardware
-from hongtu.plan.transfer import TransferPlan, plan_transfers
+from hongtu.plan.cache.transfer import TransferPlan, plan_transfers
 from hongtu.preprocess import csc, order, partition, reorganize
 from hongtu.preprocess.clean import coalesce
 

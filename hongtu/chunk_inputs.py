@@ -11,8 +11,8 @@ from hongtu.device import Device
 from hongtu.graph.sparse_rows import PARTS, positions
 from hongtu.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.structure import Needs
+from hongtu.plan.memory.structure import Needs
+from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.structure import edge_arrays, structure_there
 
 

@@ -20,10 +20,10 @@ from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
 from hongtu.network import Network
-from hongtu.plan.arena import aggregates_in_place
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass, gradient
-from hongtu.plan.structure import Needs
+from hongtu.plan.memory.arena import aggregates_in_place
+from hongtu.plan.memory.structure import Needs
+from hongtu.plan.passes.definition import Pass, gradient
 from hongtu.streams import Turn
 from hongtu.transfer import cache_of
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu.block import Block
 from hongtu.kernels.dispatch import watching
-from hongtu.plan.shapes import EdgeSweeps
+from hongtu.plan.passes.shapes import EdgeSweeps
 
 DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
 EXPONENTIALS = {  # kernels that take them, and which argument has a column for each

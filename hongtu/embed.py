@@ -20,7 +20,7 @@ from hongtu.hardware import Hardware
 from hongtu.network import Network
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from hongtu.planning import make_loss, plan_network
 
 

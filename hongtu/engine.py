@@ -23,7 +23,7 @@ from hongtu.metrics import EpochRecord, Traffic
 from hongtu.modules import modes_kept
 from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.replicas import Replicas
 
 

@@ -20,9 +20,9 @@ from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.moments import Moments
 from hongtu.network import Network
-from hongtu.plan.arena import FLOAT
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, OUTPUT, Pass, gradient
+from hongtu.plan.memory.arena import FLOAT
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.streams import Turn
 from hongtu.structure import place_structure
 from hongtu.transfer import Exchange

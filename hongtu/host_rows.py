@@ -15,7 +15,7 @@ from hongtu.host_store import HostStore
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES
+from hongtu.plan.passes.definition import FEATURES
 from hongtu.pool import Make
 
 

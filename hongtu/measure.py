@@ -1,6 +1,6 @@
 """Measures this machine for a hardware profile: copies alone, and what the passes of small models take.
 
-What a pass computes is known (:class:`hongtu.plan.work.Work`); the rates with which a machine does it are those that
+What a pass computes is known (:class:`hongtu.plan.cost.work.Work`); the rates with which a machine does it are those that
 explain the measured passes best, by bounded least squares over their relative errors; the cache is as large as explains
 most.
 """
@@ -27,10 +27,10 @@ from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware
 from hongtu.host_load import BUSY, OthersShare
 from hongtu.models import build_layers
-from hongtu.plan.cost import arithmetic_seconds, is_near, pass_seconds
+from hongtu.plan.cost.seconds import arithmetic_seconds, is_near, pass_seconds
+from hongtu.plan.cost.work import Work, partition_work
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
-from hongtu.plan.work import Work, partition_work
+from hongtu.plan.passes.definition import Pass
 from hongtu.planning import plan_model
 from hongtu.preprocess.generate import generate
 from hongtu.preprocess.pipeline import preprocess_directory

@@ -26,13 +26,13 @@ from hongtu.losses import MeanLoss
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.build import sketch_plan
-from hongtu.plan.choice import Choice
-from hongtu.plan.cost import sketch_seconds
+from hongtu.plan.cost.seconds import sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
-from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.search.build import sketch_plan
+from hongtu.plan.search.planner import plan_run
 from hongtu.probe import probe_workspace
 from hongtu.sweeps import Function, stage_sweeps
 from hongtu.tracing import constant_layers, trace

@@ -22,7 +22,7 @@ from hongtu.host import available_bytes
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes.definition import Pass
 
 T = TypeVar("T")
 Correct = Callable[[str, int], int]

@@ -26,11 +26,11 @@ from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
-from hongtu.plan.build import make_plan
-from hongtu.plan.choice import Choice
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES
-from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.definition import FEATURES
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.search.build import make_plan
 from hongtu.tracing import trace
 
 

@@ -25,9 +25,9 @@ from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer, Skip
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.planner import plan_run
-from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.search.planner import plan_run
 from hongtu.probe import probe_workspace
 from hongtu.tracing import trace
 

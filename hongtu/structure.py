@@ -9,8 +9,8 @@ from torch import Tensor
 from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
-from hongtu.plan.structure import FLOAT
+from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.passes.definition import Pass
 
 PLACE = "structure {}"  # what a device calls an array that stays
 

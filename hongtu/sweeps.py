@@ -16,7 +16,7 @@ from hongtu.block import Rows
 from hongtu.edge_sweeps import DESTINATIONS, EDGES, SOURCES, edge_sweeps, tensors_in
 from hongtu.modules import modes_kept
 from hongtu.network import Network
-from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
+from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
 from hongtu.tracing import Traced, toy_block, with_edge_data
 
 ROWS = 11  # a number that no width of a model should be

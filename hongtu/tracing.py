@@ -16,7 +16,7 @@ from hongtu.modules import call_on, drops, is_random, modes_kept
 from hongtu.network import ROWS, Network
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
+from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hongtu.metrics import EpochRecord
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
 from hongtu.pressure import Relief
 from hongtu.probe import probe_workspace
@@ -56,7 +56,7 @@ class Trainer:
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
-        strategy: "full", "paper", "none" or a :class:`~hongtu.plan.strategy.Strategy`.
+        strategy: "full", "paper", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
         autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hongtu.device import Device
 from hongtu.host_store import HostStore
-from hongtu.plan.intervals import Intervals
-from hongtu.plan.passes import Pass
-from hongtu.plan.transfer import TransferPlan
+from hongtu.plan.cache.intervals import Intervals
+from hongtu.plan.cache.transfer import TransferPlan
+from hongtu.plan.passes.definition import Pass
 from hongtu.streams import Stream, Turn
 
 Select = Callable[[Intervals], "slice | np.ndarray"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.transfer import TransferPlan
+from hongtu.plan.cache.transfer import TransferPlan
 
 
 class Cache:

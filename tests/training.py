@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hongtu
 from hongtu.errors import BudgetError
 from hongtu.graph.artifact import Artifact
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests.models import Model
 from tests.problems import Problem, prepare
 

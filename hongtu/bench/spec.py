@@ -9,7 +9,7 @@ from typing import Any
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.plan.strategy import SAVINGS, STRATEGIES, Strategy, alone
+from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, alone
 
 OURS = "hongtu"
 UNGROUPED = "full, chunks as they are"

@@ -76,7 +76,7 @@ class Ours:
 
     def about(self) -> dict[str, Any]:
         """What was planned, and what it took."""
-        from hongtu.plan.cost import predict_seconds
+        from hongtu.plan.cost.seconds import predict_seconds
 
         plan, peaks = self.trainer.plan, self.trainer.peak_bytes
         return {

@@ -68,7 +68,7 @@ def describe(
     options: argparse.Namespace, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --json`` prints."""
-    from hongtu.plan.cost import predict_seconds
+    from hongtu.plan.cost.seconds import predict_seconds
     from hongtu.plan.report import ladder, lookahead_summary, pass_report
 
     seconds = predict_seconds(plan, hardware)

@@ -1,1 +1,4 @@
-"""What moves when: transfer plans, passes, placement and predicted costs. Pure numpy and numba."""
+"""What moves and runs, when and where: passes, transfers, memory and predicted seconds. No torch.
+
+Uses: the top modules and ``graph``.
+"""

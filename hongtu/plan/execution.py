@@ -9,10 +9,10 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.metrics import Traffic
-from hongtu.plan.memory import PlannedMemory
-from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.structure import Needs, device_entries
-from hongtu.plan.transfer import DeviceCounts, DeviceTransfers
+from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
+from hongtu.plan.memory.buffers import PlannedMemory
+from hongtu.plan.memory.structure import Needs, device_entries
+from hongtu.plan.passes.definition import FEATURES, Pass
 
 
 class ExecutionPlan(PlannedMemory):

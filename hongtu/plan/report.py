@@ -13,13 +13,13 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
-from hongtu.plan.cost import pass_seconds
+from hongtu.plan.cache.gaps import choose_gaps
+from hongtu.plan.cache.lookahead import lookahead_intervals
+from hongtu.plan.cache.reuse import uses_of
+from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.gaps import choose_gaps
-from hongtu.plan.lookahead import lookahead_intervals
-from hongtu.plan.passes import Pass
+from hongtu.plan.passes.definition import Pass
 from hongtu.plan.plot import Series, line_chart
-from hongtu.plan.reuse import uses_of
 
 CURVE_POINTS = 17
 

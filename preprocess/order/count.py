@@ -79,7 +79,7 @@ def _gap_histogram(order, chunk_start, part, m, in_edge_start, source):
 
 @numba.njit(cache=True)
 def _kept_gaps(gaps, room):
-    """The most gaps that fit: in every step, drop those that end last (see ``hongtu.plan.lookahead``)."""
+    """The most gaps that fit: in every step, drop those that end last (see ``hongtu.plan.cache.lookahead``)."""
     steps = len(room)
     ending = np.zeros(steps, dtype=np.int64)  # open gaps by the step of their next use
     active = 0

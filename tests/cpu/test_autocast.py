@@ -10,7 +10,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, training
 from tests.models import DEEP, SIX, H, Model
 

@@ -13,8 +13,8 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.modules import check_module
 from hongtu.nn.layer import Layer
-from hongtu.plan.choice import ONCE
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.choice import ONCE
+from hongtu.plan.passes.strategy import Strategy
 from tests import graphs, problems, staged, training
 from tests.models import SIX, H, Model
 

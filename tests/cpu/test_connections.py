@@ -13,8 +13,8 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.dry import DryBackend
 from hongtu.errors import InputError
-from hongtu.plan.passes import gradient
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.definition import gradient
+from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, staged, training
 from tests.models import H, Model
 from tests.training import GRAINS, NOTHING, SINGLE, STRATEGIES, SWITCHES, check

@@ -18,9 +18,9 @@ from hongtu.device import Device
 from hongtu.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.kernels import rows as kernel_rows
-from hongtu.plan.intervals import make_intervals
-from hongtu.plan.strategy import Strategy
-from hongtu.plan.transfer import TransferPlan
+from hongtu.plan.cache.intervals import make_intervals
+from hongtu.plan.cache.transfer import TransferPlan
+from hongtu.plan.passes.strategy import Strategy
 from tests import problems, training
 from tests.models import SIX, H, Model
 from tests.training import GRAINS, STRATEGIES

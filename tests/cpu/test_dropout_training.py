@@ -12,7 +12,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import problems, training
 from tests.models import H, Model
 from tests.training import GRAINS, STRATEGIES

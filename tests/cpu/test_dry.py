@@ -17,8 +17,8 @@ import torch
 from hongtu import host
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
-from hongtu.plan.cost import predict_seconds
-from hongtu.plan.strategy import Strategy, get_strategy
+from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import EXACT, budget, check

@@ -12,7 +12,7 @@ import torch
 import torch_geometric.nn as pyg
 
 from hongtu import nn as hnn
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import problems, training
 from tests.models import DEEP, SIX, H, Model
 from tests.training import GRAINS, NOTHING, SINGLE, STRATEGIES, SWITCHES, check

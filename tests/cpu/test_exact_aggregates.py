@@ -14,7 +14,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.dry import DryBackend
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, staged, training
 from tests.models import Model
 from tests.training import SINGLE, STRATEGIES, check

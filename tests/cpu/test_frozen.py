@@ -8,7 +8,7 @@ import torch
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import BudgetError
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, training
 from tests.models import DEEP
 from tests.training import EXACT, check

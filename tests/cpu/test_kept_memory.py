@@ -13,7 +13,7 @@ from hongtu.cpu_device import CpuDevice
 from hongtu.kept import Missing, Place, saving
 from hongtu.kept_memory import REGION, KeptMemory, slot_bytes
 from hongtu.metrics import Traffic
-from hongtu.plan import planner
+from hongtu.plan.search import planner
 from hongtu.workspace import Sample
 from tests import problems, training
 from tests.models import DEEP, SIX, Model

@@ -18,7 +18,7 @@ from hongtu.dry import DryBackend
 from hongtu.embedding import NAME
 from hongtu.errors import InputError
 from hongtu.moments import Moments
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import additions, graphs, problems, staged, training
 from tests.models import H, Model
 from tests.training import GRAINS, NOTHING, SINGLE, STRATEGIES, SWITCHES, check

@@ -15,9 +15,9 @@ from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.hardware import CPU, load_hardware
 from hongtu.models import build_layers
-from hongtu.plan.cost import pass_seconds, predict_seconds
-from hongtu.plan.shapes import Products, StageWork, Sweeps
-from hongtu.plan.transfer import plan_transfers
+from hongtu.plan.cache.transfer import plan_transfers
+from hongtu.plan.cost.seconds import pass_seconds, predict_seconds
+from hongtu.plan.passes.shapes import Products, StageWork, Sweeps
 from hongtu.planning import plan_model
 from tests import problems, training
 

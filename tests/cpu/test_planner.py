@@ -13,11 +13,11 @@ from hongtu import planning
 from hongtu.errors import BudgetError
 from hongtu.hardware import CPU, H200
 from hongtu.models import build_layers
-from hongtu.plan.build import plan_caches, sketch_plan
-from hongtu.plan.choice import Choice
-from hongtu.plan.cost import predict_seconds
-from hongtu.plan.planner import plan_run
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.search.build import plan_caches, sketch_plan
+from hongtu.plan.search.planner import plan_run
 from tests import problems, training
 from tests.models import SIX
 

@@ -9,7 +9,7 @@ from hongtu import nn as hnn
 from hongtu.connections import as_modules
 from hongtu.network import Network
 from hongtu.nn.context import RowContext
-from hongtu.plan.shapes import EdgeSweeps, Sweeps
+from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
 from hongtu.sweeps import Function, stage_sweeps
 from hongtu.tracing import trace
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hongtu import nn as hnn
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.strategy import Strategy
 from tests import problems, training
 from tests.models import SIX, H, Model
 from tests.staged import SINGLE, budget, check

@@ -12,15 +12,15 @@ import pytest
 from hongtu.errors import InputError
 from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, PROFILES, Hardware, load_hardware
-from hongtu.plan.build import make_plan
-from hongtu.plan.choice import Choice
-from hongtu.plan.cost import Seconds, pass_seconds, predict_seconds
+from hongtu.plan.cache.transfer import plan_transfers
+from hongtu.plan.cost.seconds import Seconds, pass_seconds, predict_seconds
+from hongtu.plan.cost.work import LOSS_SWEEPS
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart
-from hongtu.plan.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps
-from hongtu.plan.strategy import STRATEGIES
-from hongtu.plan.transfer import plan_transfers
-from hongtu.plan.work import LOSS_SWEEPS
+from hongtu.plan.search.build import make_plan
 from hongtu.preprocess.volume import count_volume
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hongtu.errors import InputError
 from hongtu.graph.topology import build_topology
-from hongtu.plan.transfer import batch_limits, plan_transfers
+from hongtu.plan.cache.transfer import batch_limits, plan_transfers
 from hongtu.preprocess import kaminpar
 from hongtu.preprocess.csc import Csc, renumber
 from hongtu.preprocess.order import MOST_EDGES, ORDERS, candidates, cut_chunks, order_vertices

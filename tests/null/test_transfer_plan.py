@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import build_topology
-from hongtu.plan.transfer import plan_transfers
+from hongtu.plan.cache.transfer import plan_transfers
 from tests.interpreter import Interpreter
 
 CASES = 1500  # tiny graphs per policy
@@ -87,7 +87,7 @@ def test_dropping_one_load_is_caught():
 
 def without(table, k):
     """The intervals less number k."""
-    from hongtu.plan.intervals import make_intervals
+    from hongtu.plan.cache.intervals import make_intervals
 
     keep = np.arange(len(table)) != k
     columns = (table.row[keep], table.slot[keep], table.first[keep], table.last[keep])

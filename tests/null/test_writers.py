@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hongtu.plan.passes import Pass
-from hongtu.plan.transfer import plan_transfers
-from hongtu.plan.writers import find_writers
+from hongtu.plan.cache.transfer import plan_transfers
+from hongtu.plan.cache.writers import find_writers
+from hongtu.plan.passes.definition import Pass
 from tests.null.test_transfer_plan import random_case
 
 NAME = "grad z1"

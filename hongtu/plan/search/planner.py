@@ -11,15 +11,15 @@ import numpy as np
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
-from hongtu.plan.build import make_plan, plan_caches, sketch_plan
-from hongtu.plan.choice import Choice, View
-from hongtu.plan.cost import computing_seconds, predict_seconds
+from hongtu.plan.cost.seconds import computing_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.grains import Probe, fitting_plans, smallest_budget, with_edges
-from hongtu.plan.prune import pays, receptive_field
-from hongtu.plan.residents import choose_residents, every_tensor
-from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.choice import Choice, View
+from hongtu.plan.passes.prune import pays, receptive_field
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.search.build import make_plan, plan_caches, sketch_plan
+from hongtu.plan.search.grains import Probe, fitting_plans, smallest_budget, with_edges
+from hongtu.plan.search.residents import choose_residents, every_tensor
 
 
 def plan_run(

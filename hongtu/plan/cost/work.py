@@ -8,8 +8,8 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.shapes import EdgeSweeps, StageWork
+from hongtu.plan.passes.definition import FEATURES, Pass
+from hongtu.plan.passes.shapes import EdgeSweeps, StageWork
 
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 

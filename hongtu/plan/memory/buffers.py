@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
-from hongtu.plan.choice import ONCE, Choice, View
-from hongtu.plan.passes import FEATURES, Pass, PassList
-from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.strategy import Strategy
-from hongtu.plan.structure import Array, Needs, Over, device_entries, pass_needs, spans
-from hongtu.plan.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
-from hongtu.plan.writers import Writers
+from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
+from hongtu.plan.cache.writers import Writers
+from hongtu.plan.memory.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
+from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
+from hongtu.plan.passes.choice import ONCE, Choice, View
+from hongtu.plan.passes.definition import FEATURES, Pass, PassList
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy as np
 
 from hongtu.graph.bitmap import insert, take_all
 from hongtu.graph.topology import Topology
-from hongtu.plan.gaps import ALL, Gaps, count_gaps
-from hongtu.plan.intervals import chain, next_uses
+from hongtu.plan.cache.gaps import ALL, Gaps, count_gaps
+from hongtu.plan.cache.intervals import chain, next_uses
 
 Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
 

@@ -1,13 +1,13 @@
-"""From layers to the list of passes that a strategy makes of them (tensors' names: :mod:`hongtu.plan.passes`)."""
+"""From layers to the list of passes that a strategy makes of them (tensors' names: :mod:`hongtu.plan.passes.definition`)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Literal
 
-from hongtu.plan.passes import FEATURES, OUTPUT, Pass, PassList, gradient
-from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.strategy import Strategy
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, PassList, gradient
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy
 
 
 def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bool, prune: bool) -> PassList:

@@ -16,9 +16,9 @@ import numba
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.intervals import Intervals, assign_slots, chain, make_intervals
-from hongtu.plan.lookahead import count_lookahead, lookahead_intervals
-from hongtu.plan.reuse import (
+from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
+from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
+from hongtu.plan.cache.reuse import (
     adjacent_intervals,
     neighbour_requests,
     single_intervals,
@@ -101,7 +101,7 @@ class TransferCounts:
 def count_transfers(
     topology: Topology, schedule: np.ndarray, capacity: Sequence[int] | None, prefetch: int, peer_cost: float
 ) -> TransferCounts:
-    """About what a "lookahead" plan would move (:func:`hongtu.plan.lookahead.count_lookahead`)."""
+    """About what a "lookahead" plan would move (:func:`hongtu.plan.cache.lookahead.count_lookahead`)."""
     slots = [topology.num_vertices] * topology.partitions if capacity is None else capacity
     counts = count_lookahead(topology, schedule, capacity, prefetch, peer_cost)
     return TransferCounts(
@@ -150,7 +150,7 @@ def plan_transfers(
 
     Args:
         schedule: int32 [m, B].
-        reuse: "none", "p2p", "paper" (see :mod:`hongtu.plan.reuse`) or "lookahead" (:mod:`hongtu.plan.lookahead`).
+        reuse: "none", "p2p", "paper" (see :mod:`hongtu.plan.cache.reuse`) or "lookahead" (:mod:`hongtu.plan.cache.lookahead`).
         capacity: most slots of each device under "lookahead"; None for no limit. The others take what they need.
         prefetch: how many batches ahead of its first use a row may be brought.
         peer_cost: under "lookahead", seconds that a row of a peer takes, in those of a row of the host.

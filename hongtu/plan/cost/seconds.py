@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 
 from hongtu.hardware import Hardware
+from hongtu.plan.cost.work import Extent, Work, partition_work, pass_work
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import Pass
-from hongtu.plan.work import Extent, Work, partition_work, pass_work
+from hongtu.plan.passes.definition import Pass
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology
-from hongtu.plan.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
-from hongtu.plan.intervals import chain
-from hongtu.plan.reuse import Uses, uses_of
+from hongtu.plan.cache.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
+from hongtu.plan.cache.intervals import chain
+from hongtu.plan.cache.reuse import Uses, uses_of
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # row, first, last of intervals
 UNLIMITED = np.iinfo(np.int64).max // 2

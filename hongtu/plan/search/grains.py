@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
-from hongtu.plan.build import sketch_plan
-from hongtu.plan.choice import ONCE, View
-from hongtu.plan.cost import computing_seconds
+from hongtu.plan.cost.seconds import computing_seconds
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.choice import ONCE, View
+from hongtu.plan.search.build import sketch_plan
 
 LITTLE = 0.02  # beside what an epoch computes
 Probe = Callable[[ExecutionPlan], dict[str, int]]

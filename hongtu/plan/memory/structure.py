@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.passes import Pass
-from hongtu.plan.shapes import NetworkShape
+from hongtu.plan.passes.definition import Pass
+from hongtu.plan.passes.shapes import NetworkShape
 
 FLOAT = "float"  # stands for the run's dtype
 SIZES = {"uint8": 1, "bool": 1, "int32": 4, "int64": 8}  # bytes of the others

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hongtu.plan.choice import Choice
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes import PassList, gradient
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.definition import PassList, gradient
 
 STRUCTURE: frozenset[str] = frozenset({"structure"})  # stands for the chunks' structure among units of tensors
 

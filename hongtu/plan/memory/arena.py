@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.passes import FEATURES, Pass
-from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.structure import FLOAT, SIZES, Needs, device_entries
-from hongtu.plan.transfer import BatchLimits
+from hongtu.plan.cache.transfer import BatchLimits
+from hongtu.plan.memory.structure import FLOAT, SIZES, Needs, device_entries
+from hongtu.plan.passes.definition import FEATURES, Pass
+from hongtu.plan.passes.shapes import NetworkShape
 
 
 @dataclass(frozen=True)

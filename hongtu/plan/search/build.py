@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.choice import ONCE, Choice, View
-from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.pass_list import plan_passes
-from hongtu.plan.passes import Pass
-from hongtu.plan.shapes import NetworkShape
-from hongtu.plan.strategy import Strategy
-from hongtu.plan.transfer import (
+from hongtu.plan.cache.transfer import (
     BatchLimits,
     TransferCounts,
     TransferPlan,
@@ -23,7 +17,13 @@ from hongtu.plan.transfer import (
     count_transfers,
     plan_transfers,
 )
-from hongtu.plan.writers import Writers, find_writers
+from hongtu.plan.cache.writers import Writers, find_writers
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.builder import plan_passes
+from hongtu.plan.passes.choice import ONCE, Choice, View
+from hongtu.plan.passes.definition import Pass
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy
 
 
 def sketch_plan(

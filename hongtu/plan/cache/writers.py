@@ -14,8 +14,8 @@ import numba
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.passes import Pass
-from hongtu.plan.transfer import TransferPlan
+from hongtu.plan.cache.transfer import TransferPlan
+from hongtu.plan.passes.definition import Pass
 
 NEVER = np.iinfo(np.int32).max
 

@@ -1,0 +1,1 @@
+"""Which row sits in which slot from when to when, and the loads, pulls, pushes and flushes that follow."""

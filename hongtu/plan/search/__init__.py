@@ -1,0 +1,1 @@
+"""Which of the possible plans a budget and a machine ask for."""
