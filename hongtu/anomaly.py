@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.block import Rows
 from hongtu.engine import Engine
 from hongtu.errors import AnomalyError
 from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.network import Network
+from hongtu.nn.block import Rows
 
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.block import Block, Rows
 from hongtu.device import Device
 from hongtu.graph.sparse_rows import PARTS, positions
 from hongtu.host_store import HostStore
+from hongtu.nn.block import Block, Rows
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.structure import Needs
 from hongtu.plan.passes.definition import FEATURES, Pass

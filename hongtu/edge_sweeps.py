@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu.block import Block
 from hongtu.kernels.dispatch import watching
+from hongtu.nn.block import Block
 from hongtu.plan.passes.shapes import EdgeSweeps
 
 DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be

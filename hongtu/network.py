@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hongtu.block import Block, Rows
 from hongtu.connections import INPUT, resolve, wire
 from hongtu.errors import InputError
 from hongtu.modules import call_on, check_module, is_random, may_write
 from hongtu.nn.binding import bind
+from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of

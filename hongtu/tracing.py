@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hongtu.block import Block, Rows
 from hongtu.errors import InputError
 from hongtu.modules import call_on, drops, is_random, modes_kept
 from hongtu.network import ROWS, Network
+from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hongtu.block import Block, Rows
 from hongtu.graph.topology import build_topology
+from hongtu.nn.block import Block, Rows
 
 
 @dataclass(frozen=True)

@@ -8,32 +8,32 @@ from hongtu.nn.aggr import (
     StdAggregation,
     VarAggregation,
 )
-from hongtu.nn.appnp import APPNP
-from hongtu.nn.cg import CGConv
-from hongtu.nn.commnet import CommNetConv
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.gat import GATConv
-from hongtu.nn.gatv2 import GATv2Conv
-from hongtu.nn.gcn import GCNConv
-from hongtu.nn.gcn2 import GCN2Conv
-from hongtu.nn.gen import GENConv
-from hongtu.nn.ggcn import GGCNConv
-from hongtu.nn.gin import GINConv
-from hongtu.nn.gine import GINEConv
-from hongtu.nn.gmm import GMMConv
-from hongtu.nn.graph_conv import GraphConv
-from hongtu.nn.jumping import JumpingKnowledge
 from hongtu.nn.layer import Layer
-from hongtu.nn.nnconv import NNConv
+from hongtu.nn.layers.appnp import APPNP
+from hongtu.nn.layers.cg import CGConv
+from hongtu.nn.layers.commnet import CommNetConv
+from hongtu.nn.layers.gat import GATConv
+from hongtu.nn.layers.gatv2 import GATv2Conv
+from hongtu.nn.layers.gcn import GCNConv
+from hongtu.nn.layers.gcn2 import GCN2Conv
+from hongtu.nn.layers.gen import GENConv
+from hongtu.nn.layers.ggcn import GGCNConv
+from hongtu.nn.layers.gin import GINConv
+from hongtu.nn.layers.gine import GINEConv
+from hongtu.nn.layers.gmm import GMMConv
+from hongtu.nn.layers.graph_conv import GraphConv
+from hongtu.nn.layers.jumping import JumpingKnowledge
+from hongtu.nn.layers.nnconv import NNConv
+from hongtu.nn.layers.pna import PNAConv, degree_histogram
+from hongtu.nn.layers.pyg import PyGLayer
+from hongtu.nn.layers.rgcn import RGCNConv
+from hongtu.nn.layers.sage import SAGEConv
+from hongtu.nn.layers.sgc import SGConv
+from hongtu.nn.layers.sign import SIGN
+from hongtu.nn.layers.transformer import TransformerConv
+from hongtu.nn.layers.typed import TypedLinear
 from hongtu.nn.norm import BatchNorm, GraphNorm, LayerNorm, Normalization, PairNorm
-from hongtu.nn.pna import PNAConv, degree_histogram
-from hongtu.nn.pyg import PyGLayer
-from hongtu.nn.rgcn import RGCNConv
-from hongtu.nn.sage import SAGEConv
-from hongtu.nn.sgc import SGConv
-from hongtu.nn.sign import SIGN
-from hongtu.nn.transformer import TransformerConv
-from hongtu.nn.typed import TypedLinear
 
 __all__ = [
     "APPNP",

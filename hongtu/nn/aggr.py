@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hongtu import reductions
-from hongtu.block import Block
+from hongtu.nn import reductions
+from hongtu.nn.block import Block
 
 LINEAR = ("sum", "add", "mean")
 SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hongtu.block import Rows
+from hongtu.nn.block import Rows
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.block import Block, Rows
+from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
 

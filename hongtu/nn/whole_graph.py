@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer, Skip
 from hongtu.nn.norm import (
     BatchNorm,

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu import reductions
-from hongtu.block import Block, Rows
 from hongtu.kernels import dispatch
+from hongtu.nn import reductions
+from hongtu.nn.block import Block, Rows
 from tests.graphs import Graph, awkward_graphs, by_destination, cut, loops, make_blocks
 
 pyg_resolver = pytest.importorskip("torch_geometric.nn.resolver")

@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 
-from hongtu.block import Rows
 from hongtu.nn import Dropout, Layer
 from hongtu.nn.binding import bind
+from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import _apply_mask, dropout_key, keep_mask
 

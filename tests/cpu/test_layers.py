@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.block import Rows
 from hongtu.nn import CommNetConv, GATConv, GCNConv, GGCNConv, GINConv, Layer, PyGLayer, SAGEConv
 from hongtu.nn.binding import bind
+from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
 from tests.graphs import Graph, awkward_graphs, hub, loops, make_blocks, weighted
 from tests.layer_oracle import IN, OUT, check, features, gradients, run

@@ -5,10 +5,10 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu import ops
 from hongtu.cuda_ext.dry import DryLauncher
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.kernels.dispatch import CudaKernels, using
+from hongtu.nn.ops import aggregates
 
 INDPTR = torch.tensor([0, 2, 2, 7, 8])
 LOCAL_SOURCE = torch.tensor([1, 0, 2, 2, 0, 1, 2, 1], dtype=torch.int32)
@@ -31,46 +31,48 @@ def edge_weight():
 def test_aggregate(slots, weighted, mean, width):
     weight = edge_weight() if weighted else None
     rows = leaf(NUM_SRC if slots is None else 6, width)
-    assert gradcheck(lambda x: ops.aggregate(x, INDPTR, LOCAL_SOURCE, slots, weight, mean), (rows,))
+    assert gradcheck(lambda x: aggregates.aggregate(x, INDPTR, LOCAL_SOURCE, slots, weight, mean), (rows,))
 
 
 @pytest.mark.parametrize("excluded", [False, True])
 def test_edge_softmax(excluded):
     exclude = torch.tensor([True, False, False, True, False, False, False, True]) if excluded else None
     logits, extra = leaf(NUM_EDGES, 2), leaf(NUM_DST, 2)
-    assert gradcheck(lambda x: ops.edge_softmax(x, INDPTR, exclude)[0], (logits,))
-    assert gradcheck(lambda x, y: ops.edge_softmax(x, INDPTR, exclude, y), (logits, extra))
+    assert gradcheck(lambda x: aggregates.edge_softmax(x, INDPTR, exclude)[0], (logits,))
+    assert gradcheck(lambda x, y: aggregates.edge_softmax(x, INDPTR, exclude, y), (logits, extra))
 
 
 def test_shares_sum_to_one():
-    alpha_EH, alpha_DH = ops.edge_softmax(leaf(NUM_EDGES, 3), INDPTR, None, leaf(NUM_DST, 3))
-    torch.testing.assert_close(ops.segment_sum(alpha_EH, INDPTR) + alpha_DH, torch.ones_like(alpha_DH))
+    alpha_EH, alpha_DH = aggregates.edge_softmax(leaf(NUM_EDGES, 3), INDPTR, None, leaf(NUM_DST, 3))
+    torch.testing.assert_close(aggregates.segment_sum(alpha_EH, INDPTR) + alpha_DH, torch.ones_like(alpha_DH))
 
 
 def test_gathers_and_sums():
-    assert gradcheck(lambda x: ops.segment_sum(x, INDPTR), (leaf(NUM_EDGES, 3),))
-    assert gradcheck(lambda x: ops.edge_gather(x, LOCAL_SOURCE), (leaf(NUM_SRC, 3),))
-    assert gradcheck(lambda x: ops.destination_gather(x, INDPTR, NUM_EDGES), (leaf(NUM_DST, 3),))
+    assert gradcheck(lambda x: aggregates.segment_sum(x, INDPTR), (leaf(NUM_EDGES, 3),))
+    assert gradcheck(lambda x: aggregates.edge_gather(x, LOCAL_SOURCE), (leaf(NUM_SRC, 3),))
+    assert gradcheck(lambda x: aggregates.destination_gather(x, INDPTR, NUM_EDGES), (leaf(NUM_DST, 3),))
 
 
 def test_attend():
     rows, alpha = leaf(NUM_SRC, 8), leaf(NUM_EDGES, 2)
-    assert gradcheck(lambda x, a: ops.attend(x, a, INDPTR, LOCAL_SOURCE, 6), (rows, alpha))
+    assert gradcheck(lambda x, a: aggregates.attend(x, a, INDPTR, LOCAL_SOURCE, 6), (rows, alpha))
 
 
 def test_gated_sum():
-    assert gradcheck(lambda x, k: ops.gated_sum(x, k, INDPTR, LOCAL_SOURCE), (leaf(NUM_SRC, 6), leaf(NUM_DST, 3)))
+    assert gradcheck(
+        lambda x, k: aggregates.gated_sum(x, k, INDPTR, LOCAL_SOURCE), (leaf(NUM_SRC, 6), leaf(NUM_DST, 3))
+    )
 
 
 KEY = torch.linspace(-2, 2, NUM_DST * 3, dtype=torch.float64).view(NUM_DST, 3)
 OPERATIONS = {
-    "aggregate": (lambda x: ops.aggregate(x, INDPTR, LOCAL_SOURCE, None, edge_weight(), True), (NUM_SRC, 3)),
-    "segment_sum": (lambda x: ops.segment_sum(x, INDPTR), (NUM_EDGES, 3)),
-    "edge_gather": (lambda x: ops.edge_gather(x, LOCAL_SOURCE), (NUM_SRC, 3)),
-    "destination_gather": (lambda x: ops.destination_gather(x, INDPTR, NUM_EDGES), (NUM_DST, 3)),
-    "edge_softmax": (lambda x: ops.edge_softmax(x, INDPTR)[0], (NUM_EDGES, 3)),
-    "attend": (lambda x: ops.attend(x, edge_weight().unsqueeze(1), INDPTR, LOCAL_SOURCE, 3), (NUM_SRC, 3)),
-    "gated_sum": (lambda x: ops.gated_sum(x, KEY, INDPTR, LOCAL_SOURCE), (NUM_SRC, 6)),
+    "aggregate": (lambda x: aggregates.aggregate(x, INDPTR, LOCAL_SOURCE, None, edge_weight(), True), (NUM_SRC, 3)),
+    "segment_sum": (lambda x: aggregates.segment_sum(x, INDPTR), (NUM_EDGES, 3)),
+    "edge_gather": (lambda x: aggregates.edge_gather(x, LOCAL_SOURCE), (NUM_SRC, 3)),
+    "destination_gather": (lambda x: aggregates.destination_gather(x, INDPTR, NUM_EDGES), (NUM_DST, 3)),
+    "edge_softmax": (lambda x: aggregates.edge_softmax(x, INDPTR)[0], (NUM_EDGES, 3)),
+    "attend": (lambda x: aggregates.attend(x, edge_weight().unsqueeze(1), INDPTR, LOCAL_SOURCE, 3), (NUM_SRC, 3)),
+    "gated_sum": (lambda x: aggregates.gated_sum(x, KEY, INDPTR, LOCAL_SOURCE), (NUM_SRC, 6)),
 }
 
 
@@ -134,7 +136,10 @@ def test_cuda_kernels_give_the_same(name, cuda_kernels):
 def test_cuda_softmax_with_excluded_edges(cuda_kernels):
     exclude = torch.tensor([True, True, False, True, False, False, False, True])
     logits, extra = leaf(NUM_EDGES, 2), leaf(NUM_DST, 2)
-    expected, (alone, _) = ops.edge_softmax(logits, INDPTR, exclude, extra), ops.edge_softmax(logits, INDPTR, exclude)
+    expected, (alone, _) = (
+        aggregates.edge_softmax(logits, INDPTR, exclude, extra),
+        aggregates.edge_softmax(logits, INDPTR, exclude),
+    )
     with using(cuda_kernels):
-        torch.testing.assert_close(ops.edge_softmax(logits, INDPTR, exclude, extra), expected)
-        torch.testing.assert_close(ops.edge_softmax(logits, INDPTR, exclude)[0], alone)
+        torch.testing.assert_close(aggregates.edge_softmax(logits, INDPTR, exclude, extra), expected)
+        torch.testing.assert_close(aggregates.edge_softmax(logits, INDPTR, exclude)[0], alone)

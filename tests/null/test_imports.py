@@ -35,9 +35,7 @@ MAY_IMPORT = {
 }
 BESIDE = {  # not yet in their rooms
     "hongtu.anomaly": "train",
-    "hongtu.attention_ops": "nn",
     "hongtu.backends": "device",
-    "hongtu.block": "nn",
     "hongtu.callbacks": "train",
     "hongtu.chunk_inputs": "engine",
     "hongtu.chunk_run": "engine",
@@ -68,7 +66,6 @@ BESIDE = {  # not yet in their rooms
     "hongtu.modules": "model",
     "hongtu.moments": "engine",
     "hongtu.network": "model",
-    "hongtu.ops": "nn",
     "hongtu.pinned": "device",
     "hongtu.planning": "train",
     "hongtu.pool": "device",
@@ -79,8 +76,6 @@ BESIDE = {  # not yet in their rooms
     "hongtu.pyg_names": "model",
     "hongtu.random_state": "train",
     "hongtu.rates_alone": "bench",
-    "hongtu.reduction_ops": "nn",
-    "hongtu.reductions": "nn",
     "hongtu.replicas": "engine",
     "hongtu.rows_file": "train",
     "hongtu.run_directory": "train",

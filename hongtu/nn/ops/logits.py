@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
-from hongtu import ops
 from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, kernels_for
-from hongtu.ops import plain
+from hongtu.nn.ops import aggregates
+from hongtu.nn.ops.aggregates import plain
 
 
 class _Dot(torch.autograd.Function):
@@ -72,5 +72,5 @@ def additive_logits(
     if has_numba_kernel(rows_SF):
         return _AdditiveLogits.apply(rows_SF, query_DF, att_F, indptr, local_source, heads, slope)
     num_edges = len(local_source)
-    sums_EF = ops.edge_gather(rows_SF, local_source) + ops.destination_gather(query_DF, indptr, num_edges)
+    sums_EF = aggregates.edge_gather(rows_SF, local_source) + aggregates.destination_gather(query_DF, indptr, num_edges)
     return (leaky_relu(sums_EF, slope) * att_F).view(num_edges, heads, len(att_F) // heads).sum(2)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hongtu import attention_ops, ops, reductions
 from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
+from hongtu.nn import reductions
+from hongtu.nn.ops import aggregates, logits
 
 if TYPE_CHECKING:
     import torch_sparse
@@ -131,7 +132,7 @@ class Block:
 
     def _reduce(self, x: Tensor, weighted: bool, mean: bool) -> Tensor:
         weight = self.edge_weight if weighted else None
-        out = ops.aggregate(_rows(x), self.indptr, self.local_source, None, weight, mean)
+        out = aggregates.aggregate(_rows(x), self.indptr, self.local_source, None, weight, mean)
         return out.view(self.num_dst, *x.shape[1:])
 
     def reduce(self, x: Tensor, how: str | Sequence[str], weighted: bool = False) -> Tensor:
@@ -167,15 +168,15 @@ class Block:
 
     def gather(self, x: Tensor) -> Tensor:
         """[S, F] -> [E, F]: the row of each edge's source."""
-        return ops.edge_gather(_rows(x), self.local_source).view(self.num_edges, *x.shape[1:])
+        return aggregates.edge_gather(_rows(x), self.local_source).view(self.num_edges, *x.shape[1:])
 
     def gather_destination(self, x: Tensor) -> Tensor:
         """[D, F] -> [E, F]: the row of each edge's destination."""
-        return ops.destination_gather(_rows(x), self.indptr, self.num_edges).view(self.num_edges, *x.shape[1:])
+        return aggregates.destination_gather(_rows(x), self.indptr, self.num_edges).view(self.num_edges, *x.shape[1:])
 
     def segment_sum(self, x_EF: Tensor) -> Tensor:
         """[E, F] -> [D, F]: sum of the edge rows of each destination."""
-        return ops.segment_sum(_rows(x_EF), self.indptr).view(self.num_dst, *x_EF.shape[1:])
+        return aggregates.segment_sum(_rows(x_EF), self.indptr).view(self.num_dst, *x_EF.shape[1:])
 
     def segment_mean(self, x_EF: Tensor, exclude: Tensor | None = None) -> Tensor:
         """[E, F] -> [D, F]: the mean of the edge rows of each destination, less those where bool [E] ``exclude`` is
@@ -189,7 +190,7 @@ class Block:
     def sum_by_type(self, x: Tensor, num_types: int, mean: bool = False) -> Tensor:
         """[S, F] -> [T, D, F]: for each of T edge types, the sum (or mean) over the in-edges of that type."""
         indptr, local_source = self._edges_by_type(num_types)
-        out = ops.aggregate(_rows(x), indptr, local_source, None, None, mean)
+        out = aggregates.aggregate(_rows(x), indptr, local_source, None, None, mean)
         return out.view(num_types, self.num_dst, *x.shape[1:])
 
     def _edges_by_type(self, num_types: int) -> tuple[Tensor, Tensor]:
@@ -213,7 +214,7 @@ class Block:
         Returns:
             the shares [E, H]; with ``extra``, also its shares [D, H].
         """
-        alpha_EH, alpha_DH = ops.edge_softmax(logits_EH, self.indptr, exclude, extra)
+        alpha_EH, alpha_DH = aggregates.edge_softmax(logits_EH, self.indptr, exclude, extra)
         return alpha_EH if alpha_DH is None else (alpha_EH, alpha_DH)
 
     def attend(self, x: Tensor, alpha_EH: Tensor, width: int) -> Tensor:
@@ -221,19 +222,19 @@ class Block:
 
         ``width`` is H times the channels of a head; further columns of ``x`` are ignored.
         """
-        return ops.attend(x, alpha_EH, self.indptr, self.local_source, width)
+        return aggregates.attend(x, alpha_EH, self.indptr, self.local_source, width)
 
     def dot(self, key: Tensor, query_DF: Tensor, heads: int) -> Tensor:
         """[S, F], [D, F] -> [E, H]: per head, the product of the source's key and the destination's query."""
-        return attention_ops.dot(key, query_DF, self.indptr, self.local_source, heads)
+        return logits.dot(key, query_DF, self.indptr, self.local_source, heads)
 
     def additive_logits(self, x: Tensor, query_DF: Tensor, att_F: Tensor, heads: int, slope: float) -> Tensor:
         """[S, F], [D, F], [F] -> [E, H]: per head <att, leaky_relu(source's row + destination's query)>."""
-        return attention_ops.additive_logits(x, query_DF, att_F, self.indptr, self.local_source, heads, slope)
+        return logits.additive_logits(x, query_DF, att_F, self.indptr, self.local_source, heads, slope)
 
     def gated_sum(self, x: Tensor, key_DF: Tensor) -> Tensor:
         """[S, 2 F] (query | value), [D, F] -> [D, F]: sum over in-edges of sigmoid(key + query) * value."""
-        return ops.gated_sum(x, key_DF, self.indptr, self.local_source)
+        return aggregates.gated_sum(x, key_DF, self.indptr, self.local_source)
 
     def with_destinations(self) -> tuple[Block, Tensor]:
         """The block whose sources start with its own destinations, for layers that give ``forward(block, h)``.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Activation, Convolution, Skip, is_plain, linear
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Convolution
 

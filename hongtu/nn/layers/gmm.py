@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear, takes_mean, zeros
 
 LEAST = 1e-15  # added to variances

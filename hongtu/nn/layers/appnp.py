@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Layer, Skip
-from hongtu.nn.normalized import NormalizedSum
+from hongtu.nn.layers.normalized import NormalizedSum
 
 
 class APPNP(NormalizedSum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
-from hongtu.nn.gin import register_eps
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layers.gin import register_eps
 
 
 class GINEConv(Convolution):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from hongtu.block import Block
-from hongtu.nn.attention import Attention
+from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Activation, Skip, glorot, linear, zeros
+from hongtu.nn.layers.attention import Attention
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:

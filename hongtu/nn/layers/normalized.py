@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.block import Rows
+from hongtu.nn.block import Rows
 from hongtu.nn.layer import Activation, Convolution, Skip
 
 

@@ -7,8 +7,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from hongtu.nn.gcn import GCNConv
 from hongtu.nn.layer import Activation, Convolution, Skip, glorot
+from hongtu.nn.layers.gcn import GCNConv
 
 
 class GCN2Conv(GCNConv):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
 _EQUIVALENT = {

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hongtu import ops, reduction_ops
+from hongtu.nn.ops import aggregates, reductions
 
 
 class InEdges(Protocol):
@@ -46,7 +46,7 @@ def reduce(block: InEdges, x: Tensor, how: str, weighted: bool = False) -> Tenso
         return block.mean(x, weighted)
     if how in ("max", "min"):
         weight = block.edge_weight if weighted else None
-        return reduction_ops.extremum(x, block.indptr, block.local_source, weight, largest=how == "max")
+        return reductions.extremum(x, block.indptr, block.local_source, weight, largest=how == "max")
     if how not in _UNWEIGHTED:
         raise ValueError(f"reduction {how!r}: expected one of {', '.join(NAMES)}")
     if weighted and block.edge_weight is not None:
@@ -56,7 +56,7 @@ def reduce(block: InEdges, x: Tensor, how: str, weighted: bool = False) -> Tenso
 
 def product(block: InEdges, x: Tensor) -> Tensor:
     """The product over in-edges, 1 without any."""
-    values_EF = ops.edge_gather(x, block.local_source)
+    values_EF = aggregates.edge_gather(x, block.local_source)
     index = block.dst_of_edge.unsqueeze(1).expand_as(values_EF)
     return x.new_ones((block.num_dst, x.shape[1])).scatter_reduce(0, index, values_EF, "prod")
 
@@ -77,7 +77,7 @@ def deviation(block: InEdges, x: Tensor, semi_grad: bool = False) -> Tensor:
 def softmax(block: InEdges, x: Tensor, t: Tensor | float = 1.0, semi_grad: bool = False) -> Tensor:
     """sum of softmax(t x) * x, per column (Li et al., DeeperGCN); ``semi_grad``: the shares get none."""
     t_F = torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(x.shape[1])
-    return reduction_ops.softmax_sum(x, t_F, block.indptr, block.local_source, semi_grad)
+    return reductions.softmax_sum(x, t_F, block.indptr, block.local_source, semi_grad)
 
 
 def power_mean(

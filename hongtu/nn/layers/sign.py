@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.nn.layer import Layer, Skip
-from hongtu.nn.normalized import NormalizedSum
+from hongtu.nn.layers.normalized import NormalizedSum
 
 
 class SIGN(NormalizedSum):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.block import Block
 from hongtu.graph.topology import Topology
 from hongtu.nn.aggr import DegreeScaler
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Activation, Convolution, Skip, activation_module, linear
 
 _SHIFTED = ("sum", "add", "mean", "max", "min")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from hongtu.block import Block
-from hongtu.nn.attention import Attention
+from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.gat import check_fill_value, loop_rows
 from hongtu.nn.layer import Activation, Skip, glorot, linear, zeros
+from hongtu.nn.layers.attention import Attention
+from hongtu.nn.layers.gat import check_fill_value, loop_rows
 
 
 class GATv2Conv(Attention):

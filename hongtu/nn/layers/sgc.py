@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from hongtu.nn.layer import Activation, Layer, Skip, is_plain, linear
-from hongtu.nn.normalized import NormalizedSum
+from hongtu.nn.layers.normalized import NormalizedSum
 
 
 class SGConv(NormalizedSum):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hongtu.nn.layer import Activation, Skip, is_plain, linear, zeros
-from hongtu.nn.normalized import NormalizedSum
+from hongtu.nn.layers.normalized import NormalizedSum
 
 
 class GCNConv(NormalizedSum):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
-from hongtu.nn.attention import Attention
+from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Activation, Skip, linear
+from hongtu.nn.layers.attention import Attention
 
 
 class TransformerConv(Attention):

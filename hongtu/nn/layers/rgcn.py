@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Activation, Convolution, Skip, glorot, takes_mean, zeros
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu import ops
 from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
-from hongtu.ops import plain
+from hongtu.nn.ops import aggregates
+from hongtu.nn.ops.aggregates import plain
 
 
 class _Extremum(torch.autograd.Function):
@@ -49,7 +49,7 @@ def extremum(
     """
     if has_numba_kernel(rows_SF):
         return _Extremum.apply(rows_SF, indptr, local_source, weight, largest)
-    values_EF = ops.edge_gather(rows_SF, local_source)
+    values_EF = aggregates.edge_gather(rows_SF, local_source)
     if weight is not None:
         values_EF = values_EF * weight.to(rows_SF.dtype).unsqueeze(1)
     dst_of_edge = torch.repeat_interleave(indptr.diff(), output_size=len(local_source))
@@ -89,7 +89,7 @@ def softmax_sum(rows_SF: Tensor, t_F: Tensor, indptr: Tensor, local_source: Tens
     """
     if has_numba_kernel(rows_SF):
         return _SoftmaxSum.apply(rows_SF, t_F, indptr, local_source, semi_grad)
-    values_EF = ops.edge_gather(rows_SF, local_source)
+    values_EF = aggregates.edge_gather(rows_SF, local_source)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
-        shares_EF, _ = ops.edge_softmax(values_EF * t_F, indptr)
-    return ops.segment_sum(values_EF * shares_EF, indptr)
+        shares_EF, _ = aggregates.edge_softmax(values_EF * t_F, indptr)
+    return aggregates.segment_sum(values_EF * shares_EF, indptr)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear as product
 from torch.nn.functional import softplus
 
-from hongtu.block import Block
+from hongtu.nn.block import Block
 from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean
 
 

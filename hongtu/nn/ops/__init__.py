@@ -1,0 +1,1 @@
+"""Differentiable operations over one block: each runs the kernels of its tensors' device."""
