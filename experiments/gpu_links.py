@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.backends import get_backend
 from hongtu.bench.records import machine
-from hongtu.device import Device
+from hongtu.device.backends import get_backend
+from hongtu.device.base import Device
+from hongtu.device.streams import Turn
 from hongtu.metrics import Traffic
-from hongtu.streams import Turn
 
 ROW_BYTES = (128, 256, 512, 1024)
 CHUNKS = 128

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device import Device
+from hongtu.device.base import Device
 from hongtu.graph.sparse_rows import PARTS, positions
 from hongtu.host_store import HostStore
 from hongtu.nn.block import Block, Rows

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hongtu.chunk_inputs import ChunkInputs
-from hongtu.device import Device, Stores
+from hongtu.device.base import Device, Stores
+from hongtu.device.streams import Turn
 from hongtu.host_store import HostStore
 from hongtu.kept import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
 from hongtu.kernels.dispatch import kernels_for
@@ -24,7 +25,6 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import aggregates_in_place
 from hongtu.plan.memory.structure import Needs
 from hongtu.plan.passes.definition import Pass, gradient
-from hongtu.streams import Turn
 from hongtu.transfer import cache_of
 
 

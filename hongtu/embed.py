@@ -10,8 +10,8 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from hongtu.backends import Backend
 from hongtu.connections import Modules
+from hongtu.device.backends import Backend
 from hongtu.embedding import Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError

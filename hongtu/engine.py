@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.backends import Backend
+from hongtu.device.backends import Backend
 from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
 from hongtu.graph.artifact import Artifact

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hongtu.chunk_run import ChunkRun, Kept
-from hongtu.device import Device
+from hongtu.device.base import Device
+from hongtu.device.streams import Turn
 from hongtu.host_store import HostStore
 from hongtu.kernels.rows import zero_rows
 from hongtu.links import EdgeLoss
@@ -23,7 +24,6 @@ from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.streams import Turn
 from hongtu.structure import place_structure
 from hongtu.transfer import Exchange
 

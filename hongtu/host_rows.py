@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import torch
 
+from hongtu.device.pool import Make
 from hongtu.embedding import VertexRows
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
@@ -16,7 +17,6 @@ from hongtu.links import EdgeLoss
 from hongtu.losses import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES
-from hongtu.pool import Make
 
 
 def make_host(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hongtu.device.pool import Make, Pool
 from hongtu.host import available_bytes
-from hongtu.pool import Make, Pool
 
 
 class HostStore:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hongtu.cpu_device import CpuDevice
+from hongtu.device.cpu import CpuDevice
 from hongtu.executor import Executor
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology

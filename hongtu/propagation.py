@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
+from hongtu.device.backends import Backend, get_backend
 from hongtu.embedding import VertexRows
 from hongtu.engine import Engine
 from hongtu.errors import InputError

@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from hongtu.backends import Backend
+from hongtu.device.backends import Backend
 from hongtu.network import Network
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device import Device
+from hongtu.device.base import Device
 from hongtu.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.structure import FLOAT

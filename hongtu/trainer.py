@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.anomaly import check_epoch
-from hongtu.backends import Backend, get_backend
 from hongtu.config import parse_bytes
 from hongtu.connections import Entry, as_modules
+from hongtu.device.backends import Backend, get_backend
 from hongtu.embed import layer_number, layer_output
 from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine

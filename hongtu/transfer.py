@@ -11,12 +11,12 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from hongtu.device import Device
+from hongtu.device.base import Device
+from hongtu.device.streams import Stream, Turn
 from hongtu.host_store import HostStore
 from hongtu.plan.cache.intervals import Intervals
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.passes.definition import Pass
-from hongtu.streams import Stream, Turn
 
 Select = Callable[[Intervals], "slice | np.ndarray"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import tests.kernel_parity  # noqa: F401  # imported once, before the forks
-from hongtu.cuda_ext import dry
+from hongtu.cuda_ext import host_build
 from hongtu.cuda_ext.sources import FOLDER, KernelError
 
 EDITS = [
@@ -104,7 +104,7 @@ def outcome(file: str, text: str, cache: str) -> str:
 def run_tests(folder: str, file: str, cache: str) -> None:
     os.environ.update(HONGTU_MUTANT=folder, XDG_CACHE_HOME=cache)
     try:
-        dry.library(Path(folder, "csc.cu" if file == "shared.cuh" else file))
+        host_build.library(Path(folder, "csc.cu" if file == "shared.cuh" else file))
     except KernelError:
         os._exit(REFUSED)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.dry import DryBackend
+from hongtu.device.simulated import DryBackend
 from tests import problems, training
 
 EXACT = 1e-9  # of the largest gradient entry, in float64

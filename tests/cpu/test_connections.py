@@ -11,7 +11,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.dry import DryBackend
+from hongtu.device.simulated import DryBackend
 from hongtu.errors import InputError
 from hongtu.plan.passes.definition import gradient
 from hongtu.plan.passes.strategy import Strategy

@@ -13,8 +13,8 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.cpu_device import CpuDevice
-from hongtu.device import Device
+from hongtu.device.base import Device
+from hongtu.device.cpu import CpuDevice
 from hongtu.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.kernels import rows as kernel_rows
@@ -148,7 +148,7 @@ def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
     for kernel in ("copy_rows", "add_rows"):
         monkeypatch.setattr(dispatch.NUMBA, kernel, spy(kernel[:-5], getattr(dispatch.NUMBA, kernel)))
     # chunks' own gradients are put, too
-    monkeypatch.setattr("hongtu.cpu_device.put_rows", spy("put", kernel_rows.put_rows, lambda: bool(flushes)))
+    monkeypatch.setattr("hongtu.device.cpu.put_rows", spy("put", kernel_rows.put_rows, lambda: bool(flushes)))
     flush = CpuDevice.flush_rows
     monkeypatch.setattr(CpuDevice, "flush_rows", flush_rows)
     trainer = training.make_trainer(BY_NAME[name], problems.awkward(), (2, 3), strategy=strategy)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hongtu.cuda_ext import disk_cache, dry
+from hongtu.cuda_ext import disk_cache, host_build
 from hongtu.cuda_ext.compile import cubin, nvrtc_version
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError, file_of
 
@@ -123,24 +123,24 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(empty_cache, folder, nvr
 
 def test_the_cpu_build_is_cached_mended_and_reports_its_log(empty_cache, folder, monkeypatch):
     try:
-        dry.compiler()
+        host_build.compiler()
     except KernelError as error:
         pytest.skip(str(error))
-    entry = dry.library(folder / "rows.cu")
+    entry = host_build.library(folder / "rows.cu")
     whole = entry.read_bytes()
     entry.write_bytes(whole[:-50])
-    assert dry.library(folder / "rows.cu") == entry and entry.read_bytes()[:4] == b"\x7fELF"
+    assert host_build.library(folder / "rows.cu") == entry and entry.read_bytes()[:4] == b"\x7fELF"
     with pytest.raises(KernelError, match=r"(?s)csc.cu does not compile with .*nothing.* was not declared"):
-        dry.library(folder / "csc.cu")
+        host_build.library(folder / "csc.cu")
     monkeypatch.setattr(dry, "_compile", lambda *_: pytest.fail("compiled again"))
-    dry.library(folder / "rows.cu")
+    host_build.library(folder / "rows.cu")
 
 
 def test_no_compiler_is_said_clearly(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    dry.compiler.cache_clear()
+    host_build.compiler.cache_clear()
     try:
         with pytest.raises(KernelError, match=r"no-such-compiler.*install g\+\+ or set CXX"):
-            dry.DryLauncher()
+            host_build.DryLauncher()
     finally:
-        dry.compiler.cache_clear()
+        host_build.compiler.cache_clear()

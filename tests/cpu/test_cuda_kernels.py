@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hongtu.cuda_ext import kernels
-from hongtu.cuda_ext.dry import DryLauncher, compiler
+from hongtu.cuda_ext.host_build import DryLauncher, compiler
 from hongtu.cuda_ext.sources import FOLDER, KernelError
 from tests.kernel_machine import Machine
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, random

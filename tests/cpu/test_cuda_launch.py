@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cuda_ext import attention_kernels, dry, kernels
+from hongtu.cuda_ext import attention_kernels, host_build, kernels
 from hongtu.cuda_ext.arguments import HUB, block_of
-from hongtu.cuda_ext.dry import DryLauncher
+from hongtu.cuda_ext.host_build import DryLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
 from tests.kernel_machine import Machine
@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.usefixtures("_compiler")
 @pytest.fixture
 def _compiler():
     try:
-        dry.compiler()
+        host_build.compiler()
     except KernelError as error:
         pytest.skip(str(error))
 
@@ -86,7 +86,7 @@ def test_every_instance_of_a_kernel_is_launched_somewhere():
         call_all(recorder, width=8, dtype=dtype, shift=1)
     built = set()
     for file in KERNELS_OF:
-        built |= set(re.findall(rb"\0(\w+)_on_cpu(?=\0)", dry.library(FOLDER / file).read_bytes()))
+        built |= set(re.findall(rb"\0(\w+)_on_cpu(?=\0)", host_build.library(FOLDER / file).read_bytes()))
     assert {launch.name.encode() for launch in recorder.launches} == built
 
 

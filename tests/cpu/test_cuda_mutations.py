@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from hongtu.cuda_ext import dry
+from hongtu.cuda_ext import host_build
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
 from tests.kernel_machine import Machine
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
@@ -103,7 +103,7 @@ HUBS = {
 
 def launcher_of_copy(folder, file, old, new):
     try:
-        dry.compiler()
+        host_build.compiler()
     except KernelError as error:
         pytest.skip(str(error))
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -112,7 +112,7 @@ def launcher_of_copy(folder, file, old, new):
     (folder / file).write_text(text.replace(old, new))
     for source in folder.glob("*.cu"):  # scalar instances of float alone: a quarter of the time to compile
         source.write_text(re.sub(r"(?m)^[A-Z_]+\(.*(double|bf16|4).*\n", "", source.read_text()))
-    return dry.DryLauncher(folder=folder)
+    return host_build.DryLauncher(folder=folder)
 
 
 def test_every_kernel_has_an_edit():

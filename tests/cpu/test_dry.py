@@ -16,7 +16,7 @@ import torch
 
 from hongtu import host
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.dry import DryBackend
+from hongtu.device.simulated import DryBackend
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training

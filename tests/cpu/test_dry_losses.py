@@ -7,7 +7,7 @@ import torch
 
 import hongtu
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.dry import DryBackend
+from hongtu.device.simulated import DryBackend
 from hongtu.loss_terms import LossTerm
 from tests import problems, training
 from tests.models import DEEP

@@ -13,7 +13,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.dry import DryBackend
+from hongtu.device.simulated import DryBackend
 from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, staged, training
 from tests.models import Model

@@ -7,14 +7,14 @@ import gc
 import pytest
 import torch
 
-import hongtu.cpu_device
+import hongtu.device.cpu
 from hongtu import nn as hnn
-from hongtu.cpu_device import CpuDevice
+from hongtu.device.cpu import CpuDevice
+from hongtu.device.layer_memory import Sample
+from hongtu.device.slabs import REGION, KeptMemory, slot_bytes
 from hongtu.kept import Missing, Place, saving
-from hongtu.kept_memory import REGION, KeptMemory, slot_bytes
 from hongtu.metrics import Traffic
 from hongtu.plan.search import planner
-from hongtu.workspace import Sample
 from tests import problems, training
 from tests.models import DEEP, SIX, Model
 
@@ -66,7 +66,7 @@ def test_no_number_depends_on_it(model: Model, monkeypatch) -> None:
     problem = problems.awkward()
     found = []
     for least in (1, 1 << 40):
-        monkeypatch.setattr(hongtu.cpu_device, "LEAST", least)
+        monkeypatch.setattr(hongtu.device.cpu, "LEAST", least)
         trainer = training.make_trainer(model, problem, (2, 3))
         found.append(training.train(trainer, 3))
         assert not any(device._kept._kept for device in trainer._engine._executor.devices)  # all given back

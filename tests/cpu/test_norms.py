@@ -14,7 +14,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.dry import DryBackend
+from hongtu.device.simulated import DryBackend
 from hongtu.embedding import NAME
 from hongtu.errors import InputError
 from hongtu.moments import Moments

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu.cuda_ext.dry import DryLauncher
+from hongtu.cuda_ext.host_build import DryLauncher
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.kernels.dispatch import CudaKernels, using
 from hongtu.nn.ops import aggregates

@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from hongtu import pinned as module
-from hongtu.pinned import pinned
+from hongtu.device import pinned as module
+from hongtu.device.pinned import pinned
 
 
 @pytest.mark.parametrize("near", [(), ("0", "0"), ("0", "0-1")], ids=["one", "same", "two"])

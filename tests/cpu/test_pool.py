@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hongtu.cpu_device import CpuDevice
+from hongtu.device.cpu import CpuDevice
+from hongtu.device.pool import Pool
 from hongtu.metrics import Traffic
-from hongtu.pool import Pool
 
 F = torch.float32
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.kernels import dense
-from hongtu.workspace import WorkspaceTracker
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN, which multiplies the blocks"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from hongtu.cpu_device import CpuDevice
+from hongtu.device.cpu import CpuDevice
+from hongtu.device.layer_memory import Sample, WorkspaceTracker
 from hongtu.kernels.dispatch import NUMBA, as_on_gpu
 from hongtu.metrics import Traffic
-from hongtu.workspace import Sample, WorkspaceTracker
 
 
 def test_a_sample_has_every_chunk_first_then_the_largest_always_and_the_others_in_turn() -> None:

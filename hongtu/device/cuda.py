@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hongtu.device import Device
+from hongtu.device.base import Device
+from hongtu.device.pinned import REGISTERED, pinned, processors_near
+from hongtu.device.staged import StagedDevice
+from hongtu.device.streams import Event, Streams
 from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.hardware import H200, MARGIN
 from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
-from hongtu.pinned import REGISTERED, pinned, processors_near
-from hongtu.staged_device import StagedDevice
-from hongtu.streams import Event, Streams
 
 _QUEUED = 64  # pieces of work that the host's stream may be behind
 

@@ -1,9 +1,9 @@
 """A device of a run: memory with an enforced budget, and copies in and out of it that are counted.
 
 Planned buffers are allocated by name and counted exactly; tensors that layers create inside a stage are counted by
-a :class:`~hongtu.workspace.WorkspaceTracker`. Their sum never exceeds the budget: like a GPU, the device raises.
+a :class:`~hongtu.device.layer_memory.WorkspaceTracker`. Their sum never exceeds the budget: like a GPU, the device raises.
 
-``Device`` is what the engine knows; :mod:`hongtu.cpu_device` and :mod:`hongtu.staged_device` are its kinds.
+``Device`` is what the engine knows; :mod:`hongtu.device.cpu` and :mod:`hongtu.device.staged` are its kinds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hongtu.device.layer_memory import NONE, Sample, Substitutes, WorkspaceTracker
+from hongtu.device.pool import Pool
+from hongtu.device.streams import Streams
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.kernels.dispatch import Kernels
 from hongtu.metrics import Traffic
-from hongtu.pool import Pool
-from hongtu.streams import Streams
-from hongtu.workspace import NONE, Sample, Substitutes, WorkspaceTracker
 
 Stores = bool | np.ndarray  # whether rows are stored, or for each of them, bool [D]; others are added
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device import Device, Stores
-from hongtu.kept_memory import LEAST, KeptMemory
+from hongtu.device.base import Device, Stores
+from hongtu.device.slabs import LEAST, KeptMemory
+from hongtu.device.streams import Inline, Streams
 from hongtu.kernels.dense import substitutes
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.kernels.rows import put_rows
 from hongtu.metrics import Traffic
-from hongtu.streams import Inline, Streams
 
 
 class CpuDevice(Device):

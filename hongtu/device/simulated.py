@@ -15,13 +15,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from hongtu.device import Device
+from hongtu.device.base import Device
+from hongtu.device.pool import Pool
+from hongtu.device.staged import StagedDevice
+from hongtu.device.streams import Event, Streams
 from hongtu.hardware import H200
 from hongtu.kernels.dispatch import CudaKernels, Kernels, using
 from hongtu.metrics import Traffic
-from hongtu.pool import Pool
-from hongtu.staged_device import StagedDevice
-from hongtu.streams import Event, Streams
 
 SLOWEST = 1e-5  # a queue's share of the turns, beside that of the quickest
 
@@ -179,7 +179,7 @@ class DryBackend:
     def __init__(
         self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset(), detours: bool = False
     ) -> None:
-        from hongtu.cuda_ext.dry import DryLauncher
+        from hongtu.cuda_ext.host_build import DryLauncher
 
         self.gpus, self.detours = gpus, detours
         self.scheduler = Scheduler(seed, ignored)

@@ -6,12 +6,12 @@ from typing import Protocol
 
 import torch
 
-from hongtu.cpu_device import CpuDevice
-from hongtu.device import Device
+from hongtu.device.base import Device
+from hongtu.device.cpu import CpuDevice
+from hongtu.device.pool import Make
 from hongtu.errors import InputError
 from hongtu.hardware import CPU, Hardware
 from hongtu.metrics import Traffic
-from hongtu.pool import Make
 
 
 class Backend(Protocol):
@@ -68,11 +68,11 @@ def get_backend(device: str | Backend) -> Backend:
     if device == "cpu":
         return CpuBackend()
     if device == "dry":
-        from hongtu.dry import DryBackend
+        from hongtu.device.simulated import DryBackend
 
         return DryBackend()
     if device == "cuda" or (device.startswith("cuda:") and device[5:].isdecimal()):
-        from hongtu.cuda import CudaBackend
+        from hongtu.device.cuda import CudaBackend
 
         return CudaBackend(device)
     raise InputError(f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', or 'dry' (CUDA's engine on the CPU)")

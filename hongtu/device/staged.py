@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device import Device, Stores
+from hongtu.device.base import Device, Stores
+from hongtu.device.pool import Make, Pool
+from hongtu.device.streams import Streams
 from hongtu.host import available_bytes, in_parts
 from hongtu.kernels.dispatch import Kernels
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
-from hongtu.pool import Make, Pool
-from hongtu.streams import Streams
 
 HOST_BLOCKS = 64  # of threads that read or write host memory: 1 MiB on its way, ten times what the link holds
 
