@@ -15,7 +15,7 @@ from hongtu.bench.process import shared_process
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.errors import BudgetError
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.planning import plan_model
 
 

@@ -20,7 +20,7 @@ from torch import nn
 import hongtu
 from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
-from hongtu.connections import Entry
+from hongtu.model.wiring import Entry
 from hongtu.nn import BatchNorm, GCN2Conv, JumpingKnowledge, SAGEConv
 from hongtu.preprocess.pipeline import preprocess_directory
 

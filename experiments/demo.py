@@ -19,9 +19,9 @@ import hongtu
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.loss_terms import DEFAULT
 from hongtu.metrics import EpochRecord
-from hongtu.models import build_layers
+from hongtu.model.loss_terms import DEFAULT
+from hongtu.model.named import build_layers
 
 DEVICES = 2
 HIDDEN = 128

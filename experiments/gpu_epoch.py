@@ -31,7 +31,7 @@ import hongtu
 from hongtu.bench.baselines import MODELS, make_baseline
 from hongtu.bench.records import machine
 from hongtu.bench.spec import Model
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 
 TOLERANCE = 1e-4  # of the loss, relative

@@ -27,7 +27,7 @@ from experiments.rows_loaded import read as read_graph
 from hongtu.bench.records import append, machine, read
 from hongtu.hardware import A100X4, Hardware
 from hongtu.host_load import BUSY
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.planning import plan_model
 

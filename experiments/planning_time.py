@@ -17,7 +17,7 @@ import hongtu
 from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.planning import plan_model
 from hongtu.preprocess.pipeline import preprocess_directory
 

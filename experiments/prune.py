@@ -19,7 +19,7 @@ import torch
 
 import hongtu
 from hongtu.bench.records import append, machine
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition
 from hongtu.preprocess.clean import coalesce

@@ -35,10 +35,10 @@ __all__ = [
 
 if TYPE_CHECKING:  # type checkers and editors see the names; running code loads them on first use
     from hongtu import errors, nn
-    from hongtu.convert import from_pyg, to_pyg
     from hongtu.graph.artifact import open_artifact
-    from hongtu.links import LinkLoss
-    from hongtu.loss_terms import LossTerm
+    from hongtu.model.edge_loss import LinkLoss
+    from hongtu.model.loss_terms import LossTerm
+    from hongtu.model.pyg import from_pyg, to_pyg
     from hongtu.postprocess import CorrectAndSmooth, LabelPropagation
     from hongtu.preprocess.pipeline import preprocess_graph
     from hongtu.propagation import Propagation
@@ -49,10 +49,10 @@ _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
     "open_artifact": ("hongtu.graph.artifact", "open_artifact"),
     "Trainer": ("hongtu.trainer", "Trainer"),
-    "from_pyg": ("hongtu.convert", "from_pyg"),
-    "to_pyg": ("hongtu.convert", "to_pyg"),
-    "LinkLoss": ("hongtu.links", "LinkLoss"),
-    "LossTerm": ("hongtu.loss_terms", "LossTerm"),
+    "from_pyg": ("hongtu.model.pyg", "from_pyg"),
+    "to_pyg": ("hongtu.model.pyg", "to_pyg"),
+    "LinkLoss": ("hongtu.model.edge_loss", "LinkLoss"),
+    "LossTerm": ("hongtu.model.loss_terms", "LossTerm"),
     "Propagation": ("hongtu.propagation", "Propagation"),
     "LabelPropagation": ("hongtu.postprocess", "LabelPropagation"),
     "CorrectAndSmooth": ("hongtu.postprocess", "CorrectAndSmooth"),

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from hongtu.engine import Engine
 from hongtu.errors import AnomalyError
-from hongtu.links import EdgeLoss
-from hongtu.losses import MeanLoss
-from hongtu.network import Network
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.block import Rows
 
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"

@@ -17,10 +17,10 @@ from hongtu.device.streams import Turn
 from hongtu.host_store import HostStore
 from hongtu.kept import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
 from hongtu.kernels.dispatch import kernels_for
-from hongtu.links import EdgeLoss
-from hongtu.losses import MeanLoss
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.moments import Moments
-from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import aggregates_in_place
 from hongtu.plan.memory.structure import Needs

@@ -10,14 +10,14 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from hongtu.connections import Modules
 from hongtu.device.backends import Backend
-from hongtu.embedding import Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
-from hongtu.network import Network
+from hongtu.model.embedding import Embedding
+from hongtu.model.network import Network
+from hongtu.model.wiring import Modules
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.strategy import Strategy

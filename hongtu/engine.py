@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.device.backends import Backend
-from hongtu.embedding import VertexRows
 from hongtu.executor import Executor
 from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host, drop_pages, reuse_freed_memory
 from hongtu.host_rows import make_host
-from hongtu.links import EdgeLoss
-from hongtu.losses import MeanLoss
 from hongtu.metrics import EpochRecord, Traffic
-from hongtu.modules import modes_kept
-from hongtu.network import Network
+from hongtu.model.checks import modes_kept
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.embedding import VertexRows
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.replicas import Replicas

@@ -17,10 +17,10 @@ from hongtu.device.base import Device
 from hongtu.device.streams import Turn
 from hongtu.host_store import HostStore
 from hongtu.kernels.rows import zero_rows
-from hongtu.links import EdgeLoss
-from hongtu.losses import MeanLoss
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.moments import Moments
-from hongtu.network import Network
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient

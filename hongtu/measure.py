@@ -26,7 +26,7 @@ from hongtu.fitting import explained
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware
 from hongtu.host_load import BUSY, OthersShare
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import arithmetic_seconds, is_near, pass_seconds
 from hongtu.plan.cost.work import Work, partition_work
 from hongtu.plan.execution import ExecutionPlan

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.config import parse_bytes
-from hongtu.connections import Entry, as_modules
-from hongtu.embedding import predict_state_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU, Hardware
-from hongtu.links import EdgeLoss, LinkLoss
-from hongtu.loss_terms import Losses
-from hongtu.losses import MeanLoss
-from hongtu.network import Network
+from hongtu.model.edge_loss import EdgeLoss, LinkLoss
+from hongtu.model.embedding import predict_state_bytes
+from hongtu.model.loss_terms import Losses
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
+from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.cost.seconds import sketch_seconds

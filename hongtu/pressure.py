@@ -19,7 +19,7 @@ from torch import nn
 from hongtu.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from hongtu.host import available_bytes
-from hongtu.network import Network
+from hongtu.model.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass

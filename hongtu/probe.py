@@ -21,10 +21,10 @@ from hongtu.graph.topology import Topology, build_topology
 from hongtu.host_rows import keep_sparse
 from hongtu.host_store import HostStore
 from hongtu.kernels.dispatch import as_on_gpu
-from hongtu.links import EdgeLoss
-from hongtu.losses import MeanLoss
 from hongtu.metrics import Traffic
-from hongtu.network import Network
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice

@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from hongtu.config import parse_bytes
 from hongtu.device.backends import Backend, get_backend
-from hongtu.embedding import VertexRows
 from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.metrics import EpochRecord
-from hongtu.network import Network
+from hongtu.model.embedding import VertexRows
+from hongtu.model.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer, Skip
 from hongtu.plan.execution import ExecutionPlan

@@ -7,7 +7,7 @@ import copy
 import torch
 
 from hongtu.device.backends import Backend
-from hongtu.network import Network
+from hongtu.model.network import Network
 
 
 class Replicas:

@@ -13,8 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu.edge_sweeps import DESTINATIONS, EDGES, SOURCES, edge_sweeps, tensors_in
-from hongtu.modules import modes_kept
-from hongtu.network import Network
+from hongtu.model.checks import modes_kept
+from hongtu.model.network import Network
 from hongtu.nn.block import Rows
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
 from hongtu.tracing import Traced, toy_block, with_edge_data

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.modules import call_on, drops, is_random, modes_kept
-from hongtu.network import ROWS, Network
+from hongtu.model.checks import call_on, drops, is_random, modes_kept
+from hongtu.model.network import ROWS, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from hongtu.anomaly import check_epoch
 from hongtu.config import parse_bytes
-from hongtu.connections import Entry, as_modules
 from hongtu.device.backends import Backend, get_backend
 from hongtu.embed import layer_number, layer_output
-from hongtu.embedding import NAME, Embedding
 from hongtu.engine import Engine
 from hongtu.errors import InputError
 from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
-from hongtu.links import EdgeLoss, LinkLoss
-from hongtu.loss_terms import Losses
 from hongtu.metrics import EpochRecord
-from hongtu.network import Network
+from hongtu.model.edge_loss import EdgeLoss, LinkLoss
+from hongtu.model.embedding import NAME, Embedding
+from hongtu.model.loss_terms import Losses
+from hongtu.model.network import Network
+from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
@@ -51,8 +51,8 @@ class Trainer:
             between them; a pair of one and a header such as "x, x0 -> x" takes and gives values by name.
         loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
             with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
-            :class:`~hongtu.losses.LossTerm`, or a list of all these, whose weighted sum is meant; or a
-            :class:`~hongtu.links.LinkLoss` over edges.
+            :class:`~hongtu.model.vertex_loss.LossTerm`, or a list of all these, whose weighted sum is meant; or a
+            :class:`~hongtu.model.edge_loss.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
@@ -79,7 +79,7 @@ class Trainer:
 
     Attributes:
         model: ModuleList of the layers.
-        embedding: the learned rows (:class:`~hongtu.embedding.Embedding`), or None.
+        embedding: the learned rows (:class:`~hongtu.model.embedding.Embedding`), or None.
         epoch: epochs trained so far.
         history: epoch, loss, seconds and metrics of every epoch of ``fit``, those before a snapshot included.
 

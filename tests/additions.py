@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.links import EdgeLoss
+from hongtu.model.edge_loss import EdgeLoss
 from tests import problems
 from tests.models import DEEP, SIX, H, Model, Wrapped
 from tests.problems import EDGE_COLUMNS, EDGE_TYPES, TYPE_WIDTHS, Problem
@@ -454,7 +454,7 @@ def linked(name: str, link: hongtu.LinkLoss, model: Model) -> Model:
         source, destination = torch.from_numpy(edges)
         positive = link.decoder(out[source], out[destination])
         others = torch.stack([link.decoder(out[source], out[column]) for column in negative.T], dim=1)
-        if link.loss is not hongtu.links.logistic:
+        if link.loss is not hongtu.model.edge_loss.logistic:
             return link.loss(positive, others).mean()
         scores = torch.cat([positive.unsqueeze(1), others], dim=1)
         truth = torch.zeros_like(scores).index_fill(1, torch.tensor([0]), 1)

@@ -95,7 +95,7 @@ def make_system(order: Order) -> Any:
     """The system that an order asks for; its parameters depend on the model's seed alone."""
     from hongtu.bench.baselines import make_baseline
     from hongtu.graph.artifact import open_artifact
-    from hongtu.models import build_layers
+    from hongtu.model.named import build_layers
     from hongtu.random_state import seed_generators
 
     artifact, model = open_artifact(order.artifact), order.model

@@ -106,7 +106,7 @@ def check_options(options: argparse.Namespace) -> None:
     """
     from hongtu.bench.spec import parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
-    from hongtu.models import MODELS
+    from hongtu.model.named import MODELS
 
     for name in options.models:
         if name not in MODELS:

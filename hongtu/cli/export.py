@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     """Read the snapshot, rename, and write."""
     import torch
 
-    from hongtu.pyg_names import to_pyg_names
+    from hongtu.model.pyg_names import to_pyg_names
     from hongtu.snapshot import read_snapshot
 
     check_absent(options.out, force=options.force)

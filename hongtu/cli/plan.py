@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
     """Plan, and print the plan."""
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
-    from hongtu.loss_terms import DEFAULT
+    from hongtu.model.loss_terms import DEFAULT
     from hongtu.plan.report import traffic_chart
     from hongtu.planning import plan_model
 

@@ -202,7 +202,7 @@ def _kept(epoch: int, run_dir: Path | None) -> str:
 
 def make_layers(options: argparse.Namespace, artifact: Artifact) -> list[nn.Module]:
     """The layers that the options describe; shared by ``train`` and ``plan``."""
-    from hongtu.models import build_layers
+    from hongtu.model.named import build_layers
     from hongtu.nn import TypedLinear, degree_histogram
 
     degrees = degree_histogram(artifact.topology) if options.model == "pna" else None
@@ -223,7 +223,7 @@ def make_loss(options: argparse.Namespace, artifact: Artifact) -> Any:
     """
     import torch
 
-    from hongtu.loss_terms import DEFAULT, balanced_weights
+    from hongtu.model.loss_terms import DEFAULT, balanced_weights
 
     if options.class_weights is None and not options.label_smoothing:
         return options.loss or DEFAULT[artifact.task]

@@ -11,7 +11,7 @@ import torch_geometric.nn as pyg
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.modules import check_module
+from hongtu.model.checks import check_module
 from hongtu.nn.layer import Layer
 from hongtu.plan.passes.choice import ONCE
 from hongtu.plan.passes.strategy import Strategy

@@ -8,7 +8,7 @@ import torch
 import hongtu
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.device.simulated import DryBackend
-from hongtu.loss_terms import LossTerm
+from hongtu.model.loss_terms import LossTerm
 from tests import problems, training
 from tests.models import DEEP
 

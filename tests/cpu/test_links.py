@@ -9,7 +9,7 @@ from torch import nn
 
 import hongtu
 from hongtu.errors import InputError
-from hongtu.links import EdgeLoss
+from hongtu.model.edge_loss import EdgeLoss
 from tests import additions, problems, training
 from tests.additions import some_edges
 from tests.models import SIX

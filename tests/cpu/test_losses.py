@@ -12,8 +12,8 @@ from torch import nn
 import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from hongtu.loss_terms import LossTerm, balanced_weights
-from hongtu.models import build_layers
+from hongtu.model.loss_terms import LossTerm, balanced_weights
+from hongtu.model.named import build_layers
 from tests import additions, problems
 from tests.models import SIX
 from tests.training import STRATEGIES, check

@@ -15,8 +15,8 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.device.simulated import DryBackend
-from hongtu.embedding import NAME
 from hongtu.errors import InputError
+from hongtu.model.embedding import NAME
 from hongtu.moments import Moments
 from hongtu.plan.passes.strategy import Strategy
 from tests import additions, graphs, problems, staged, training

@@ -14,7 +14,7 @@ import hongtu.measure
 from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.hardware import CPU, load_hardware
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.cost.seconds import pass_seconds, predict_seconds
 from hongtu.plan.passes.shapes import Products, StageWork, Sweeps

@@ -12,7 +12,7 @@ import torch
 from hongtu import planning
 from hongtu.errors import BudgetError
 from hongtu.hardware import CPU, H200
-from hongtu.models import build_layers
+from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.strategy import Strategy

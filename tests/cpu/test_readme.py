@@ -16,7 +16,7 @@ import torch
 
 import hongtu
 from hongtu.cli.main import main as command
-from hongtu.models import MODELS
+from hongtu.model.named import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

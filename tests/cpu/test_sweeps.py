@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hongtu import nn as hnn
-from hongtu.connections import as_modules
-from hongtu.network import Network
+from hongtu.model.network import Network
+from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
 from hongtu.sweeps import Function, stage_sweeps

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.loss_terms import Losses, LossTerm, PerVertex, mask_of, vertex_loss, vertex_weight_of
+from hongtu.model.loss_terms import Losses, LossTerm, PerVertex, mask_of, vertex_loss, vertex_weight_of
 
 MOST_TERMS = 8  # bits of a byte
 

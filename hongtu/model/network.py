@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hongtu.connections import INPUT, resolve, wire
 from hongtu.errors import InputError
-from hongtu.modules import call_on, check_module, is_random, may_write
+from hongtu.model.checks import call_on, check_module, is_random, may_write
+from hongtu.model.wiring import INPUT, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hongtu.connections import RowFunction
 from hongtu.errors import InputError
+from hongtu.model.pyg_names import convolution_state, to_pyg_names
+from hongtu.model.wiring import RowFunction
 from hongtu.nn import Dropout, GATConv, GCNConv, GINConv, PyGLayer, SAGEConv
-from hongtu.pyg_names import convolution_state, to_pyg_names
 
 MODELS = ("GCN", "GraphSAGE", "GIN", "GAT")  # of torch_geometric.nn.models
 
