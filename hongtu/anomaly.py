@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.engine import Engine
+from hongtu.engine.engine import Engine
 from hongtu.errors import AnomalyError
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network

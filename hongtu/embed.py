@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.device.backends import Backend
-from hongtu.engine import Engine
+from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware

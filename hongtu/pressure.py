@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
-from hongtu.engine import Engine
+from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from hongtu.host import available_bytes
 from hongtu.model.network import Network

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from hongtu.device.cpu import CpuDevice
-from hongtu.executor import Executor
+from hongtu.engine.executor import Executor
+from hongtu.engine.host_rows import keep_sparse
+from hongtu.engine.host_store import HostStore
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology
-from hongtu.host_rows import keep_sparse
-from hongtu.host_store import HostStore
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from hongtu.config import parse_bytes
 from hongtu.device.backends import Backend, get_backend
-from hongtu.engine import Engine
+from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware

@@ -16,7 +16,7 @@ from hongtu.anomaly import check_epoch
 from hongtu.config import parse_bytes
 from hongtu.device.backends import Backend, get_backend
 from hongtu.embed import layer_number, layer_output
-from hongtu.engine import Engine
+from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
 from hongtu.evaluators import Evaluation, Metric
 from hongtu.fit import FitOptions, Waiting, fit

@@ -3,8 +3,8 @@
 import pytest
 import torch_geometric.nn
 
-from hongtu import host_store
 from hongtu.device.simulated import Fresh
+from hongtu.engine import host_store
 
 # torch_geometric writes a class's propagate() once, after the first instance: one with several aggregations has no
 # fused form, which plain ones on a sparse matrix then lack.

@@ -15,7 +15,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.device.base import Device
 from hongtu.device.cpu import CpuDevice
-from hongtu.host_store import HostStore
+from hongtu.engine.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.kernels import rows as kernel_rows
 from hongtu.plan.cache.intervals import make_intervals

@@ -12,7 +12,7 @@ from hongtu import nn as hnn
 from hongtu.device.cpu import CpuDevice
 from hongtu.device.layer_memory import Sample
 from hongtu.device.slabs import REGION, KeptMemory, slot_bytes
-from hongtu.kept import Missing, Place, saving
+from hongtu.engine.saved import Missing, Place, saving
 from hongtu.metrics import Traffic
 from hongtu.plan.search import planner
 from tests import problems, training

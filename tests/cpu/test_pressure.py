@@ -147,7 +147,7 @@ def test_a_device_that_has_less_than_it_says_ends_in_a_message(monkeypatch):
         self._executor.current = self.plan.passes.train[0]
         raise DeviceOutOfMemory("device 0: no more", taken=100)
 
-    monkeypatch.setattr("hongtu.engine.Engine.train", refuse)
+    monkeypatch.setattr("hongtu.engine.engine.Engine.train", refuse)
     with pytest.warns(UserWarning), pytest.raises(DeviceOutOfMemory, match="no groups of chunks are small enough"):
         trainer.train_epoch()
     assert 2 < len(tries) < 40 and tries[-1] > tries[0]
@@ -166,7 +166,7 @@ def test_the_command_reports_a_device_that_is_too_small(capsys):
 
 def test_a_host_that_is_too_small_is_refused_before_anything_is_allocated(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(host, "available_bytes", lambda: 5000)
-    monkeypatch.setattr("hongtu.engine.make_host", None)
+    monkeypatch.setattr("hongtu.engine.engine.make_host", None)
     command = ["train", str(artifact().path), "--hidden", "5", "--run", str(tmp_path / "run")]
     assert main(command) == 2
     err = capsys.readouterr().err

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device
+from hongtu.engine.host_store import HostStore
+from hongtu.engine.structure import edge_arrays, structure_there
 from hongtu.graph.sparse_rows import PARTS, positions
-from hongtu.host_store import HostStore
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.structure import Needs
 from hongtu.plan.passes.definition import FEATURES, Pass
-from hongtu.structure import edge_arrays, structure_there
 
 
 class ChunkInputs:

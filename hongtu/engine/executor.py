@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.chunk_run import ChunkRun, Kept
 from hongtu.device.base import Device
 from hongtu.device.streams import Turn
-from hongtu.host_store import HostStore
+from hongtu.engine.chunk_run import ChunkRun, Kept
+from hongtu.engine.exchange import Exchange
+from hongtu.engine.host_store import HostStore
+from hongtu.engine.moments import Moments
+from hongtu.engine.structure import place_structure
 from hongtu.kernels.rows import zero_rows
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.moments import Moments
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.structure import place_structure
-from hongtu.transfer import Exchange
 
 
 class Executor:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from hongtu.device.pool import Make
+from hongtu.engine.host_store import HostStore
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.sparse_rows import SparseRows
-from hongtu.host_store import HostStore
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.vertex_loss import MeanLoss

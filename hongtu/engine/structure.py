@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device
-from hongtu.host_store import HostStore
+from hongtu.engine.host_store import HostStore
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import Pass

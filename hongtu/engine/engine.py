@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.device.backends import Backend
-from hongtu.executor import Executor
+from hongtu.engine.executor import Executor
+from hongtu.engine.host_rows import make_host
+from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host, drop_pages, reuse_freed_memory
-from hongtu.host_rows import make_host
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.model.checks import modes_kept
 from hongtu.model.edge_loss import EdgeLoss
@@ -24,7 +25,6 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.replicas import Replicas
 
 
 class Engine:

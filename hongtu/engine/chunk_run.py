@@ -11,21 +11,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hongtu.chunk_inputs import ChunkInputs
 from hongtu.device.base import Device, Stores
 from hongtu.device.streams import Turn
-from hongtu.host_store import HostStore
-from hongtu.kept import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
+from hongtu.engine.chunk_inputs import ChunkInputs
+from hongtu.engine.exchange import cache_of
+from hongtu.engine.host_store import HostStore
+from hongtu.engine.moments import Moments
+from hongtu.engine.saved import Entry, Kept, Missing, Place, Settled, edges_of, move_saved, saving
 from hongtu.kernels.dispatch import kernels_for
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.moments import Moments
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import aggregates_in_place
 from hongtu.plan.memory.structure import Needs
 from hongtu.plan.passes.definition import Pass, gradient
-from hongtu.transfer import cache_of
 
 
 class Run(Protocol):

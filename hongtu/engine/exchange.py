@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device
 from hongtu.device.streams import Stream, Turn
-from hongtu.host_store import HostStore
+from hongtu.engine.host_store import HostStore
 from hongtu.plan.cache.intervals import Intervals
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.passes.definition import Pass
