@@ -16,7 +16,7 @@ from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.errors import BudgetError
 from hongtu.model.named import build_layers
-from hongtu.planning import plan_model
+from hongtu.train.planning import plan_model
 
 
 def main() -> None:

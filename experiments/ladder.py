@@ -25,7 +25,7 @@ from hongtu.bench.text import host_bytes
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
 from hongtu.plan.plot import stacked_bars
-from hongtu.planning import plan_model
+from hongtu.train.planning import plan_model
 
 PAPER_CHUNKS, FINER = 32, 16
 PARTS = {  # phases of an epoch, as in the paper's Figure 9

@@ -29,7 +29,7 @@ from hongtu.hardware import A100X4, Hardware
 from hongtu.host_load import BUSY
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
-from hongtu.planning import plan_model
+from hongtu.train.planning import plan_model
 
 UNKNOWN = "the paper's table was not at hand"
 ABSTRACT = "the paper's abstract"

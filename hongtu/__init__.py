@@ -39,23 +39,23 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.model.edge_loss import LinkLoss
     from hongtu.model.loss_terms import LossTerm
     from hongtu.model.pyg import from_pyg, to_pyg
-    from hongtu.postprocess import CorrectAndSmooth, LabelPropagation
     from hongtu.preprocess.pipeline import preprocess_graph
-    from hongtu.propagation import Propagation
-    from hongtu.trainer import Trainer
+    from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
+    from hongtu.train.propagation import Propagation
+    from hongtu.train.trainer import Trainer
 
 # attribute -> (module, name in it; None for the module itself)
 _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
     "open_artifact": ("hongtu.graph.artifact", "open_artifact"),
-    "Trainer": ("hongtu.trainer", "Trainer"),
+    "Trainer": ("hongtu.train.trainer", "Trainer"),
     "from_pyg": ("hongtu.model.pyg", "from_pyg"),
     "to_pyg": ("hongtu.model.pyg", "to_pyg"),
     "LinkLoss": ("hongtu.model.edge_loss", "LinkLoss"),
     "LossTerm": ("hongtu.model.loss_terms", "LossTerm"),
-    "Propagation": ("hongtu.propagation", "Propagation"),
-    "LabelPropagation": ("hongtu.postprocess", "LabelPropagation"),
-    "CorrectAndSmooth": ("hongtu.postprocess", "CorrectAndSmooth"),
+    "Propagation": ("hongtu.train.propagation", "Propagation"),
+    "LabelPropagation": ("hongtu.train.postprocess", "LabelPropagation"),
+    "CorrectAndSmooth": ("hongtu.train.postprocess", "CorrectAndSmooth"),
     "nn": ("hongtu.nn", None),
     "errors": ("hongtu.errors", None),
 }

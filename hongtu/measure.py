@@ -31,11 +31,11 @@ from hongtu.plan.cost.seconds import arithmetic_seconds, is_near, pass_seconds
 from hongtu.plan.cost.work import Work, partition_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
-from hongtu.planning import plan_model
 from hongtu.preprocess.generate import generate
 from hongtu.preprocess.pipeline import preprocess_directory
 from hongtu.rates_alone import NOTHING, rates_alone
-from hongtu.trainer import Trainer
+from hongtu.train.planning import plan_model
+from hongtu.train.trainer import Trainer
 
 FEATURES = 48
 GRAPHS = {  # kind, vertices, edges, partitions, chunks, order of each

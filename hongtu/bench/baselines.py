@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hongtu.bench.spec import Model
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.scores import scores
+from hongtu.train.scores import scores
 
 # how torch_geometric gets the edges, and what that needs beside it
 FORMS = {

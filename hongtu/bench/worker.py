@@ -48,7 +48,7 @@ class Ours:
 
     def __init__(self, order: Order, artifact: Any, layers: list) -> None:
         from hongtu.hardware import load_hardware
-        from hongtu.trainer import Trainer
+        from hongtu.train.trainer import Trainer
 
         self.trainer = Trainer(
             artifact,
@@ -96,7 +96,7 @@ def make_system(order: Order) -> Any:
     from hongtu.bench.baselines import make_baseline
     from hongtu.graph.artifact import open_artifact
     from hongtu.model.named import build_layers
-    from hongtu.random_state import seed_generators
+    from hongtu.train.random_state import seed_generators
 
     artifact, model = open_artifact(order.artifact), order.model
     seed_generators(model.seed)
@@ -165,7 +165,7 @@ def _memory_of_imports(order: Order) -> int:
     import torch._dynamo  # noqa: F401
 
     import hongtu.bench.baselines
-    import hongtu.trainer  # noqa: F401
+    import hongtu.train.trainer  # noqa: F401
 
     if order.run.system not in (OURS, "dense"):
         import torch_geometric.loader

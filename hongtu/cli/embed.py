@@ -49,7 +49,7 @@ def newest_snapshot(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: when there is none.
     """
-    from hongtu.run_directory import RunDirectory
+    from hongtu.train.run_directory import RunDirectory
 
     if not Path(path).is_dir():
         return Path(path)

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from hongtu.model.pyg_names import to_pyg_names
-    from hongtu.snapshot import read_snapshot
+    from hongtu.train.snapshot import read_snapshot
 
     check_absent(options.out, force=options.force)
     out = Path(options.out).absolute()

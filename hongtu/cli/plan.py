@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.hardware import load_hardware
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.plan.report import traffic_chart
-    from hongtu.planning import plan_model
+    from hongtu.train.planning import plan_model
 
     hardware = load_hardware(options.hardware or "cpu")
     if options.plot is not None:

@@ -190,7 +190,7 @@ def _begin_run(directory: Path, options: argparse.Namespace) -> None:
 
 def _kept(epoch: int, run_dir: Path | None) -> str:
     """What is left of a run that was stopped, for its last line."""
-    from hongtu.run_directory import RunDirectory
+    from hongtu.train.run_directory import RunDirectory
 
     if run_dir is None:
         return f"{epoch} epochs were trained and are lost: --run DIR keeps snapshots"
@@ -241,8 +241,8 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
 
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
-    from hongtu.random_state import seed_generators
-    from hongtu.trainer import Trainer
+    from hongtu.train.random_state import seed_generators
+    from hongtu.train.trainer import Trainer
 
     artifact = open_artifact(options.artifact)
     seed_generators(options.seed)

@@ -18,7 +18,7 @@ from hongtu.model.named import build_layers
 from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.cost.seconds import pass_seconds, predict_seconds
 from hongtu.plan.passes.shapes import Products, StageWork, Sweeps
-from hongtu.planning import plan_model
+from hongtu.train.planning import plan_model
 from tests import problems, training
 
 MODELS = (["--model", "gcn", "--hidden", "8", "--layers", "3"], ["--model", "gat", "--hidden", "8", "--heads", "2"])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu import planning
 from hongtu.errors import BudgetError
 from hongtu.hardware import CPU, H200
 from hongtu.model.named import build_layers
@@ -18,6 +17,7 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import plan_caches, sketch_plan
 from hongtu.plan.search.planner import plan_run
+from hongtu.train import planning
 from tests import problems, training
 from tests.models import SIX
 

@@ -129,7 +129,7 @@ def test_evaluation_plans_again_too():
 
 
 def test_what_cannot_be_measured_is_guessed(monkeypatch):
-    monkeypatch.setattr("hongtu.pressure.available_bytes", lambda: None)
+    monkeypatch.setattr("hongtu.train.pressure.available_bytes", lambda: None)
     expected = losses_of(make().fit(2))
     trainer = make(on_oom="replan")
     Hungry.per_row = 300

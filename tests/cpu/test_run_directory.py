@@ -15,7 +15,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from hongtu.snapshot import read_snapshot, write_snapshot
+from hongtu.train.snapshot import read_snapshot, write_snapshot
 from tests import problems
 from tests.faults.run import make_trainer, prepare, same_result
 
@@ -149,7 +149,7 @@ def test_loading_never_executes_code(tmp_path):
     torch.save({"model": Evil()}, tmp_path / "evil")
     content = (tmp_path / "evil").read_bytes()
     write_snapshot(tmp_path / "good", {})
-    from hongtu import snapshot
+    from hongtu.train import snapshot
 
     digest = snapshot.hashlib.blake2b(content, digest_size=32).hexdigest()
     (tmp_path / "evil").write_bytes(content + snapshot._last_line(digest))  # whoever attacks knows the hash too

@@ -51,7 +51,7 @@ def full_disk(monkeypatch):
         os.close(descriptor)
         return os.open("/dev/full", os.O_WRONLY), name
 
-    return lambda: monkeypatch.setattr("hongtu.snapshot.tempfile.mkstemp", make)
+    return lambda: monkeypatch.setattr("hongtu.train.snapshot.tempfile.mkstemp", make)
 
 
 @pytest.fixture

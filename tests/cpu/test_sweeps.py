@@ -10,8 +10,8 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
-from hongtu.sweeps import Function, stage_sweeps
-from hongtu.tracing import trace
+from hongtu.train.survey.stages import Function, stage_sweeps
+from hongtu.train.survey.tracing import trace
 
 
 def all_of(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:

@@ -12,10 +12,10 @@ import torch_geometric.nn as pyg
 import torchmetrics
 
 import hongtu
-from hongtu import callbacks, evaluators
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
+from hongtu.train import callbacks, evaluators
 from tests import problems
 
 

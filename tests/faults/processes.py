@@ -19,7 +19,7 @@ from tests.faults.outcome import Outcome
 
 # the server has imported everything, but has not started a thread: its children begin at once
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.faults.processes", "tests.faults.run", "hongtu.trainer"])
+_CONTEXT.set_forkserver_preload(["tests.faults.processes", "tests.faults.run", "hongtu.train.trainer"])
 SECONDS = 180
 
 Process = multiprocessing.process.BaseProcess

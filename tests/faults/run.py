@@ -11,9 +11,9 @@ import torch
 import hongtu
 from hongtu import nn as hnn
 from hongtu.graph.artifact import Artifact
-from hongtu.random_state import seed_generators
-from hongtu.run_directory import RunDirectory
-from hongtu.snapshot import read_snapshot
+from hongtu.train.random_state import seed_generators
+from hongtu.train.run_directory import RunDirectory
+from hongtu.train.snapshot import read_snapshot
 
 
 def prepare(path: Path, vertices: int = 60, edges: int = 300) -> Artifact:

@@ -16,8 +16,8 @@ from hongtu.cli.train import DECIDING, _check_deciding
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.read import read_input
 from hongtu.preprocess.read.graph import SPLITS
-from hongtu.run_directory import RunDirectory
-from hongtu.snapshot import read_snapshot
+from hongtu.train.run_directory import RunDirectory
+from hongtu.train.snapshot import read_snapshot
 from tests.faults.fuzz import fuzz_reader
 from tests.faults.outcome import Outcome
 from tests.faults.readers import Reader

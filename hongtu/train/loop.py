@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from hongtu.callbacks import Callbacks
 from hongtu.errors import InputError
 from hongtu.metrics import EpochRecord
-from hongtu.run_directory import RunDirectory
+from hongtu.train.callbacks import Callbacks
+from hongtu.train.run_directory import RunDirectory
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError
-from hongtu.propagation import Propagation, RowStep
+from hongtu.train.propagation import Propagation, RowStep
 
 
 class LabelPropagation:

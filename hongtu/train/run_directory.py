@@ -11,7 +11,7 @@ from typing import Any
 
 from hongtu.errors import InputError, OutputError
 from hongtu.metrics import EpochRecord
-from hongtu.snapshot import PARTIAL, read_snapshot, write_snapshot
+from hongtu.train.snapshot import PARTIAL, read_snapshot, write_snapshot
 
 LOG = "epochs.jsonl"
 _SNAPSHOT = re.compile(r"snapshot-(\d+)\.pt")

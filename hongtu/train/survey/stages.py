@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu.edge_sweeps import DESTINATIONS, EDGES, SOURCES, edge_sweeps, tensors_in
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.nn.block import Rows
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
-from hongtu.tracing import Traced, toy_block, with_edge_data
+from hongtu.train.survey.edges import DESTINATIONS, EDGES, SOURCES, edge_sweeps, tensors_in
+from hongtu.train.survey.tracing import Traced, toy_block, with_edge_data
 
 ROWS = 11  # a number that no width of a model should be
 aten = torch.ops.aten

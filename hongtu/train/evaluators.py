@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError
-from hongtu.scores import scores
+from hongtu.train.scores import scores
 
 Evaluator = Callable[[Tensor, Tensor], Any]
 Metric = Evaluator | Mapping[str, Evaluator] | None
@@ -23,7 +23,7 @@ class Evaluation:
     """The scores of every split.
 
     Args:
-        metric: None for the task's own (:mod:`hongtu.scores`); one callable; or several by name,
+        metric: None for the task's own (:mod:`hongtu.train.scores`); one callable; or several by name,
             of which the first is the score that early stopping watches.
         task: of the artifact.
 

@@ -12,14 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.anomaly import check_epoch
 from hongtu.config import parse_bytes
 from hongtu.device.backends import Backend, get_backend
-from hongtu.embed import layer_number, layer_output
 from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
-from hongtu.evaluators import Evaluation, Metric
-from hongtu.fit import FitOptions, Waiting, fit
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.metrics import EpochRecord
@@ -31,13 +27,17 @@ from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.planning import OptimizerFactory, adam, make_loss, plan_network
-from hongtu.pressure import Relief
-from hongtu.probe import probe_workspace
-from hongtu.random_state import deterministic_torch, random_state, set_random_state
-from hongtu.rows_file import check_rows_file, write_rows
-from hongtu.run_directory import RunDirectory
-from hongtu.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+from hongtu.train.anomaly import check_epoch
+from hongtu.train.evaluators import Evaluation, Metric
+from hongtu.train.layer_output import layer_number, layer_output
+from hongtu.train.loop import FitOptions, Waiting, fit
+from hongtu.train.planning import OptimizerFactory, adam, make_loss, plan_network
+from hongtu.train.pressure import Relief
+from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
+from hongtu.train.rows_file import check_rows_file, write_rows
+from hongtu.train.run_directory import RunDirectory
+from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+from hongtu.train.survey.probe import probe_workspace
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Trainer:
             same bits in every run on the CPU, with the same number of threads.
         on_oom: what to do when layers take more memory than when they were planned: "raise", or "replan": run the
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
-        metric: what ``evaluate`` computes (:mod:`hongtu.evaluators`): None for accuracy, micro-F1 of multi-label, R2; a
+        metric: what ``evaluate`` computes (:mod:`hongtu.train.evaluators`): None for accuracy, micro-F1 of multi-label, R2; a
             callable (out [T, C], target) -> number, such as a metric of torchmetrics; or several by name.
 
     Attributes:
@@ -325,7 +325,7 @@ class Trainer:
             keep: snapshots to keep in ``run_dir``; older ones are removed.
             progress: show a progress bar; None: only on a terminal.
             on_epoch: called with each epoch's record, after everything else.
-            callbacks: objects with methods of :class:`hongtu.callbacks.Callback`, such as loggers.
+            callbacks: objects with methods of :class:`hongtu.train.callbacks.Callback`, such as loggers.
 
         Returns:
             one record per epoch trained.

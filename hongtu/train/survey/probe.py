@@ -31,7 +31,7 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.search.build import make_plan
-from hongtu.tracing import trace
+from hongtu.train.survey.tracing import trace
 
 
 def probe_workspace(

@@ -33,9 +33,9 @@ from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Produc
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.planner import plan_run
-from hongtu.probe import probe_workspace
-from hongtu.sweeps import Function, stage_sweeps
-from hongtu.tracing import constant_layers, trace
+from hongtu.train.survey.probe import probe_workspace
+from hongtu.train.survey.stages import Function, stage_sweeps
+from hongtu.train.survey.tracing import constant_layers, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Correction = Callable[[str, int], int]

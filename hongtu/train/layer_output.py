@@ -21,7 +21,7 @@ from hongtu.model.wiring import Modules
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.planning import make_loss, plan_network
+from hongtu.train.planning import make_loss, plan_network
 
 
 def layer_number(model: nn.ModuleList, layer: int) -> int:

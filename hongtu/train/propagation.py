@@ -28,8 +28,8 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
-from hongtu.probe import probe_workspace
-from hongtu.tracing import trace
+from hongtu.train.survey.probe import probe_workspace
+from hongtu.train.survey.tracing import trace
 
 # exponents of the weighted in-degree D: of the source, of the destination
 NORMALIZE = {"symmetric": (0.5, 0.5), "source": (1.0, 0.0), "destination": (0.0, 1.0), "none": (0.0, 0.0)}
