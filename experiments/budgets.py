@@ -10,9 +10,9 @@ from pathlib import Path
 
 import hongtu
 from hongtu.bench.compare import Settings, compare, describe, in_memory_need
-from hongtu.bench.growth import largest_step
 from hongtu.bench.process import shared_process
 from hongtu.bench.records import append, machine
+from hongtu.bench.report.growth import largest_step
 from hongtu.bench.spec import Model, Run
 from hongtu.errors import BudgetError
 from hongtu.model.named import build_layers

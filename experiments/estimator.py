@@ -17,12 +17,12 @@ from typing import Any
 
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
+from hongtu.bench.profile.measure import Epoch, measure_cpu, settled
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
 from hongtu.hardware import Hardware
 from hongtu.host import restart_without_caches
-from hongtu.measure import Epoch, measure_cpu, settled
 from hongtu.plan.cost.seconds import predict_seconds
 
 LIMIT = 0.15

@@ -19,8 +19,8 @@ from pathlib import Path
 import hongtu
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import Case, Settings, compare_cases, describe
-from hongtu.bench.growth import exponent
 from hongtu.bench.records import append, machine
+from hongtu.bench.report.growth import exponent
 from hongtu.bench.spec import UNGROUPED, Model, Run
 
 VERTICES_PER_CHUNK = 8192

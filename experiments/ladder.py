@@ -21,7 +21,7 @@ import torch
 import hongtu
 from experiments.prepare import prepared
 from hongtu.bench.records import append, machine
-from hongtu.bench.text import host_bytes
+from hongtu.bench.report.text import host_bytes
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
 from hongtu.plan.plot import stacked_bars

@@ -24,9 +24,9 @@ import hongtu
 from experiments.duplicates import duplicates, replication
 from experiments.prepare import generated, real_graph
 from experiments.rows_loaded import read as read_graph
+from hongtu.bench.host_load import BUSY
 from hongtu.bench.records import append, machine, read
 from hongtu.hardware import A100X4, Hardware
-from hongtu.host_load import BUSY
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.train.planning import plan_model

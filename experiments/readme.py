@@ -14,9 +14,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench.growth import exponent, largest_step
+from hongtu.bench.host_load import BUSY
 from hongtu.bench.records import read
-from hongtu.host_load import BUSY
+from hongtu.bench.report.growth import exponent, largest_step
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "experiments" / "results"

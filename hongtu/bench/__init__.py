@@ -1,1 +1,4 @@
-"""Timing of this system and of others on the same artifact, and the page that shows what came out."""
+"""The harness: systems and this machine timed on the same artifact, and the page that shows what came out.
+
+Uses: everything beneath.
+"""

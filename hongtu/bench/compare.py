@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hongtu.bench.host_load import BUSY
 from hongtu.bench.process import Process, Worker, worker
 from hongtu.bench.spec import OURS, Model, Run
 from hongtu.bench.worker import Order
 from hongtu.graph.artifact import Artifact
-from hongtu.host_load import BUSY
 
 CHECKED = 3
 TOLERANCE = 1e-4  # relative, between float32 losses

@@ -13,9 +13,9 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import OURS, Model, Run, named_strategy
 from hongtu.errors import InputError
-from hongtu.host_load import OthersShare, forget_peak, peak_resident
 
 FIRST = 1  # number of a process's first system
 

@@ -70,8 +70,8 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
 
     from hongtu.bench.compare import compare, describe, steps
     from hongtu.bench.records import append, machine, read
+    from hongtu.bench.report.text import table
     from hongtu.bench.spec import Model
-    from hongtu.bench.text import table
 
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
     about = machine("bench", "hongtu") | describe(artifact, settings)

@@ -12,9 +12,9 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from hongtu import __version__
+from hongtu.bench.host_load import BUSY, OthersShare
 from hongtu.cli.plan_text import size
 from hongtu.errors import InputError
-from hongtu.host_load import BUSY, OthersShare
 
 
 class Ability(NamedTuple):
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--measure {options.measure}: expected a file in a directory that exists")
     found = examine()
     if options.measure is not None:
-        from hongtu.measure import measure_cpu
+        from hongtu.bench.profile.measure import measure_cpu
 
         start, others = perf_counter(), OthersShare()
         profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict()

@@ -21,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Read, draw, write."""
-    from hongtu.bench.page import collect, render
+    from hongtu.bench.report.page import collect, render
 
     if not options.results.exists():
         raise InputError(f"{options.results}: not found; expected a run or a directory of results")

@@ -11,11 +11,11 @@ import pytest
 
 import hongtu
 from hongtu.bench import baselines, compare, process
+from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, make_system
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
-from hongtu.host_load import OthersShare, forget_peak, peak_resident
 
 pytest.importorskip("torch_geometric")
 FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse")

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments import deep_models, estimator, growth, ladder, paper, preprocess_rates, prune, readme
-from hongtu import measure, rates_alone
+from hongtu.bench.profile import measure, rates
 from hongtu.cli.main import main as hongtu_main
 from hongtu.hardware import A100X4, load_hardware
 
@@ -82,7 +82,7 @@ def test_estimator(tmp_path, monkeypatch, capsys):
     out = tmp_path / "estimator.jsonl"
     profile = tmp_path / "cpu.json"
     monkeypatch.setattr(measure, "RUNS", measure.RUNS[-3:])
-    monkeypatch.setattr(rates_alone, "MATRICES", rates_alone.MATRICES[:4])
+    monkeypatch.setattr(rates_alone, "MATRICES", rates.MATRICES[:4])
     options = ["--profile", profile, "--vertices", 2000, "--out", out]
     run(monkeypatch, estimator, "--work", tmp_path, *options)
     assert load_hardware(profile).flops > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hongtu
-import hongtu.measure
+import hongtu.bench.profile.measure
 from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.hardware import CPU, load_hardware
@@ -207,19 +207,19 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 
 
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("hongtu.rates_alone.REPEATS", 1)
-    monkeypatch.setattr("hongtu.measure.EPOCHS", 1)
-    graphs = dict.fromkeys(hongtu.measure.GRAPHS, ("rmat", 600, 3000, 1, 8, "clusters"))
+    monkeypatch.setattr("hongtu.bench.profile.rates.REPEATS", 1)
+    monkeypatch.setattr("hongtu.bench.profile.measure.EPOCHS", 1)
+    graphs = dict.fromkeys(hongtu.bench.profile.measure.GRAPHS, ("rmat", 600, 3000, 1, 8, "clusters"))
     graphs["mixed"] = ("rmat", 600, 3000, 2, 4, "input")
-    monkeypatch.setattr("hongtu.measure.GRAPHS", graphs)
+    monkeypatch.setattr("hongtu.bench.profile.measure.GRAPHS", graphs)
     file = tmp_path / "hardware.json"
     monkeypatch.setattr(doctor.OthersShare, "stop", lambda self, seconds: 0.0)
     text = output(capsys, "doctor", "--measure", file)
     assert f"--hardware {file}" in text and "GFLOP/s" in text and "Other processes" not in text
     profile = load_hardware(file)
     assert profile.devices == 1 and profile.device_memory is None and 0 < profile.stage_seconds < 1
-    assert profile.host_link > 1e7 and profile.flops > 1e8 and profile.cache >= hongtu.measure.LEAST_CACHE
-    monkeypatch.setattr("hongtu.measure.measure_cpu", lambda name: profile)
+    assert profile.host_link > 1e7 and profile.flops > 1e8 and profile.cache >= hongtu.bench.profile.measure.LEAST_CACHE
+    monkeypatch.setattr("hongtu.bench.profile.measure.measure_cpu", lambda name: profile)
     monkeypatch.setattr(doctor.OthersShare, "stop", lambda self, seconds: 0.4)
     assert "Other processes took 40% of the processors" in output(capsys, "doctor", "--measure", file)
     assert json.loads(output(capsys, "doctor", "--measure", file, "--json"))["others_share"] == 0.4
@@ -233,11 +233,11 @@ def test_rates_that_explain_epochs_are_found(artifact):
         layers = build_layers(name, artifact.feature_width, 8, artifact.num_classes, 2)
         trainers.append(hongtu.Trainer(artifact, layers, strategy=strategy, device_memory="60KiB"))
     taken = [{p.name: pass_seconds(t.plan, p, machine).total for p in t.plan.passes.train} for t in trainers]
-    error, found = hongtu.measure._fitted(trainers, taken, replace(CPU, cache=machine.cache))
+    error, found = hongtu.bench.profile.measure._fitted(trainers, taken, replace(CPU, cache=machine.cache))
     assert error < 1e-3
     for trainer, passes in zip(trainers, taken, strict=True):
         assert predict_seconds(trainer.plan, found).total == pytest.approx(sum(passes.values()), rel=0.03)
     slower = [{name: 2 * seconds for name, seconds in passes.items()} for passes in taken]
-    _, slow = hongtu.measure._fitted(trainers, slower, replace(CPU, cache=machine.cache))
+    _, slow = hongtu.bench.profile.measure._fitted(trainers, slower, replace(CPU, cache=machine.cache))
     for trainer, passes in zip(trainers, slower, strict=True):
         assert predict_seconds(trainer.plan, slow).total == pytest.approx(sum(passes.values()), rel=0.03)

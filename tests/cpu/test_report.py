@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hongtu.bench import page, pictures
+from hongtu.bench.report import page, pictures
 from hongtu.cli.main import main as command
 
 pytest.importorskip("matplotlib")

@@ -34,10 +34,10 @@ MAY_IMPORT = {
     "cli": "graph kernels preprocess plan nn device model engine train bench",
 }
 BESIDE = {  # not yet in their rooms
-    "hongtu.fitting": "bench",
-    "hongtu.host_load": "bench",
-    "hongtu.measure": "bench",
-    "hongtu.rates_alone": "bench",
+    "hongtu.bench.profile.fitting": "bench",
+    "hongtu.bench.host_load": "bench",
+    "hongtu.bench.profile.measure": "bench",
+    "hongtu.bench.profile.rates": "bench",
 }
 DOORS = {
     "hongtu",

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from hongtu.bench.host_load import BUSY, OthersShare
+from hongtu.bench.profile.fitting import explained
+from hongtu.bench.profile.rates import NOTHING, rates_alone
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
-from hongtu.fitting import explained
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware
-from hongtu.host_load import BUSY, OthersShare
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import arithmetic_seconds, is_near, pass_seconds
 from hongtu.plan.cost.work import Work, partition_work
@@ -33,7 +34,6 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
 from hongtu.preprocess.generate import generate
 from hongtu.preprocess.pipeline import preprocess_directory
-from hongtu.rates_alone import NOTHING, rates_alone
 from hongtu.train.planning import plan_model
 from hongtu.train.trainer import Trainer
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench import pictures
-from hongtu.bench.growth import exponent, largest_step
+from hongtu.bench.host_load import BUSY
 from hongtu.bench.records import read
-from hongtu.bench.text import host_bytes
+from hongtu.bench.report import pictures
+from hongtu.bench.report.growth import exponent, largest_step
+from hongtu.bench.report.text import host_bytes
 from hongtu.errors import InputError
-from hongtu.host_load import BUSY
 
 MIB = 2**20
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hongtu.bench.growth import exponent
+from hongtu.bench.report.growth import exponent
 from hongtu.errors import InputError
 from hongtu.plan.plot import COLOURS
 

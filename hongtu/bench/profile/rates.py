@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from hongtu.fitting import explained
+from hongtu.bench.profile.fitting import explained
 from hongtu.kernels.dense import substitutes
 from hongtu.kernels.rows import add_rows, copy_rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hongtu.bench.host_load import BUSY
 from hongtu.bench.spec import Model
-from hongtu.host_load import BUSY
 
 
 def table(model: Model, rows: list[dict[str, Any]]) -> str:

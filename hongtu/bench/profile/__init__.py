@@ -1,0 +1,1 @@
+"""Measures this machine for a hardware profile."""
