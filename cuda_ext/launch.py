@@ -1,4 +1,4 @@
-"""Launchers: what runs a kernel by name. ``CudaLauncher`` on a GPU; ``hongtu.cuda_ext.host_build`` has the one for CPUs."""
+"""Launchers: what runs a kernel by name. ``CudaLauncher`` on a GPU; ``host_build`` has the one for CPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A device of a run: memory with an enforced budget, and copies in and out of it that are counted.
 
 Planned buffers are allocated by name and counted exactly; tensors that layers create inside a stage are counted by
-a :class:`~hongtu.device.layer_memory.WorkspaceTracker`. Their sum never exceeds the budget: like a GPU, the device raises.
+a ``layer_memory.WorkspaceTracker``. Their sum never exceeds the budget: like a GPU, the device raises.
 
 ``Device`` is what the engine knows; :mod:`hongtu.device.cpu` and :mod:`hongtu.device.staged` are its kinds.
 """

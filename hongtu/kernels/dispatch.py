@@ -1,7 +1,7 @@
 """Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU in a dry run.
 
-All have the names and arguments of the modules beside this one, with tensors: contiguous, without gradients, of length 0
-for "none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
+All have the names and arguments of the modules beside this one, with tensors: contiguous, without gradients, of length
+0 for "none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
 """
 
 from __future__ import annotations

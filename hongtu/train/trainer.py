@@ -74,7 +74,7 @@ class Trainer:
             same bits in every run on the CPU, with the same number of threads.
         on_oom: what to do when layers take more memory than when they were planned: "raise", or "replan": run the
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
-        metric: what ``evaluate`` computes (:mod:`hongtu.train.evaluators`): None for accuracy, micro-F1 of multi-label, R2; a
+        metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2; a
             callable (out [T, C], target) -> number, such as a metric of torchmetrics; or several by name.
 
     Attributes:

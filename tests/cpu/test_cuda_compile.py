@@ -132,7 +132,7 @@ def test_the_cpu_build_is_cached_mended_and_reports_its_log(empty_cache, folder,
     assert host_build.library(folder / "rows.cu") == entry and entry.read_bytes()[:4] == b"\x7fELF"
     with pytest.raises(KernelError, match=r"(?s)csc.cu does not compile with .*nothing.* was not declared"):
         host_build.library(folder / "csc.cu")
-    monkeypatch.setattr(dry, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(host_build, "_compile", lambda *_: pytest.fail("compiled again"))
     host_build.library(folder / "rows.cu")
 
 

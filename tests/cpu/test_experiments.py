@@ -82,7 +82,7 @@ def test_estimator(tmp_path, monkeypatch, capsys):
     out = tmp_path / "estimator.jsonl"
     profile = tmp_path / "cpu.json"
     monkeypatch.setattr(measure, "RUNS", measure.RUNS[-3:])
-    monkeypatch.setattr(rates_alone, "MATRICES", rates.MATRICES[:4])
+    monkeypatch.setattr(rates, "MATRICES", rates.MATRICES[:4])
     options = ["--profile", profile, "--vertices", 2000, "--out", out]
     run(monkeypatch, estimator, "--work", tmp_path, *options)
     assert load_hardware(profile).flops > 0

@@ -1,6 +1,6 @@
 """Measures this machine for a hardware profile: copies alone, and what the passes of small models take.
 
-What a pass computes is known (:class:`hongtu.plan.cost.work.Work`); the rates with which a machine does it are those that
+What a pass computes is known (``Work`` of ``plan.cost``); the rates with which a machine does it are those that
 explain the measured passes best, by bounded least squares over their relative errors; the cache is as large as explains
 most.
 """

@@ -150,7 +150,7 @@ def plan_transfers(
 
     Args:
         schedule: int32 [m, B].
-        reuse: "none", "p2p", "paper" (see :mod:`hongtu.plan.cache.reuse`) or "lookahead" (:mod:`hongtu.plan.cache.lookahead`).
+        reuse: "none", "p2p", "paper" (see ``reuse.py``) or "lookahead" (``lookahead.py``).
         capacity: most slots of each device under "lookahead"; None for no limit. The others take what they need.
         prefetch: how many batches ahead of its first use a row may be brought.
         peer_cost: under "lookahead", seconds that a row of a peer takes, in those of a row of the host.

@@ -1,4 +1,4 @@
-"""From layers to the list of passes that a strategy makes of them (tensors' names: :mod:`hongtu.plan.passes.definition`)."""
+"""From layers to the list of passes that a strategy makes of them (tensors' names: ``definition.py``)."""
 
 from __future__ import annotations
 
