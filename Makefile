@@ -10,10 +10,10 @@ ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
 REQUIREMENTS := constraints.txt setup.py pyproject.toml
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-BOUNDS := tests/cpu/test_kernels.py tests/cpu/test_dropout.py tests/cpu/test_run_directory.py tests/null/test_artifact.py \
-	tests/null/test_bounds.py tests/null/test_chunks.py tests/null/test_clean.py tests/null/test_csc.py tests/null/test_fuzz.py tests/null/test_order.py \
-	tests/null/test_partition.py tests/null/test_reorganize.py tests/null/test_topology.py \
-	tests/null/test_transfer_plan.py tests/null/test_volume.py
+BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/test_run_directory.py tests/graph/test_artifact.py \
+	tests/kernels/test_bounds.py tests/preprocess/test_chunks.py tests/preprocess/test_clean.py tests/preprocess/test_csc.py tests/preprocess/test_fuzz.py tests/preprocess/test_order.py \
+	tests/preprocess/test_partition.py tests/preprocess/test_reorganize.py tests/graph/test_topology.py \
+	tests/plan/test_transfer_plan.py tests/preprocess/test_volume.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bounds bench gpu-check docs lint format clean
@@ -25,7 +25,7 @@ demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your o
 	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)")
 
 test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
-	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests/null tests/cpu hongtu
+	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests hongtu --ignore=tests/gpu
 
 bench: $(VENV)/.dev  ## time everything that the README claims, and write report.html (OUT=DIR)
 	$(BIN)/python -m experiments.bench --out "$(or $(OUT),bench-results)" $(BENCH)
@@ -43,7 +43,7 @@ lint: $(VENV)/.dev  ## check format, style, types and the layering; changes noth
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/null/test_imports.py
+	$(BIN)/python -m pytest -q tests/project/test_rooms.py
 
 format: $(VENV)/.dev  ## format the code and apply safe fixes
 	$(BIN)/ruff format .

@@ -1,7 +1,7 @@
 """Every layer, normalisation, connection and loss beyond the first six layers, as models to train.
 
 Each is a model of ours, its reference, and a problem. What a row covers is read off its modules:
-``tests/cpu/test_additions.py`` refuses a public class that no row has.
+``tests/exact/test_additions.py`` refuses a public class that no row has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Shared by all tests: threads, hypothesis profiles and the real graphs.
+"""Shared by all tests: threads, hypothesis profiles, rows that nobody wrote, and the real graphs.
 
-torch must not be imported here: ``tests/null`` runs without it.
+Threads are set before torch and numba are imported, so torch is imported in fixtures only.
 """
 
 from __future__ import annotations
@@ -40,6 +40,24 @@ settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_propagate() -> None:
+    """torch_geometric writes a class's propagate() once, after the first instance: one with several aggregations has no
+    fused form, which plain ones on a sparse matrix then lack."""
+    import torch_geometric.nn
+
+    torch_geometric.nn.SAGEConv(1, 1)
+
+
+@pytest.fixture(autouse=True)
+def undefined_rows_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vertex rows that nobody has written are NaN, every time."""
+    from hongtu.device.simulated import Fresh
+    from hongtu.engine import host_store
+
+    monkeypatch.setattr(host_store, "Pool", Fresh)
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def run_tests(folder: str, file: str, cache: str) -> None:
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no"]
         for tests in (QUICK, TESTS[file]):
-            status = pytest.main([*options, "tests/cpu/test_cuda_kernels.py", "-k", f"({tests}) and not float64"])
+            status = pytest.main([*options, "tests/cuda_ext/test_cuda_kernels.py", "-k", f"({tests}) and not float64"])
             if status != 0:
                 break
     os._exit(status)

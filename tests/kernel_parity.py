@@ -1,4 +1,4 @@
-"""What every CUDA kernel must do, at awkward sizes; run on the CPU (tests/cpu) and on a GPU (tests/gpu).
+"""What every CUDA kernel must do, at awkward sizes; run on the CPU (tests/cuda_ext) and on a GPU (tests/gpu).
 
 ``machine`` is a ``tests.kernel_machine.Machine``; ``shift`` puts tensors that many elements past an aligned address.
 """

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a GPU: the same cases as in tests/cpu, and what only many threads at once can show."""
+"""The CUDA kernels on a GPU: the same cases as in tests/cuda_ext, and what only many threads at once can show."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ from tests.training import GRAINS, STRATEGIES, check
 
 BASES = {"Aggregation", "Layer", "Normalization"}  # rows have classes made from them
 NO_MODULES = {"degree_histogram"}
-ELSEWHERE = {"Dropout": "tests/cpu/test_dropout_training.py"}  # random: the same for every grain, but nobody else's
+ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py"}  # random: the same for every grain, but nobody else's
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -134,7 +134,7 @@ def test_weights_that_do_not_fit_are_named():
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
 def test_round_trip_on_a_real_graph(name, data_graph, tmp_path_factory):
-    """float64, 1e-6 of the largest output; coauthor-physics: ``python -m tests.cpu.test_convert DATA``."""
+    """float64, 1e-6 of the largest output; coauthor-physics: ``python -m tests.model.test_pyg DATA``."""
     path = tmp_path_factory.getbasetemp() / "real"
     assert real_round_trip(name, data_graph("planetoid-cora"), path) <= 1e-6
 

@@ -89,7 +89,7 @@ def check(artifact, graph):
 def test_the_flags_change_what_they_say(graph, undirected, self_loops, normalize, sparse, partitioner):
     if partitioner == "kaminpar" and not kaminpar_installed():
         partitioner = "streaming"
-    graph |= {"edge_features": None, "edge_type": None}  # see tests/null/test_edge_data.py
+    graph |= {"edge_features": None, "edge_type": None}  # see tests/preprocess/test_edge_rows.py
     source, destination = graph["edges"].tolist()
     weight = [1.0] * len(source) if graph["edge_weight"] is None else graph["edge_weight"].tolist()
     expected = list(zip(source, destination, weight, strict=True))

@@ -1,6 +1,6 @@
 """Accuracy on Cora and Citeseer with the published recipes.
 
-The suite trains one seed. ``python -m tests.cpu.test_accuracy`` prints the means of five, and of the same recipes
+The suite trains one seed. ``python -m tests.train.test_accuracy`` prints the means of five, and of the same recipes
 written with torch_geometric alone.
 """
 

@@ -10,7 +10,7 @@ import pytest
 from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.cache.writers import find_writers
 from hongtu.plan.passes.definition import Pass
-from tests.null.test_transfer_plan import random_case
+from tests.plan.test_transfer_plan import random_case
 
 NAME = "grad z1"
 
