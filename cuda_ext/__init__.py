@@ -1,1 +1,4 @@
-"""CUDA kernels: compiled by NVRTC at first use, or by a C++ compiler and executed on the CPU where there is no GPU."""
+"""CUDA kernels as text, compiled at first use and launched.
+
+Uses: the top.
+"""

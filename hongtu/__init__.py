@@ -23,12 +23,16 @@ __all__ = [
     "LinkLoss",
     "LossTerm",
     "Propagation",
+    "Strategy",
     "Trainer",
     "__version__",
+    "callbacks",
     "errors",
+    "evaluators",
     "from_pyg",
     "nn",
     "open_artifact",
+    "plan_model",
     "preprocess_graph",
     "to_pyg",
 ]
@@ -39,7 +43,10 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.model.edge_loss import LinkLoss
     from hongtu.model.loss_terms import LossTerm
     from hongtu.model.pyg import from_pyg, to_pyg
+    from hongtu.plan.passes.strategy import Strategy
     from hongtu.preprocess.pipeline import preprocess_graph
+    from hongtu.train import callbacks, evaluators
+    from hongtu.train.planning import plan_model
     from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
     from hongtu.train.propagation import Propagation
     from hongtu.train.trainer import Trainer
@@ -56,6 +63,10 @@ _LAZY = {
     "Propagation": ("hongtu.train.propagation", "Propagation"),
     "LabelPropagation": ("hongtu.train.postprocess", "LabelPropagation"),
     "CorrectAndSmooth": ("hongtu.train.postprocess", "CorrectAndSmooth"),
+    "Strategy": ("hongtu.plan.passes.strategy", "Strategy"),
+    "plan_model": ("hongtu.train.planning", "plan_model"),
+    "callbacks": ("hongtu.train.callbacks", None),
+    "evaluators": ("hongtu.train.evaluators", None),
     "nn": ("hongtu.nn", None),
     "errors": ("hongtu.errors", None),
 }

@@ -1,1 +1,4 @@
-"""From edges, features and labels to an artifact directory; ``pipeline`` composes the stages beside it."""
+"""From edges to an artifact: read, clean, partition, order, chunk, write. No torch.
+
+Uses: the top and ``graph``.
+"""

@@ -1,4 +1,4 @@
-"""The harness: systems and this machine timed on the same artifact, and the page that shows what came out.
+"""The harness: systems and this machine, timed on the same artifact, and the page about it.
 
 Uses: everything beneath.
 """

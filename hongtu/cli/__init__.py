@@ -1,1 +1,4 @@
-"""The ``hongtu`` command: one file for each subcommand."""
+"""The ``hongtu`` command: one file for each subcommand.
+
+Uses: everything beneath.
+"""

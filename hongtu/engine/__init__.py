@@ -1,4 +1,4 @@
-"""Replays a plan: passes batch by batch, exchanges between them, one chunk after the other on every device.
+"""Replays a plan: pass by pass, batch by batch, one chunk on every device.
 
-Uses: the top modules, ``graph``, ``kernels``, ``plan``, ``nn``, ``device`` and ``model``.
+Uses: the top, ``graph``, ``kernels``, ``plan``, ``nn``, ``device`` and ``model``.
 """

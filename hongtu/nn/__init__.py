@@ -1,4 +1,7 @@
-"""Layers and normalisations, the base classes of others, and a wrapper for torch_geometric convolutions."""
+"""Layers: what a vertex gives, what an edge adds up, what comes of it.
+
+Uses: the top, ``graph`` and ``kernels``.
+"""
 
 from hongtu.nn.aggr import (
     Aggregation,

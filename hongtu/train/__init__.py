@@ -1,4 +1,4 @@
-"""From a person's model to numbers: the Trainer, its loop, snapshots and evaluation.
+"""From a person's model to numbers: the Trainer, its loop, snapshots and scores.
 
-Uses: everything beneath, but ``preprocess``.
+Uses: ``engine`` and what it uses.
 """
