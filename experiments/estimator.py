@@ -22,7 +22,6 @@ from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
 from hongtu.hardware import Hardware
-from hongtu.host import restart_without_caches
 from hongtu.plan.cost.seconds import predict_seconds
 
 LIMIT = 0.15
@@ -140,5 +139,4 @@ def prepare(
 
 
 if __name__ == "__main__":
-    restart_without_caches()  # as `hongtu doctor` does
     main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,25 +10,16 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
-from hongtu.bench.spec import OURS
 from hongtu.bench.worker import FIRST, Order
 from hongtu.errors import BudgetError, InputError
-from hongtu.host import without_caches
 
 
 class Process:
-    """A process for systems.
+    """A process for systems."""
 
-    Args:
-        ours: it is for hongtu: malloc is set as ``hongtu train`` sets it; others are started by Python.
-    """
-
-    def __init__(self, *, ours: bool) -> None:
+    def __init__(self) -> None:
         command = [sys.executable, "-m", "hongtu.bench.worker"]
-        environment = without_caches(os.environ) if ours else None
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._number, self._unanswered = count(FIRST), 0
 
     def number(self) -> int:
@@ -95,7 +85,7 @@ class Worker:
         self.losses: list[float | None] = []
         self.epochs: list[dict[str, Any]] = []
         self._shared = process is not None
-        self._process = process or Process(ours=order.run.system == OURS)
+        self._process = process or Process()
         self._number = self._process.number()
         self._process.say({"system": self._number, "order": order.to_dict()})
 
@@ -135,7 +125,7 @@ def worker(order: Order, process: Process | None = None) -> Iterator[Worker]:
 @contextmanager
 def shared_process() -> Iterator[Process]:
     """A process for many systems, gone afterwards: they start faster, but nobody knows whose memory is whose."""
-    process = Process(ours=True)
+    process = Process()
     try:
         yield process
     finally:

@@ -10,7 +10,6 @@ from typing import NoReturn
 from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.errors import InputError
-from hongtu.host import restart_without_caches
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
 COMMANDS = (
@@ -37,8 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def program() -> int:
     """What ``hongtu`` and ``python -m hongtu`` run."""
-    if sys.argv[1:2] in (["train"], ["doctor"]):  # what trains, and what measures how it does
-        restart_without_caches()
     return main()
 
 

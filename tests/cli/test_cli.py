@@ -102,14 +102,12 @@ def test_info_for_people(tmp_path, capsys):
         assert part in first, first
 
 
-def test_module_entry_points(tmp_path):
-    source = write(tmp_path / "in", pieces())
-    for module, arguments in (("hongtu.preprocess", []), ("hongtu", ["preprocess"])):
-        output = tmp_path / module
-        command = [sys.executable, "-m", module, *arguments, str(source), str(output), *SMALL]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stderr == "" and "24 vertices" in done.stdout
-        assert hongtu.open_artifact(output).num_vertices == 24
+def test_module_entry_point(tmp_path):
+    source, output = write(tmp_path / "in", pieces()), tmp_path / "out"
+    command = [sys.executable, "-m", "hongtu", "preprocess", str(source), str(output), *SMALL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and "24 vertices" in done.stdout
+    assert hongtu.open_artifact(output).num_vertices == 24
 
 
 def test_import_is_light():

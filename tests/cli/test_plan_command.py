@@ -45,6 +45,7 @@ def refusal(capsys, *argv):
     return err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["gatv2", "transformer", "pna", "sgc", "appnp"])
 def test_predicted_is_counted_for_every_named_model(artifact, model, capsys):
     options = [artifact.path, "--model", model, "--hidden", "8", "--heads", "2", "--dropout", "0.1", "--json"]
@@ -206,6 +207,7 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
     assert message in (can if remedy is None else cannot) and (remedy is None or remedy in cannot)
 
 
+@pytest.mark.long
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.bench.profile.rates.REPEATS", 1)
     monkeypatch.setattr("hongtu.bench.profile.measure.EPOCHS", 1)
