@@ -43,6 +43,10 @@ class Replicas:
             network.context.training, network.context.seed = training, home.context.seed
             if epoch is not None:
                 network.context.epoch = epoch
+        for network in self.every[1:]:
+            for copied, module in zip(network.modules.modules(), home.modules.modules(), strict=True):
+                if "Dropout" in type(module).__name__:
+                    copied.p = module.p  # a schedule may have set it
         with torch.no_grad():
             for network in self.every[1:]:
                 for own, value in zip(network.modules.parameters(), home.modules.parameters(), strict=True):

@@ -86,6 +86,12 @@ class MeanLoss:
         rows = [np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts]
         return np.concatenate(rows, axis=1)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those given of which copies compute the losses."""
+        pairs = zip(self._terms, self._losses, strict=True)
+        return [term.loss for term, loss in pairs if isinstance(loss, PerVertex) and isinstance(term.loss, nn.Module)]
+
     def check_output(self, columns: int) -> None:
         """Refuse a model whose output does not fit the labels or the loss.
 
@@ -166,7 +172,10 @@ class MeanLoss:
 
     def _weights_of(self, k: int, label_bytes: Tensor) -> Tensor:
         end = -8 * sum(weight is not None for weight in self._weights[k + 1 :])
-        return label_bytes[:, end - 8 : end or None].contiguous().view(torch.float64).squeeze(1)
+        numbers = label_bytes[:, end - 8 : end or None].clone(
+            memory_format=torch.contiguous_format
+        )  # at an address of its own
+        return numbers.view(torch.float64).squeeze(1)
 
     def _scale_of(self, k: int, mask: np.ndarray) -> float:
         """What the sum of the losses over a mask is multiplied by."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hongtu.errors import InputError
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
@@ -54,6 +55,16 @@ class Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.context: RowContext | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get("_modules", {}).get(name)
+        maps = isinstance(before, torch.nn.Linear) and isinstance(value, torch.nn.Linear) and self.built_in
+        if maps and before.bias is None and value.bias is not None:
+            raise InputError(
+                f"{type(self).__name__}.{name}: a Linear with a bias in place of one without, expected bias=False: the "
+                "bias would not be added; the layer has its own (bias=True)"
+            )
+        super().__setattr__(name, value)
 
     @property
     def can_transform_first(self) -> bool:

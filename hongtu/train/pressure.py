@@ -23,6 +23,7 @@ from hongtu.model.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
+from hongtu.train.survey.witness import Witness
 
 T = TypeVar("T")
 Correct = Callable[[str, int], int]
@@ -67,9 +68,7 @@ class Relief:
         probe: what layers, on the CPU, take in the passes of a plan when they run on placeholder rows.
         budget: bytes per device, or None.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
-
-    Attributes:
-        engine: the one in use.
+        losses: modules of the loss that must stay as they are.
 
     Raises:
         InputError: for another ``on_oom``.
@@ -83,14 +82,26 @@ class Relief:
         probe: Callable[[ExecutionPlan, nn.ModuleList], dict[str, int]],
         budget: int | None,
         on_oom: str,
+        losses: list[nn.Module],
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
         self._network, self._make_plan, self._make_engine, self._probe = network, make_plan, make_engine, probe
         self._budget, self._on_oom = budget, on_oom
         self._excess = Excess()
-        self.engine = make_engine(make_plan(network=network, budget=budget, correct=None))
+        self._plan = make_plan(network=network, budget=budget, correct=None)
+        self._engine: Engine | None = make_engine(self._plan)
+        self._whole = True  # else something stopped a run, which may have left anything behind
         self._frozen = self._untrained()
+        self._witness = Witness(network.modules, losses)
+
+    @property
+    def engine(self) -> Engine:
+        """The one in use, made anew after whatever stopped a run."""
+        if self._engine is None:
+            gc.collect()  # devices and what counts for them refer to each other
+            self._engine = self._make_engine(self._plan)
+        return self._engine
 
     def run(self, work: Callable[[Engine], T]) -> T:
         """Do some work, from its start again where a device ran out of memory and the run can be planned again.
@@ -98,14 +109,21 @@ class Relief:
         Raises:
             DeviceOutOfMemory: when it cannot, or may not; names the budget that would do.
         """
-        if any(parameter.requires_grad for parameter in self._frozen):  # thawed since it was planned
-            plan = self._plan_thawed()
+        if not self._whole:
+            self._replace_engine(self._plan)
+        thawed = any(parameter.requires_grad for parameter in self._frozen)
+        if self._witness.changed() or thawed:  # since it was planned
+            plan = self._plan_changed()
             self._frozen = self._untrained()
             self._replace_engine(plan)
         while True:
+            self._whole = False
             try:
                 self.engine.set_up()
-                return work(self.engine)
+                found = work(self.engine)
+                self._witness.look()
+                self._whole = True
+                return found
             except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError) as error:
                 if self._budget is None or not self.engine.began:
                     raise
@@ -138,7 +156,7 @@ class Relief:
         self._excess = excess
         self._replace_engine(plan)
 
-    def _plan_thawed(self) -> ExecutionPlan:
+    def _plan_changed(self) -> ExecutionPlan:
         """A plan for what is trained now; where there is none, the layers are again as the plan that runs has them."""
         sides = self._network.transform_first
         try:
@@ -148,9 +166,10 @@ class Relief:
             raise
 
     def _replace_engine(self, plan: ExecutionPlan) -> None:
-        del self.engine  # before the next takes its memory
-        gc.collect()  # devices and what counts for them refer to each other
-        self.engine = self._make_engine(plan)
+        self._plan = plan
+        self._engine = None  # before the next takes its memory
+        self._whole = True
+        self._witness.look()
 
     def _untrained(self) -> list[nn.Parameter]:
         """Those for which no gradient is planned."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from hongtu.config import parse_bytes
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
+from hongtu.engine.parameter_hooks import hooks_once
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
@@ -174,15 +176,37 @@ class Trainer:
             embedding=self.embedding, budget=self._budget, dtype=dtype, backend=backend,
         )  # fmt: skip
         probe = partial(probe_workspace, loss=self._loss, dtype=dtype)
-        self._relief = Relief(self._network, make_plan, make_engine, probe, self._budget, on_oom)
+        self._relief = Relief(
+            self._network, make_plan, make_engine, probe, self._budget, on_oom, getattr(self._loss, "modules", [])
+        )
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
         self.waiting = Waiting()
         self._gradients: dict[str, Tensor] = {}
+        self._torn: str | None = None  # what was stopped half-way, and cannot be made good from here
+
+    @contextmanager
+    def _whole_or_torn(self, what: str) -> Iterator[None]:
+        """What happens inside is done whole, or nothing but ``load`` works any more."""
+        self._torn = what
+        yield
+        self._torn = None
+
+    def _check_whole(self) -> None:
+        if self._torn is not None:
+            raise InputError(
+                f"{self._torn} was stopped half-way, so that weights may be partly those of before; load a snapshot "
+                "(trainer.load) or make a new Trainer"
+            )
 
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
+        self._check_whole()
         start, loss, parameters = self._relief.run(self._differentiate)
+        with self._whole_or_torn(f"the step of epoch {self.epoch}"):
+            return self._step(start, loss, parameters)
+
+    def _step(self, start: float, loss: float, parameters: list[nn.Parameter]) -> EpochRecord:
         self._engine.observe()
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
@@ -201,7 +225,8 @@ class Trainer:
         start = perf_counter()
         parameters = list(self.model.parameters())
         with deterministic_torch(self.deterministic):
-            loss = engine.train(self.epoch)
+            with hooks_once(self.model.parameters()):
+                loss = engine.train(self.epoch)
             self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
             if self.embedding is not None:
                 self.embedding.weight.grad = engine.input_gradient
@@ -294,6 +319,7 @@ class Trainer:
 
     def _infer(self, use: Callable[[Tensor], T]) -> T:
         """What is made of the output [V, C], in new order."""
+        self._check_whole()
 
         def work(engine: Engine) -> T:
             with deterministic_torch(self.deterministic), engine.inferred() as out:
@@ -372,9 +398,12 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that later epochs depend on, as tensors and plain values, and the metrics of the epochs so far."""
+        self._check_whole()
         return {
             "identity": self._identity(),
             "model": self.model.state_dict(),
+            "trained": {name: p.requires_grad for name, p in self.model.named_parameters()},
+            "training": {name: module.training for name, module in self.model.named_modules()},
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "embedding": None if self.embedding is None else self.embedding.state(),
@@ -387,7 +416,15 @@ class Trainer:
 
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
+        with self._whole_or_torn(f"loading {path}"):
+            self._take(state)
+
+    def _take(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(state.get("trained", {}).get(name, parameter.requires_grad))
+        for name, module in self.model.named_modules():
+            module.training = state.get("training", {}).get(name, module.training)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])

@@ -29,7 +29,7 @@ class Poison(nn.Module):
 
     def __init__(self, layer):
         super().__init__()
-        self.where, self.layers = None, (layer,)
+        self._where, self.layers = None, (layer,)
 
     def forward(self, x):
         return _Poison.apply(x, self)
@@ -47,7 +47,7 @@ class _Poison(torch.autograd.Function):
 
 
 def _poisoned(x, poison, ids, where):
-    if poison.where != where:
+    if poison._where != where:
         return x.clone()
     return torch.where((ids == VICTIM).unsqueeze(1), torch.full_like(x, float("inf")), x)
 
@@ -68,7 +68,7 @@ def test_a_value_is_found(strategy, budget):
     expected = [record.loss for record in make(strategy, device_memory=budget)[0].fit(3)]
     losses = [trainer.train_epoch().loss]
     before = copy.deepcopy(trainer.model.state_dict())
-    poison.where = "forward"
+    poison._where = "forward"
     pattern = (
         rf"epoch 1: what layers\[2\] \(Poison\) returned is inf for vertex {VICTIM}, in batch \d \(chunk \(\d, \d\)"
     )
@@ -76,7 +76,7 @@ def test_a_value_is_found(strategy, budget):
         trainer.train_epoch()
     assert caught.value.vertex == VICTIM
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    poison.where = None
+    poison._where = None
     losses += [record.loss for record in trainer.fit(2)]
     assert losses == expected
 
@@ -84,7 +84,7 @@ def test_a_value_is_found(strategy, budget):
 @strategies
 def test_a_gradient_is_found(strategy):
     trainer, poison = make(strategy)
-    poison.where = "backward"
+    poison._where = "backward"
     with pytest.raises(AnomalyError, match=r"the gradient of what layers\[1\] \(Linear\) returned is inf") as caught:
         trainer.train_epoch()
     assert caught.value.vertex == VICTIM
@@ -128,7 +128,7 @@ def test_embeddings_are_looked_at_too():
 
 def test_without_detection_the_run_goes_on(tmp_path):
     trainer, poison = make(detect_anomaly=False)
-    poison.where = "forward"
+    poison._where = "forward"
     records = trainer.fit(1, run_dir=tmp_path)
     assert not torch.isfinite(torch.tensor(records[0].loss))
     assert json.loads((tmp_path / "epochs.jsonl").read_text())["loss"] is None

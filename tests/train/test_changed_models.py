@@ -1,0 +1,129 @@
+"""What people do to a model after they made a Trainer: the right number, or a refusal that says what to do."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.errors import InputError
+from tests import problems, trainers
+from tests.models import H
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def make(layers, m=2, n=3, **options):
+    return hongtu.Trainer(trainers.artifact(m, n), layers, optimizer=sgd, dtype=torch.float64, **options)
+
+
+def behind(front):
+    """A GCN behind a module whose aggregate of the features can be kept."""
+    torch.manual_seed(0)
+    return [front, hnn.GCNConv(6, H, activation="relu"), hnn.GCNConv(H, 3)]
+
+
+def losses(trainer, change=None, epochs=3):
+    found = []
+    for epoch in range(epochs):
+        if epoch == 1 and change is not None:
+            change(trainer)
+        found.append(trainer.train_epoch().loss)
+    return found
+
+
+@pytest.mark.parametrize(
+    "front, change",
+    [
+        (lambda: hnn.Dropout(0.0), lambda t: setattr(t.model[0], "p", 0.5)),
+        (lambda: nn.LeakyReLU(0.9), lambda t: setattr(t.model[0], "negative_slope", 0.1)),
+        (lambda: hnn.Dropout(0.3), lambda t: setattr(t.model[0], "p", 0.6)),
+    ],
+)
+def test_a_setting_that_changes_is_planned_for(front, change):
+    cached, plain = make(behind(front())), make(behind(front()), strategy="none")
+    np.testing.assert_allclose(losses(cached, change), losses(plain, change), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "layers, change, names",
+    [
+        (lambda: [hnn.SGConv(6, 3, K=2)], lambda t: setattr(t.model[0], "K", 3), "model.0.K was 2 and is 3"),
+        (trainers.gcn, lambda t: t.model.__setitem__(1, hnn.GCNConv(H, 3)), "model.1 was a GCNConv"),
+        (trainers.gcn, lambda t: setattr(t.model[0], "lin", nn.Linear(6, H, bias=False)), "model.0.lin was a Linear"),
+        (
+            lambda: behind(nn.Linear(6, 6)),
+            lambda t: t.model[0].register_full_backward_hook(lambda module, given, out: None),
+            "model.0 .Linear. has a backward hook",
+        ),
+    ],
+)
+def test_a_model_that_is_another_is_refused(layers, change, names):
+    trainer = make(layers())
+    trainer.train_epoch()
+    change(trainer)
+    with pytest.raises(InputError, match=names):
+        trainer.train_epoch()
+
+
+def test_a_loss_that_changes_is_refused():
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3, dtype=torch.float64))
+    trainer = make(trainers.gcn(), loss=loss)
+    trainer.train_epoch()
+    loss.weight[0] = 5
+    with pytest.raises(InputError, match="the loss has changed"):
+        trainer.train_epoch()
+
+
+def test_a_bias_that_would_not_be_added_is_refused():
+    with pytest.raises(InputError, match=r"SAGEConv.lin_r: a Linear with a bias"):
+        hnn.SAGEConv(6, 3).lin_r = nn.Linear(6, 3)
+    with pytest.raises(InputError, match=r"GCNConv.lin: a Linear with a bias"):
+        hnn.GCNConv(6, 3).lin = nn.Linear(6, 3)
+    hnn.SAGEConv(6, 3).lin_l = nn.Linear(6, 3)  # had one
+
+
+@pytest.mark.parametrize("m, n", [(1, 1), (2, 3)])
+def test_hooks_of_parameters_run_once_on_the_epochs_gradient(m, n):
+    trainer, fired = make(trainers.gcn(), m, n), []
+    trainer.train_epoch()
+    plain = make(trainers.gcn(), m, n)
+    plain.train_epoch()
+    weight = trainer.model[0].lin.weight
+    weight.register_hook(lambda gradient: gradient.clamp(-0.001, 0.001))
+    weight.register_post_accumulate_grad_hook(lambda parameter: fired.append(parameter.grad.clone()))
+    trainer.train_epoch()
+    plain.train_epoch()
+    expected = plain.gradients()["0.lin.weight"].clamp(-0.001, 0.001)
+    torch.testing.assert_close(trainer.gradients()["0.lin.weight"], expected, rtol=0, atol=1e-15)
+    assert len(fired) == 1 and torch.equal(fired[0], trainer.gradients()["0.lin.weight"])
+    assert weight._backward_hooks, "they stay registered"
+
+
+def test_a_snapshot_has_what_is_trained_and_who_drops(tmp_path):
+    trainer = make(behind(hnn.Dropout(0.5)))
+    trainer.train_epoch()
+    trainer.model[1].requires_grad_(False)
+    trainer.model[0].eval()
+    trainer.save(tmp_path / "snapshot.pt")
+    other = make(behind(hnn.Dropout(0.5)))
+    other.load(tmp_path / "snapshot.pt")
+    np.testing.assert_allclose(losses(other), losses(trainer), rtol=1e-12)
+
+
+def test_one_weighted_vertex_beside_an_odd_number_of_labels():
+    """The weight of a single row lay at an address that is no multiple of eight."""
+    problem = problems.problem_of(problems.awkward_graph(), classes=3, multi_label=True)
+    weight = np.linspace(0.5, 2, problem.num_vertices)
+    mask = np.zeros(problem.num_vertices, bool)
+    mask[5] = True
+    artifact = problems.prepare(problem, 2, 3)
+    torch.manual_seed(0)
+    term = hongtu.LossTerm("bce_with_logits", mask=mask, vertex_weight=weight)
+    trainer = hongtu.Trainer(artifact, [hnn.GCNConv(6, 3)], loss=term, dtype=torch.float64)
+    record = trainer.train_epoch()
+    out = hongtu.Trainer(artifact, [trainer.model[0]], loss=term, dtype=torch.float64)
+    assert np.isfinite(record.loss) and np.isfinite(out.train_epoch().loss)
