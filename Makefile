@@ -8,6 +8,7 @@ GRAPH ?=
 ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
 
 REQUIREMENTS := constraints.txt setup.py pyproject.toml
+TESTS = $(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests hongtu --ignore=tests/gpu
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/test_run_directory.py tests/graph/test_artifact.py \
@@ -16,7 +17,7 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 	tests/plan/test_transfer_plan.py tests/preprocess/test_volume.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bounds bench gpu-check docs lint format clean
+.PHONY: help demo test test-all bounds bench gpu-check docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -24,8 +25,11 @@ help:  ## show this list
 demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own graph)
 	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)")
 
-test: $(VENV)/.dev  ## run the tests that need no GPU, and the doctests (WORKERS=N processes)
-	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests hongtu --ignore=tests/gpu
+test: $(VENV)/.dev  ## run tests of everything that needs no GPU, a few cases of each, and doctests (WORKERS=N processes)
+	$(TESTS) --sample
+
+test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU
+	$(TESTS)
 
 bench: $(VENV)/.dev  ## time everything that the README claims, and write report.html (OUT=DIR)
 	$(BIN)/python -m experiments.bench --out "$(or $(OUT),bench-results)" $(BENCH)

@@ -39,6 +39,29 @@ settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+MOST = 6  # cases of a grid in a sample
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true", help="of each grid a few cases, of a long one one: `make test`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--sample``, keep evenly spaced cases of every test function, and no long test that is no grid."""
+    if not config.getoption("--sample"):
+        return
+    grids: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        grids.setdefault(item.nodeid.split("[")[0], []).append(item)
+    kept = set()
+    for grid in grids.values():
+        long = grid[0].get_closest_marker("long") is not None
+        most = min(len(grid), MOST if not long else len(grid) > 1)
+        kept |= {grid[k * len(grid) // most] for k in range(most)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

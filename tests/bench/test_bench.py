@@ -31,6 +31,7 @@ def artifact(tmp_path_factory):
     return folder / "artifact"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", baselines.MODELS)
 def test_every_form_trains_the_same_model(artifact, model):
     def losses(run):
@@ -76,6 +77,7 @@ def test_sampled_mini_batches_learn(artifact):
     assert system.step() > 0 and system.loss() < ours.record.loss
 
 
+@pytest.mark.long
 def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
     arguments = ["bench", str(artifact), "--models", "gcn", "--hidden", "8"]
@@ -102,6 +104,7 @@ def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
     assert [(row["system"], row["loss_agrees"]) for row in again] == [("pyg-csr", True)], "what had failed is not done"
 
 
+@pytest.mark.long
 def test_together_all_systems_share_a_process(artifact, tmp_path, capsys, monkeypatch):
     started = []
     monkeypatch.setattr(process.Process, "__init__", counting(process.Process.__init__, started))
@@ -125,6 +128,7 @@ def counting(function, calls):
     return call
 
 
+@pytest.mark.long
 def test_another_loss_is_not_timed(artifact, monkeypatch):
     monkeypatch.setattr(compare, "reference_of", lambda model: Run(system="pyg"))
     model, settings = Model(name="gcn", hidden=8), compare.Settings(epochs=1)
@@ -161,6 +165,7 @@ def test_what_is_missing_comes_with_its_pip_line(monkeypatch):
     assert "torch-sparse" in baselines.missing("pyg-loader", "gcn")
 
 
+@pytest.mark.long
 def test_a_worker_that_refuses_or_dies_says_so(artifact, tmp_path):
     model, settings = Model(name="gcn", hidden=8), compare.Settings()
     with pytest.raises(BudgetError, match="smallest that works") as refused:

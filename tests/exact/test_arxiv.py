@@ -44,6 +44,7 @@ def train_in_budget(artifact, layers, epochs):
     return trainer, records
 
 
+@pytest.mark.long
 def test_three_layers_of_gcn(artifact):
     """Within the budget, learning, and with the loss of a run that has all the memory it wants."""
     _, records = train_in_budget(artifact, three_gcn(), epochs=2)

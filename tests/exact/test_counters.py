@@ -91,12 +91,14 @@ def test_counted_is_predicted(model, grain, strategy):
         check_counters(training.make_trainer(model, problem, grain), epochs=2)
 
 
+@pytest.mark.long
 @grains
 def test_counted_is_predicted_between_the_smallest_and_no_budget(grain):
     for model in SIX:
         check_counters(training.make_trainer(model, problems.awkward(), grain, device_memory="128KiB"))
 
 
+@pytest.mark.long
 @strategies
 def test_counted_is_predicted_for_other_inputs(strategy):
     """Without weights, in single precision, multi-label, with an optimizer that keeps state."""
@@ -322,6 +324,7 @@ def droppable(plan):
                     yield name, i, kind, len(getattr(found, kind))
 
 
+@pytest.mark.long
 @strategies
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_a_plan_without_one_of_its_transfers_fails(name, strategy, undefined_is_nan):

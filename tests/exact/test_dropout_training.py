@@ -70,6 +70,7 @@ def losses(model, grain, strategy, budget, seed=3, epochs=4):
     return [trainer.train_epoch().loss for _ in range(epochs)]
 
 
+@pytest.mark.long
 @models
 def test_the_losses_of_every_cut_are_the_same(model):
     """For every (m, n), strategy and budget, to float64 rounding."""
@@ -285,6 +286,7 @@ MAKERS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @strategies
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_gradients_match_finite_differences(make, strategy):

@@ -41,6 +41,7 @@ OWN = [MODELS[name] for name in ("edge-gat", "edge-gatv2", "edge-transformer", "
 own = pytest.mark.parametrize("model", OWN, ids=repr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_budgets_that_force_eviction(strategy, data_graph):
     problem = problems.with_edge_data(problems.planetoid(data_graph("planetoid-cora"), 4))
@@ -55,6 +56,7 @@ def test_options_are_exact(model):
     check(model, awkward(), (2, 3), epochs=2, device_memory="smallest")
 
 
+@pytest.mark.long
 @own
 def test_pruned_chunks_and_chunks_without_edges(model):
     """Only what the loss depends on is computed; edge data are read from the whole graph's."""
@@ -70,6 +72,7 @@ def test_single_precision(name):
     check(MODELS[name], awkward(), (2, 3), epochs=2, tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
 
 
+@pytest.mark.long
 @own
 def test_devices_with_memory_of_their_own(model):
     """Through staging memory, in random order; every counter is the plan's."""

@@ -131,6 +131,7 @@ def test_a_model_that_evaluates_as_a_whole_trains():
     assert trainer.model[1].num_batches_tracked == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SWITCHES)
 def test_savings(name):
     """Each alone, and all but one; what follows the last normalisation is pruned."""
@@ -142,6 +143,7 @@ def test_savings(name):
     check(MODELS[1], problems.few_train(), (2, 3), strategy=strategy, epochs=2)
 
 
+@pytest.mark.long
 def test_chunks_of_one_vertex():
     problem = problems.problem_of(graphs.Graph("twelve", np.random.default_rng(3).integers(0, 12, (2, 40)), None, 12))
     for grain, model in zip(((1, 12), (4, 3)), MODELS, strict=True):
@@ -246,6 +248,7 @@ def test_a_resumed_run_has_the_same_statistics(tmp_path):
         assert torch.equal(value, second.model.state_dict()[name]), name
 
 
+@pytest.mark.long
 def test_staged_devices():
     """CUDA's engine on the CPU, several GPUs with a network each."""
     for gpus, model in ((1, MODELS[1]), (3, MODELS[0])):

@@ -65,6 +65,7 @@ def test_a_model_of_one_layer(index, strategy):
     training.assert_same(training.train(trainer), training.train_reference(model, problems.awkward()), 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loops", [0, 1, 3])
 def test_a_graph_of_one_vertex(loops):
     arrays = {
@@ -86,6 +87,7 @@ def test_a_graph_of_one_vertex(loops):
             assert trainer.predict().shape[0] == 1
 
 
+@pytest.mark.long
 def test_a_graph_without_edges():
     problem = dataclasses.replace(problems.awkward(), edges=np.empty((2, 0), dtype=np.int64), weights=None, name="bare")
     for model in SIX:

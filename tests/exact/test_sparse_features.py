@@ -55,6 +55,7 @@ def test_equals_the_whole_graph(model, strategy, grain, budget):
     training.assert_same(train(trainer, 2), train_reference(model, problem(), 2), 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", (*additions.CONNECTIONS, additions.NORMS[0]), ids=repr)
 def test_named_values_and_normalisations(model):
     """The features may be a value that later stages take, too."""

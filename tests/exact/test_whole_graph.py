@@ -104,6 +104,7 @@ LINEAR = Model(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "strategy", list(savings()), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none"
 )

@@ -74,6 +74,7 @@ def test_manifest(artifact):
     assert manifest["alpha"] == pytest.approx(manifest["v_ori"] / 24, abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [
     [], ["--undirected", "--self-loops"], ["--partitioner", "random", "--seed", "4"],
     ["--features", "random:3", "--labels", "random:4", "--random-split", "0.5,0.2,0.3"],

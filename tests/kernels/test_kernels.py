@@ -89,6 +89,7 @@ def test_extremum(graph, width, dtype):
             both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, reductions)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", WIDTHS[::2])
 def test_softmax_sum(graph, width, dtype):
@@ -219,6 +220,7 @@ def test_row_operations(count, width, index_dtype):
     close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("counter", [np.int32, np.int64])
 def test_results_do_not_depend_on_the_thread_count(counter):
     rng = np.random.default_rng(5)

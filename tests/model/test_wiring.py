@@ -45,6 +45,7 @@ def test_torch_geometrics_jumping_knowledge():
     check(additions.of(jumping, "theirs"), problems.directed_weighted(), (2, 3), epochs=2, device_memory="smallest")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SWITCHES)
 def test_savings(name):
     """Each alone, and all but one."""
@@ -130,6 +131,7 @@ def test_snapshots_planning_again_and_copies_keep_the_headers(tmp_path):
     assert training.train(second, 2).losses == pytest.approx(through.losses[2:], rel=1e-12)
 
 
+@pytest.mark.long
 def test_staged_devices():
     for gpus, model in ((1, MODELS[0]), (3, MODELS[2])):
         staged.check(model, problems.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")

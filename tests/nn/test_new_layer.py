@@ -11,12 +11,14 @@ from tests.training import STRATEGIES, check
 [TIDES] = [model for model in additions.EDGES if repr(model) == "tides"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_pruned_chunks_and_chunks_without_edges(strategy):
     problem = problems.with_edge_data(problems.few_train())
     check(TIDES, problem, (2, 3), epochs=2, strategy=strategy, device_memory="smallest")
 
 
+@pytest.mark.long
 def test_it_is_exact_on_devices_with_memory_of_their_own():
     staged.check(TIDES, problems.edge_data(), (4, 8), device=staged.dry(seed=1), device_memory="smallest")
 

@@ -28,6 +28,7 @@ six = pytest.mark.parametrize("model", SIX, ids=repr)
 machines = pytest.mark.parametrize("hardware", [CPU, H200], ids=lambda hardware: hardware.name)
 
 
+@pytest.mark.long
 @machines
 @six
 def test_no_group_or_order_that_fits_is_cheaper(model, hardware, monkeypatch):

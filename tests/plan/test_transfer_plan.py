@@ -48,6 +48,7 @@ def paper_volumes(topology, schedule):
     return v_ori, v_ru, pulls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reuse", ["none", "paper"])
 def test_plan_computes_the_dense_products(reuse):
     rng = np.random.default_rng(7)

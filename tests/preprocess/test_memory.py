@@ -28,6 +28,7 @@ def graph(tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [
     ["--order", "input"],
     ["--order", "clusters", "--undirected"],

@@ -179,6 +179,7 @@ def test_text_is_not_read_again(tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "out")
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(tmp_path):
     """kill -9, then --resume: the same bytes, or a refusal while the artifact is already whole."""
     generate = ["generate", "citation", str(tmp_path / "in"), "--vertices", "20000", "--edges", "150000"]

@@ -44,6 +44,7 @@ def graphs(draw):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @given(graphs(), st.integers(1, 5), st.integers(1, 4), st.sampled_from(ORDERS))
 def test_the_artifact_is_the_input(partitioner, graph, m, n, order):

@@ -27,6 +27,7 @@ def run(monkeypatch, experiment, *arguments):
     experiment.main()
 
 
+@pytest.mark.long
 def test_ladder(graph, tmp_path, monkeypatch, capsys):
     out, plot = tmp_path / "ladder.jsonl", tmp_path / "ladder.svg"
     options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out, "--plot", plot]
@@ -60,6 +61,7 @@ def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch
     assert all(row["peak"] <= row["budget"] <= 0.1 * row["need"] for row in rows)
 
 
+@pytest.mark.long
 def test_growth(tmp_path, monkeypatch, capsys):
     """Every size against a reference of its own, though all are timed in turns."""
     sizes, out = (400, 800, 1600), tmp_path / "growth.jsonl"
@@ -72,6 +74,7 @@ def test_growth(tmp_path, monkeypatch, capsys):
     assert "counted_bytes: exponent" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_estimator(tmp_path, monkeypatch, capsys):
     held_out = (
         ("citation", "input", 1, "gcn", 8, 2, ("full", None)),

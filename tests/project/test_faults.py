@@ -16,11 +16,13 @@ from tests.faults.run_readers import RUN_READERS, fuzz_run_reader
 from tests.neutral import pieces, write
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_loses_nothing():
     outcome = kill_and_resume(1, seed=1, total=20)
     assert outcome.tries == 1 and not outcome.losses
 
 
+@pytest.mark.long
 def test_a_layer_that_takes_more_memory_loses_nothing():
     outcome = replan_many(4, seed=1)
     assert outcome.tries == 4 and not outcome.losses

@@ -22,6 +22,7 @@ def check(monkeypatch, out, *more):
     return stopped.value.code, [json.loads(line) for line in (out / "gpu-check.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_report_and_resumption(monkeypatch, tmp_path):
     only = ("--only", "environment", "packages", "links", "sanitizer", "graph", "artifact", "gcn of 2 layers")
     code, rows = check(monkeypatch, tmp_path, *only)

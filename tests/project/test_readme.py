@@ -95,6 +95,7 @@ def test_readme_blocks_run(beside, capsys):
     assert (beside / "snapshot.pt").exists() and (beside / "traffic.svg").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_docs_run(page, beside):
     names = run_page(page)

@@ -10,6 +10,7 @@ import functools
 import statistics
 from pathlib import Path
 
+import pytest
 import torch
 
 import hongtu
@@ -51,6 +52,7 @@ def accuracy(problem, recipe, seed, grain=(1, 1), epochs=EPOCHS):
     return trainer.evaluate()["test"]
 
 
+@pytest.mark.long
 def test_gcn_on_cora(data_graph):
     assert accuracy(problems.planetoid(data_graph("planetoid-cora")), "gcn", 0) >= 0.78
 

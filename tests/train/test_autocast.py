@@ -33,6 +33,7 @@ def flat(gradients):
     return torch.cat([gradients[name].ravel() for name in sorted(gradients)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [SIX[0], SIX[1], SIX[4], MIXED], ids=repr)
 def test_gradients_are_close_to_those_in_single_precision(model):
     exact = training.train(make(model, (1, 1), None), 1)
@@ -50,6 +51,7 @@ def test_gradients_are_close_to_those_in_single_precision(model):
             assert all(record.peak_bytes[name] <= peak for name, peak in trainer.plan.peak_bytes.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "problem"), additions.ROWS, ids=[repr(model) for model, _ in additions.ROWS])
 def test_what_came_after_the_first_six_layers_is_close_too(model, problem):
     """Loss within 2%, gradient within 15% of single precision's, in the length of the vector."""

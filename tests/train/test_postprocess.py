@@ -129,6 +129,7 @@ def test_the_command(capsys):
     assert "--alpha 2.0: expected 0 to 1" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_ogbn_arxiv(data_graph, tmp_path):
     """The accuracies of label propagation in torch_geometric, alpha 0.868, 50 steps of A D^-1, undirected."""
     config = PreprocessConfig(

@@ -58,6 +58,7 @@ def test_planning_again_loses_nothing():
     assert records[-1].rows == trainer.plan.rows and records[-1].arena_bytes == trainer.plan.arena_bytes
 
 
+@pytest.mark.long
 def test_statistics_of_the_whole_graph_are_observed_once_an_epoch():
     """The epoch that is planned again begins anew: its first part has observed nothing."""
 
@@ -81,6 +82,7 @@ def test_statistics_of_the_whole_graph_are_observed_once_an_epoch():
         torch.testing.assert_close(found, buffer, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 @strategies
 def test_the_budget_that_is_named_would_do(strategy):
     trainer = make(strategy)
@@ -137,6 +139,7 @@ def test_what_cannot_be_measured_is_guessed(monkeypatch):
         assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_device_that_has_less_than_it_says_ends_in_a_message(monkeypatch):
     """Layers take what they should, and still there is too little: plans get leaner until none fits."""
     trainer = make(on_oom="replan")

@@ -21,6 +21,7 @@ from tests.training import STRATEGIES
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_run_that_is_saved_and_loaded_equals_one_that_was_not(name, tmp_path):
     """Bit for bit: Adam, a scheduler, dropout."""

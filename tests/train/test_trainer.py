@@ -95,6 +95,7 @@ def without_val():
     return dataclasses.replace(problem, name="without-val", masks=masks)
 
 
+@pytest.mark.long
 @strategies
 def test_evaluation_fits_the_smallest_budget(strategy):
     for model in (*SIX, DEEP):
