@@ -146,6 +146,13 @@ def test_every_room_says_what_it_is_for():
     assert not unlisted, f"give the rooms {sorted(unlisted)} a line in MAY_IMPORT"
 
 
+def test_the_tree_in_the_text_is_the_rooms():
+    for text in ((ROOT / file).read_text() for file in ("README.md", "CONTRIBUTING.md")):
+        for name in sorted(MAY_IMPORT.keys() - {""}):
+            sentence = (ast.get_docstring(MODULES[f"hongtu.{name}"]) or "").partition("\n")[0].replace("``", "`")
+            assert f"{name + '/':<12} {sentence}\n" in text, f"{name}: {sentence}"
+
+
 def test_the_top_is_small():
     top = sorted(name for name in MODULES if name not in PACKAGES and room(name) == "")
     assert len(top) < MOST_AT_THE_TOP, f"{len(top)} modules beside hongtu/__init__.py: {top}"
