@@ -48,6 +48,7 @@ def layer_output(
     strategy: Strategy,
     budget: int | None,
     dtype: torch.dtype,
+    autocast: torch.dtype | None,
     hardware: Hardware,
     embedding: Embedding | None,
     backend: Backend,
@@ -56,7 +57,7 @@ def layer_output(
 
     Runs on copies of the layers, with a plan of its own within the same budget, beside whatever the trainer holds.
     """
-    network = Network(model.first(number + 1).cpu(), RowContext())
+    network = Network(model.first(number + 1).cpu(), RowContext(), autocast)
     loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
     plan = plan_network(artifact, network, loss, optimizer, strategy, budget, dtype, hardware)

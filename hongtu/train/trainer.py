@@ -304,9 +304,10 @@ class Trainer:
 
         if number == len(self.model) - 1:
             return self._infer(lambda rows: use(rows, self._engine.ids))
-        with layer_output(
+        self._check_whole()
+        with deterministic_torch(self.deterministic), layer_output(
             self.artifact, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
-            hardware=self.hardware, embedding=self.embedding, backend=self._backend,
+            autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
         ) as (rows, ids):  # fmt: skip
             return use(rows, ids)
 

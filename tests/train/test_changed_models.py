@@ -127,3 +127,22 @@ def test_one_weighted_vertex_beside_an_odd_number_of_labels():
     record = trainer.train_epoch()
     out = hongtu.Trainer(artifact, [trainer.model[0]], loss=term, dtype=torch.float64)
     assert np.isfinite(record.loss) and np.isfinite(out.train_epoch().loss)
+
+
+def test_the_output_of_a_layer_is_computed_as_in_training():
+    def mixed(layers):
+        return hongtu.Trainer(trainers.artifact(), layers, autocast=torch.bfloat16, deterministic=True)
+
+    trainer = mixed([hnn.SAGEConv(6, H), hnn.SAGEConv(H, 3)])
+    alone, exact = mixed([trainer.model[0]]), hongtu.Trainer(trainers.artifact(), [trainer.model[0]])
+    inside = trainer.embed(0)
+    assert torch.equal(inside, alone.predict()) and not torch.equal(inside, exact.predict())
+    modes = []
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda *_: modes.append(torch.are_deterministic_algorithms_enabled())
+    )
+    try:
+        mixed([nn.Linear(6, 6), hnn.SAGEConv(6, H), hnn.SAGEConv(H, 3)]).embed(1)
+    finally:
+        handle.remove()
+    assert modes and modes[-1]
