@@ -121,13 +121,14 @@ class Relief:
             try:
                 self.engine.set_up()
                 found = work(self.engine)
-                self._witness.look()
                 self._whole = True
                 return found
             except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError) as error:
                 if self._budget is None or not self.engine.began:
                     raise
                 reason, taken = str(error), getattr(error, "taken", 0)
+            finally:
+                self._witness.look()  # now: what people change after an error is a change, too
             self._relieve(reason, taken, self._budget)  # out here: the error held the tensors that were too many
 
     def _relieve(self, reason: str, taken: int, budget: int) -> None:
@@ -169,7 +170,6 @@ class Relief:
         self._plan = plan
         self._engine = None  # before the next takes its memory
         self._whole = True
-        self._witness.look()
 
     def _untrained(self) -> list[nn.Parameter]:
         """Those for which no gradient is planned."""

@@ -146,3 +146,16 @@ def test_the_output_of_a_layer_is_computed_as_in_training():
     finally:
         handle.remove()
     assert modes and modes[-1]
+
+
+def test_a_setting_that_changes_after_an_error_is_planned_for(monkeypatch):
+    found = []
+    for strategy in ("full", "none"):
+        trainer = make(behind(hnn.Dropout(0.0)), strategy=strategy)
+        trainer.train_epoch()
+        with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+            patched.setattr(hnn.GCNConv, "update", lambda *_: 1 / 0)
+            trainer.train_epoch()
+        trainer.model[0].p = 0.5
+        found.append(trainer.train_epoch().loss)
+    np.testing.assert_allclose(*found, rtol=1e-9)
