@@ -24,7 +24,8 @@ from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
+from hongtu.plan.program.compile import compile_plan
 
 
 class Engine:
@@ -63,7 +64,8 @@ class Engine:
         for device in self._devices:
             device.reserve("model", plan.shape.model_bytes)
         self._host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
-        self._executor = Executor(plan, self._replicas.of, self._host, self._devices, loss)
+        self.program = compile_plan(plan)
+        self._executor = Executor(self.program, self._replicas.of, self._host, self._devices, loss)
         self._counted = False
 
     def set_up(self) -> None:
@@ -74,11 +76,7 @@ class Engine:
         reuse_freed_memory()
         self.reset_counters()
         with self._evaluating():
-            try:
-                self._executor.set_up()
-            except BaseException:
-                self._forget(set(self._host.names()), [set() for _ in self._devices])
-                raise
+            self._executor.run(self.program.setup)
         if self.artifact.features is not None and FEATURES not in self._host.names():
             drop_pages(self.artifact.features)
         self.setup = self.record(0, 0.0, perf_counter() - start)
@@ -92,7 +90,7 @@ class Engine:
             self.network.modules.train()
         self._replicas.spread(training=True, epoch=epoch)
         self.reset_counters()
-        loss = self._executor.run(self.plan.passes.train)
+        loss = self._executor.run(self.program.train)
         self._replicas.reduce()
         return loss
 
@@ -133,31 +131,27 @@ class Engine:
         self.set_up()
         self.artifact.check_files()
         with self._evaluating():
-            passes = self.plan.passes
-            self._executor.run(passes.evaluate or passes.train)  # the latter where nothing is trained
+            self._executor.run(self.program.evaluate or self.program.train)  # the latter where nothing is trained
         try:
             yield self._host[OUTPUT]
         finally:
             self._host.free(OUTPUT)
 
-    def measure(self, passes: tuple[Pass, ...], limit: int) -> dict[str, int]:
-        """Run passes under another budget; per pass, the most bytes that layers took on a device.
+    def measure(self, name: str) -> dict[str, int]:
+        """Run the passes around one; per pass, the most bytes that layers took on a device.
 
         Raises:
-            DeviceOutOfMemory: when that budget does not do either.
+            DeviceOutOfMemory: when the budget does not do.
         """
-        before = self._host.names(), [device.placed() for device in self._devices]
-        taken = {}
-        with self.budget_of(limit):
-            try:
-                for p in passes:
-                    self.reset_counters()
-                    for device in self._devices:
-                        device.count_every_chunk()
-                    self._executor.run((p,))
-                    taken[p.name] = max(device.workspace_peak for device in self._devices)
-            finally:
-                self._forget(*before)
+        program, taken = self.program, {}
+        self.set_up()
+        groups = (program.train, program.evaluate)
+        for p in next((group for group in groups if name in {p.name for p in group}), ()):
+            self.reset_counters()
+            for device in self._devices:
+                device.count_every_chunk()
+            self._executor.run((p,))
+            taken[p.name] = max(device.workspace_peak for device in self._devices)
         return taken
 
     @contextmanager
@@ -172,14 +166,6 @@ class Engine:
             for device, budget in zip(self._devices, budgets, strict=True):
                 device.budget = budget
 
-    def _forget(self, host: set[str], placed: list[set[str]]) -> None:
-        """Free what a run that did not end left behind."""
-        self._host.free_except(host)
-        self._executor.kept.clear()
-        for device, names in zip(self._devices, placed, strict=True):
-            for name in device.placed() - names:
-                device.remove(name)
-
     @property
     def began(self) -> bool:
         """Whether a pass has begun."""
@@ -190,14 +176,14 @@ class Engine:
         """What ran last: the pass, the module, the chunk."""
         current = self._executor.current
         assert current is not None
-        return current.name, self.network.current, divmod(self.network.chunk, self.plan.view(current).chunks)
+        return current.name, self.network.current, divmod(self.network.chunk, current.view.chunks)
 
     @property
     def batch(self) -> int:
         """The batch in which that chunk is."""
         current, (_, _, (i, j)) = self._executor.current, self.place
         assert current is not None
-        return int(np.flatnonzero(np.asarray(self.plan.schedule(current))[i] == j)[0])
+        return int(np.flatnonzero(current.schedule[i] == j)[0])
 
     @property
     def features(self) -> Tensor:

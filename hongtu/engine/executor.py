@@ -1,11 +1,12 @@
-"""Runs passes: batch by batch the transfers of the plan, and one chunk per device between them.
+"""Runs a program: one instruction after the other, each on all devices. It decides nothing.
 
-Paper Algorithms 1 to 3: values through the caches, chunk outputs to the host, backward from the checkpoints there,
-gradients accumulated on the host. Tensors that the plan leaves on the devices are views of their buffers instead.
+Paper Algorithms 1 to 3 are what the instructions do together: values through the caches, chunk outputs to the host,
+backward from the checkpoints there, gradients accumulated on the host.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -14,146 +15,104 @@ from torch import Tensor
 
 from hongtu.device.base import Device
 from hongtu.device.streams import Turn
-from hongtu.engine.chunk_run import ChunkRun, Kept
-from hongtu.engine.exchange import Exchange
+from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.moments import Moments
-from hongtu.engine.structure import place_structure
 from hongtu.kernels.rows import zero_rows
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.memory.arena import FLOAT
-from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
+from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.program import moves
+from hongtu.plan.program.instruction import Instruction, Picks
+from hongtu.plan.program.program import PassProgram, Program
 
 
 class Executor:
-    """Replays an execution plan.
+    """Interprets the passes of a program.
 
     Args:
-        plan: what to run.
+        program: what to run.
         networks: the model of each partition.
-        host: vertex tensors; must hold "statistics" and "edge_id_start" where the plan's layers need them.
+        host: vertex tensors; must hold "statistics" and "edge_id_start" where layers need them.
         devices: one per partition.
-        loss: evaluated on the last forward pass of training.
+        loss: evaluated where the program says so.
 
     Attributes:
         current: the pass that runs, or ran last.
-        pieces: rows that chunks keep for themselves, by vertex tensor and chunk.
-        moments: what the pass has gathered on each device; [] where it gathers nothing.
         seconds: of every pass of the last ``run``, by name.
     """
 
     def __init__(
         self,
-        plan: ExecutionPlan,
+        program: Program,
         networks: list[Network],
         host: HostStore,
         devices: list[Device],
         loss: MeanLoss | EdgeLoss | None,
     ) -> None:
-        self.plan, self.networks, self.host, self.devices = plan, networks, host, devices
+        self.program, self.networks, self.host, self.devices = program, networks, host, devices
+        topology = program.setup[0].view
+        self.partitions = [
+            Partition(device, network, host, loss, int(first), topology.num_edges)
+            for device, network, first in zip(devices, networks, topology.partition_start[:-1], strict=True)
+        ]
+        self.num_vertices = topology.num_vertices
         self.loss = loss
-        self.current: Pass | None = None
+        self.current: PassProgram | None = None
         self.seconds: dict[str, float] = {}
-        self.loss_values = [device.numbers() for device in devices]
-        self.kept: dict[tuple[int | None, int], Kept] = {}
-        self.pieces: dict[tuple[str, int], Tensor] = {}
-        self.moments: list[Moments] = []
-        self._starts = plan.topology.partition_start
+        self._batch = 0
+        self._turn = Turn(0, len(devices))
+        self._chunks: list[Chunk] = []
 
-    def set_up(self) -> None:
-        """Run what is needed once: what stays on the devices goes there, constant tensors are computed."""
-        if self.plan.choice.structure:
-            for i, device in enumerate(self.devices):
-                place_structure(self.plan, self.host, device, i)
-            for device in self.devices:
-                device.drain()
-        if FEATURES in self.plan.resident:
-            self._create(FEATURES, zero=False)
-            for i, device in enumerate(self.devices):
-                host = self.host.rows(FEATURES, int(self._starts[i]), int(self._starts[i + 1]))
-                device.fill(self.own_rows(FEATURES, i), host, "read")
-            for device in self.devices:
-                device.drain()
-        self.run(self.plan.passes.setup)
-        if FEATURES in self.plan.resident or FEATURES not in self.plan.passes.constant:
-            self.host.free(FEATURES)
+    @property
+    def loss(self) -> MeanLoss | EdgeLoss | None:
+        return self._loss
 
-    def run(self, passes: tuple[Pass, ...]) -> float:
-        """Run passes in order; returns the loss where one of them evaluates it, else 0."""
-        for device, value in zip(self.devices, self.loss_values, strict=True):
-            value.zero_()
-            device.begin()
-        before = self.host.names(), [device.placed() for device in self.devices]
+    @loss.setter
+    def loss(self, loss: MeanLoss | EdgeLoss | None) -> None:
+        self._loss = loss
+        for partition in self.partitions:
+            partition.loss = loss
+
+    def run(self, passes: tuple[PassProgram, ...]) -> float:
+        """Run passes in order; returns the loss where one of them evaluates it, else 0. After an error nothing of the
+        executor can be used any more."""
+        for partition in self.partitions:
+            partition.loss_value.zero_()
+            partition.device.begin()
         self.seconds.clear()
-        try:
-            for p in passes:
-                start = perf_counter()
-                self._run_pass(p)
-                self.seconds[p.name] = perf_counter() - start
-        except BaseException:
-            self.kept.clear()
-            self.pieces.clear()
-            self.host.free_except(before[0])
-            for device, placed in zip(self.devices, before[1], strict=True):
-                for name in device.placed() - placed:
-                    device.remove(name)
-            raise
-        return sum(float(value) for value in self.loss_values)
+        for p in passes:
+            start = perf_counter()
+            self._run_pass(p)
+            self.seconds[p.name] = perf_counter() - start
+        return sum(float(partition.loss_value) for partition in self.partitions)
 
-    def workspace_of(self, p: Pass) -> int:
+    def workspace_of(self, p: PassProgram) -> int:
         """Run one pass on the first device and return the most bytes that layers took in it."""
         self.devices[0].reset_peaks()
         self._run_pass(p)
         return self.devices[0].workspace_peak
 
-    def own_rows(self, name: str, device: int) -> Tensor:
-        """The rows of a device's partition in a resident tensor; slots for rows of peers come behind them."""
-        return self.devices[device].buffer(name)[: int(self._starts[device + 1] - self._starts[device])]
-
-    def _create(self, name: str, *, zero: bool) -> None:
-        if name in self.plan.pieces:
-            return
-        columns = self.plan.passes.width[name]
-        if name not in self.plan.resident:
-            writers = self.plan.writers.get(name)
-            self.host.create(name, columns, zero=zero and writers is None)
-            if writers is not None:
-                zero_rows(self.host[name].numpy(), writers.unwritten)
-            return
-        for i, device in enumerate(self.devices):
-            buffer = device.place(name, (self.plan.resident_rows(name, i), columns), self.host.dtype)
-            if zero:
-                device.streams.compute.run(buffer.zero_)
-
-    def _free(self, name: str) -> None:
-        if name in self.plan.pieces:
-            for key in [key for key in self.pieces if key[0] == name]:
-                del self.pieces[key]
-        elif name in self.plan.resident:
-            for device in self.devices:
-                device.remove(name)
-        else:
-            self.host.free(name)
-
-    def _run_pass(self, p: Pass) -> None:
+    def _run_pass(self, p: PassProgram) -> None:
         self.current = p
-        some_rows = self.plan.view(p).active is not None
-        for name in p.creates:  # rows without a writer are zero
-            edges = p.edge_loss and name == gradient(OUTPUT)
-            self._create(name, zero=edges or p.leaves_out(name, pruned=some_rows))
-        self._begin_moments(p)
         try:
+            self._run(p.before)
             self._allocate(p)
-            self._run_batches(p)
+            turns = [Turn(k, len(self.devices)) for k in range(p.sets)]
+            for step, self._batch in enumerate(p.order):
+                self._turn = turns[step % p.sets]
+                chunks = [(i, p.chunk(i, self._batch)) for i in range(len(self.devices))]
+                self._chunks = [
+                    Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
+                    for i, number in chunks
+                    if p.view.num_dst[number] > 0
+                ]
+                self._run(p.body)
+            self._chunks = []
             for device in self.devices:
                 device.drain()
-            self._end_moments(p)
-            self._sum_statistics_gradient(p)
-            if p.edge_loss:
-                self._evaluate_edges()
+            self._run(p.after)
         except BaseException:
             for device in self.devices:
                 device.abandon()
@@ -162,37 +121,67 @@ class Executor:
             for device in self.devices:
                 device.release_all()
             self.host.staging(0)
-        for name in p.frees:
-            self._free(name)
+        self._run(p.frees)
 
-    def _begin_moments(self, p: Pass) -> None:
-        """Where the next layer is a normalisation: begin to gather, if it needs statistics of the graph now."""
-        self.moments = []
-        if p.moments is None or p.stage is None or p.direction != "forward":
+    def _run(self, body: tuple[Instruction, ...]) -> None:
+        for x in body:
+            getattr(self, x.verb)(x)
+
+    def _allocate(self, p: PassProgram) -> None:
+        staging = [buffer for buffers in p.staging for buffer in buffers.values()]
+        self.host.staging(sum(buffer.nbytes(self.host.dtype.itemsize) for buffer in staging))
+        for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
+            for make, buffers in ((device.allocate, own), (device.prepare_staging, beside)):
+                for name, buffer in buffers.items():
+                    make(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
+
+    def _dtype(self, name: str) -> torch.dtype:
+        return self.host.dtype if name == FLOAT else getattr(torch, name)
+
+    # -------------------------------------------------------------------------------------------- around the batches
+
+    def place(self, x: moves.Place) -> None:
+        if x.where == "host":
+            self.host.create(x.name, *x.shape, zero=x.zero is True)
+            if isinstance(x.zero, np.ndarray):
+                zero_rows(self.host[x.name].numpy(), x.zero)
             return
+        for device, rows in zip(self.devices, x.rows, strict=True):
+            buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype))
+            if x.zero:
+                device.streams.compute.run(buffer.zero_)
+
+    def free(self, x: moves.Free) -> None:
+        if x.where == "host":
+            self.host.free(x.name)
+        elif x.where == "device":
+            for device in self.devices:
+                device.remove(x.name)
+        for partition in self.partitions:
+            for key in [key for key in partition.pieces if key[0] == x.name]:
+                del partition.pieces[key]
+
+    def begin_moments(self, x: moves.BeginMoments) -> None:
+        """If the normalisation needs statistics of the graph now."""
         for network in self._each_network():
-            network.norm(p.stage).forget()
-        if self.networks[0].norm(p.stage).gathers(self.plan.topology.num_vertices):
-            columns = self.plan.passes.width[p.moments]
-            self.moments = [Moments(device.numbers(2, columns)) for device in self.devices]
+            network.norm(x.stage).forget()
+        gathers = self.networks[0].norm(x.stage).gathers(self.num_vertices)
+        for partition in self.partitions:
+            partition.moments = Moments(partition.device.numbers(2, x.columns)) if gathers else None
 
-    def _end_moments(self, p: Pass) -> None:
-        """Give every network the statistics of all rows."""
-        if not self.moments or p.stage is None:
+    def end_moments(self, x: moves.EndMoments) -> None:
+        gathered = [partition.moments for partition in self.partitions if partition.moments is not None]
+        if not gathered:
             return
-        mean, var = Moments.combine(self.moments)
-        vertices = self.plan.topology.num_vertices
-        for network, moments in zip(self.networks, self.moments, strict=True):
+        mean, var = Moments.combine(gathered)
+        for network, moments in zip(self.networks, gathered, strict=True):
             where = moments.mean.device
-            network.norm(p.stage).set_statistics(mean.clone().to(where), var.clone().to(where), vertices)
+            network.norm(x.stage).set_statistics(mean.clone().to(where), var.clone().to(where), self.num_vertices)
         for device in self.devices:
             device.begin()
 
-    def _sum_statistics_gradient(self, p: Pass) -> None:
-        """After backward of a normalisation: every network gets what came back to its statistics in all of them."""
-        if p.layer is None or not self.plan.shape.layers[p.layer].norm or p.direction == "forward":
-            return
-        norms = [network.norm(p.layer) for network in self._each_network()]
+    def sum_statistics(self, x: moves.SumStatistics) -> None:
+        norms = [network.norm(x.layer) for network in self._each_network()]
         for parts in zip(*(norm.gradients for norm in norms), strict=True):
             total = torch.stack([part.cpu() for part in parts]).sum(0)
             for part in parts:
@@ -202,66 +191,119 @@ class Executor:
         """Partitions on one device may share a network."""
         return list({id(network): network for network in self.networks}.values())
 
-    def _evaluate_edges(self) -> None:
-        """The loss over edges, on the host; a probe has none."""
-        if isinstance(self.loss, EdgeLoss):
+    def edge_loss(self, x: moves.EdgeLoss) -> None:
+        if isinstance(self.loss, EdgeLoss):  # a probe has none
             context = self.networks[0].context
-            rows = self.host[OUTPUT], self.host[gradient(OUTPUT)]
-            self.loss_values[0].add_(self.loss.backward(*rows, context.seed, context.epoch))
+            loss = self.loss.backward(self.host[x.output], self.host[x.gradient], context.seed, context.epoch)
+            self.partitions[0].loss_value.add_(loss)
 
-    def _allocate(self, p: Pass) -> None:
-        self.host.staging(self.plan.host_staging_bytes(p))
-        for i, device in enumerate(self.devices):
-            for make, buffers in (
-                (device.allocate, self.plan.buffers(p, i)),
-                (device.prepare_staging, self.plan.host_staging(p, i)),
-            ):
-                for name, buffer in buffers.items():
-                    dtype = self.host.dtype if buffer.dtype == FLOAT else getattr(torch, buffer.dtype)
-                    make(name, buffer.sets, buffer.shape, dtype)
+    # ------------------------------------------------------------------------------------------------------- streams
 
-    def _run_batches(self, p: Pass) -> None:
-        exchange = None
-        transfers = self.plan.exchange_plan(p)
-        if transfers is not None:
-            exchange = Exchange(self.devices, transfers, self.host, p, self.plan.resident)
-        turns = [Turn(k, len(self.devices)) for k in range(max(self.plan.choice.staging, 1))]
-        batches = range(self.plan.schedule(p).shape[1])
-        for step, batch in enumerate(reversed(batches) if p.direction == "backward" else batches):
-            self._run_batch(p, batch, turns[step % len(turns)], exchange)
+    def wait(self, x: moves.Wait) -> None:
+        for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
+            getattr(device.streams, x.stream).wait(event, x.why)
 
-    def _run_batch(self, p: Pass, batch: int, turn: Turn, exchange: Exchange | None) -> None:
-        """One batch on all devices: bring, compute, send. The set's last batch was as many before this one as there
-        are sets; slots that this one fills were retired by then, for the plan keeps every row that much longer."""
-        view, needs = self.plan.view(p), self.plan.needs(p)
+    def host_wait(self, x: moves.HostWait) -> None:
+        for event in getattr(self._turn, x.event):
+            event.synchronize(x.why)
+
+    def signal(self, x: moves.Signal) -> None:
+        setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])
+
+    def follow(self, x: moves.Follow) -> None:
+        for device in self.devices:
+            getattr(device.streams, x.stream).wait(getattr(device.streams, x.other).record(), x.why)
+
+    def meet(self, x: moves.Meet) -> None:
+        streams = [getattr(device.streams, x.stream) for device in self.devices]
+        moments = [stream.record() for stream in streams]
+        for k, stream in enumerate(streams):
+            for other, moment in enumerate(moments):
+                if other != k:
+                    stream.wait(moment, x.why)
+
+    # --------------------------------------------------------------------------------- rows that the caches exchange
+
+    def bring_picks(self, x: moves.BringPicks) -> None:
         for i, device in enumerate(self.devices):
-            device.streams.load.wait(turn.sent[i], "load: the last batch is done with slots and staging")
-            turn.brought[i].synchronize("stage: the last copies are through")  # peers have pulled, too
-        if exchange is not None:
-            exchange.bring(batch, turn)
-            if p.flush is not None:
-                exchange.bring_ends(batch, turn)
-        runs = []
-        for i in range(len(self.devices)):
-            chunk = i * view.chunks + int(np.asarray(self.plan.schedule(p))[i, batch])
-            if view.num_dst[chunk] > 0:
-                runs.append(ChunkRun(self, p, needs, i, batch, chunk, turn))
+            table, pick = x.picks.table(i), self._picked(x.picks, i)
+            device.bring(x.name, self._turn.set, getattr(table, x.column)[pick], "topology")
+
+    def _picked(self, picks: Picks, i: int) -> slice | np.ndarray:
+        """Which intervals of a device; those that mirror by peer."""
+        pick = picks.of(i, self._batch)
+        if not picks.mirrors:
+            return pick
+        order = np.argsort(picks.table(i).peer[pick], kind="stable")
+        return pick.start + order if isinstance(pick, slice) else pick[order]
+
+    def _peers(self, picks: Picks, i: int) -> list[tuple[Device, slice]]:
+        """The range of each peer in an array of a device's picks."""
+        peer = picks.table(i).peer[self._picked(picks, i)]
+        bounds = np.searchsorted(peer, np.arange(len(self.devices) + 1)).tolist()
+        ranges = zip(self.devices, bounds, bounds[1:], strict=False)
+        return [(device, slice(lo, hi)) for device, lo, hi in ranges if lo < hi]
+
+    def _staged(self, device: Device, name: str, picks: Picks, i: int) -> Tensor:
+        """What ``bring_picks`` brought."""
+        return device.staging(name, self._turn.set)[: len(picks.table(i).row[picks.of(i, self._batch)])]
+
+    def load(self, x: moves.Load) -> None:
         for i, device in enumerate(self.devices):
-            turn.brought[i] = device.streams.load.record()
-            device.streams.compute.wait(turn.brought[i], "compute: inputs are there, the last results are away")
-        if exchange is not None and p.flush is not None:
-            exchange.zero(batch, turn)
-        for run in runs:
-            run.compute()
-        if exchange is not None and p.flush is not None:
-            exchange.push(batch, turn)
+            rows, slots = (self._staged(device, name, x.picks, i) for name in ("load_rows", "load_slots"))
+            device.load_rows(self.host[x.tensor], rows, device.buffer(x.cache), slots)
+
+    def pull(self, x: moves.Pull) -> None:
         for i, device in enumerate(self.devices):
-            device.streams.flush.wait(device.streams.compute.record(), "send: results are there")
-            device.streams.flush.wait(turn.added[i], "send: the host has taken the last")
-        for run in runs:
-            run.send()
-        if exchange is not None and p.flush is not None and p.flush not in self.plan.resident:
-            exchange.flush(batch, turn, self.plan.writers[p.flush].flush if p.flush in p.creates else ())
+            source, target = (device.staging(name, self._turn.set) for name in ("pull_from", "pull_to"))
+            for peer, part in self._peers(x.picks, i):
+                device.pull_rows(peer.buffer(x.cache), source[part], device.buffer(x.cache), target[part])
+
+    def zero(self, x: moves.Zero) -> None:
         for i, device in enumerate(self.devices):
-            turn.sent[i] = device.streams.flush.record()
-            turn.added[i] = device.streams.host.record()
+            device.zero_rows(device.buffer(x.cache), self._staged(device, x.slots, x.picks, i))
+
+    def push(self, x: moves.Push) -> None:
+        for i, device in enumerate(self.devices):
+            source, target = (device.staging(name, self._turn.set) for name in ("push_from", "push_to"))
+            for peer, part in self._peers(x.picks, i):
+                device.push_rows(device.buffer(x.cache), source[part], peer.buffer(x.cache), target[part])
+
+    def flush(self, x: moves.Flush) -> None:
+        for i, device in enumerate(self.devices):
+            pick = x.picks.of(i, self._batch)
+            rows = x.picks.table(i).row[pick]
+            if len(rows):
+                slots = self._staged(device, "flush_slots", x.picks, i)
+                stores = x.stores[i][pick] if x.stores else np.zeros(len(rows), dtype=np.bool_)
+                device.flush_rows(self._turn.set, device.buffer(x.cache), slots, self.host[x.tensor], rows, stores)
+
+    # -------------------------------------------------------------------------------------------------------- chunks
+
+    def read(self, x: moves.Read) -> None:
+        for chunk in self._chunks:
+            chunk.read(x.name, x.link)
+
+    def read_sparse(self, x: moves.ReadSparse) -> None:
+        for chunk in self._chunks:
+            chunk.read_sparse(x.name)
+
+    def bring(self, x: moves.Bring) -> None:
+        for chunk in self._chunks:
+            chunk.bring(x.name, chunk.array(x.name))
+
+    def bring_slots(self, x: moves.BringSlots) -> None:
+        for chunk in self._chunks:
+            chunk.bring(x.name, x.slots.of(chunk.i, self._batch))
+
+    def fill(self, x: moves.Fill) -> None:
+        for chunk in self._chunks:
+            chunk.fill(x)
+
+    def compute(self, x: moves.Compute) -> None:
+        for chunk in self._chunks:
+            chunk.device.streams.compute.run(partial(chunk.compute, x))
+
+    def send(self, x: moves.Send) -> None:
+        for chunk in self._chunks:
+            chunk.send(x)

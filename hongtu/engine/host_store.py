@@ -6,10 +6,12 @@ where there is a GPU to read them; everything else is pageable and goes to devic
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.device.pool import Make, Pool
+from hongtu.graph.sparse_rows import PARTS, positions
 from hongtu.host import available_bytes
 
 
@@ -93,6 +95,18 @@ class HostStore:
     def rows(self, name: str, first: int, end: int) -> Tensor:
         """A view of rows ``first:end``."""
         return self._tensors[name][first:end]
+
+    def sparse_rows(self, name: str, first: int, end: int, index: np.ndarray | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows ``first:end`` of a CSR tensor, or those of them at ``index``: int64 [D + 1], columns, values."""
+        start, column, value = (self[f"{name} {part}"] for part in PARTS)
+        if index is None:
+            starts = start[first : end + 1]
+            lo, hi = int(starts[0]), int(starts[-1])
+            return starts - lo, column[lo:hi], value[lo:hi]
+        rows = index.astype(np.int64) + first
+        at = torch.from_numpy(positions(start.numpy(), rows))
+        count = start[rows + 1] - start[rows]
+        return torch.cat([count.new_zeros(1), count.cumsum(0)]), column[at], value[at]
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

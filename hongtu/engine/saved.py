@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -173,22 +173,17 @@ class Settled:
 
 
 @dataclass
-class Kept:
+class Graph:
     """What a stage computed from, and where its backward begins.
 
     Attributes:
-        base: what gradients are wanted of besides s: the aggregate's output [D, A] of linear layers, the sources' rows
-            [S, Z] of others, the features for stage 0.
-        s: s elements of the destinations, as far as they were read.
-        values: what the stage took from earlier ones.
+        entries: by register, what gradients are wanted of.
         outs: outputs of the stage, None for those that depend on nothing trained.
         missing: what has to be restored before.
     """
 
-    base: Entry
-    s: tuple[Entry, ...]
-    values: tuple[Entry, ...]
-    outs: list[GradientEdge | None]
+    entries: dict[str, Entry] = field(default_factory=dict)
+    outs: list[GradientEdge | None] = field(default_factory=list)
     missing: Missing | None = None
 
     def backward(self, gradients: list[Tensor | None]) -> None:

@@ -22,7 +22,6 @@ from hongtu.host import available_bytes
 from hongtu.model.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.definition import Pass
 from hongtu.train.survey.witness import Witness
 
 T = TypeVar("T")
@@ -191,20 +190,17 @@ class Relief:
 
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
-        passes = self._passes_with(name)
         free = available_bytes()
-        if passes is None or free is None:
+        if free is None:
             return None
+        self._replace_engine(self._plan)  # an error stopped the one in use
         try:
-            return self.engine.measure(passes, free // 2 // self.engine.plan.topology.partitions)
+            with self.engine.budget_of(free // 2 // self._plan.topology.partitions):
+                return self.engine.measure(name)
         except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError):
             return None
-
-    def _passes_with(self, name: str) -> tuple[Pass, ...] | None:
-        """Those of an epoch or an evaluation; what runs once before everything cannot be run again alone."""
-        passes = self.engine.plan.passes
-        wanted = (group for group in (passes.train, passes.evaluate) if name in {p.name for p in group})
-        return None if name in {p.name for p in passes.setup} else next(wanted, None)
+        finally:
+            self._whole = False
 
     def _leaner(self, budget: int, excess: Excess) -> Correct | None:
         """A correction with which a plan fits the budget: what is likely, or the part of it that gives smaller groups

@@ -19,8 +19,8 @@ from hongtu.engine.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.kernels import rows as kernel_rows
 from hongtu.plan.cache.intervals import make_intervals
-from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources
 from tests import problems, training
 from tests.models import SIX, H, Model
 from tests.training import GRAINS, STRATEGIES
@@ -303,13 +303,27 @@ def without(table, k, num_batches):
     return make_intervals(*columns, num_batches, table.peer[keep], table.peer_slot[keep])
 
 
-def drop(plan, name, device_index, kind, k):
-    """Take load (or pull) number k of one device out of one pass of an execution plan."""
-    transfers = plan.transfers[name]
-    devices = list(transfers.devices)
-    table = without(getattr(devices[device_index], kind), k, transfers.num_batches)
-    devices[device_index] = dataclasses.replace(devices[device_index], **{kind: table})
-    plan.transfers[name] = TransferPlan(transfers.schedule, devices)
+def drop(engine, name, device_index, kind, k):
+    """Take load (or pull) number k of one device out of one pass of the program that an engine runs."""
+    (found,) = (p for p in engine.program.train if p.name == name)
+    before = engine.plan.transfers[name].devices[device_index]
+    table = without(getattr(before, kind), k, found.schedule.shape[1])
+    after = dataclasses.replace(before, **{kind: table})
+    body = tuple(map(functools.partial(exchanged, before=before, after=after), found.body))
+    train = tuple(dataclasses.replace(p, body=body) if p is found else p for p in engine.program.train)
+    engine.program = dataclasses.replace(engine.program, train=train)
+
+
+def exchanged(value, before, after):
+    """Plain data with another object in one's place."""
+    if value is before:
+        return after
+    if isinstance(value, tuple):
+        return tuple(exchanged(part, before, after) for part in value)
+    if not isinstance(value, Instruction | Picks | SlotsOfSources):
+        return value
+    parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+    return dataclasses.replace(value, **{name: exchanged(part, before, after) for name, part in parts.items()})
 
 
 def droppable(plan):
@@ -340,7 +354,7 @@ def test_a_plan_without_one_of_its_transfers_fails(name, strategy, undefined_is_
     assert len({case[0] for case in cases}) == (3 if no_input_gradient else 4)
     for pass_name, i, kind, count in cases:
         trainer = training.make_trainer(model, everyone_trains(), grain, strategy=strategy, detect_anomaly=False)
-        drop(trainer.plan, pass_name, i, kind, int(rng.integers(count)))
+        drop(trainer._engine, pass_name, i, kind, int(rng.integers(count)))
         record = trainer.train_epoch()
         assert record.rows != rows
         if name == "gcn" and strategy != LOOKAHEAD and pass_name == "backward 0":

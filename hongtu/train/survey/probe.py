@@ -30,6 +30,7 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.search.build import make_plan
 from hongtu.train.survey.tracing import trace
 
@@ -70,8 +71,9 @@ def _probe_view(
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         trace(network, plan.shape.features, dtype, plan.shape.edges)
-        executor = Executor(small, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
-        for passes, mode in ((small.passes.setup, False), (small.passes.train, True), (small.passes.evaluate, False)):
+        program = compile_plan(small)
+        executor = Executor(program, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
+        for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
             network.modules.train(mode)
             for p in passes:
                 workspace[p.name] = executor.workspace_of(p)

@@ -1,0 +1,210 @@
+"""What a pass computes of a chunk: the aggregate of a layer and the row-wise stage behind it, forward or backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.memory.arena import aggregates_in_place
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
+from hongtu.plan.program import computing
+from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.operands import STAYS, gradient_cache, stores, value_cache, where
+
+
+def chunk_body(plan: ExecutionPlan, p: Pass) -> tuple[Instruction, ...]:
+    """The instructions of ``Compute``, with registers dropped where nobody needs them any more."""
+    body = _Body(plan, p)
+    return tuple(_with_drops([*body.opening(), *(body.forward() if p.direction == "forward" else body.backward())]))
+
+
+class _Body:
+    def __init__(self, plan: ExecutionPlan, p: Pass) -> None:
+        self.plan, self.p = plan, p
+        self.shape = None if p.layer is None else plan.shape.layers[p.layer]
+        self.wanted = plan.passes.wanted
+        self.gives = () if p.stage is None else plan.passes.returned[p.stage]
+
+    def opening(self) -> Iterator[Instruction]:
+        """Registers of what is on the device."""
+        plan, p = self.plan, self.p
+        needs, pruned = plan.needs(p), plan.view(p).active is not None
+        brought = [name for name in (*p.inputs, *p.gradients) if where(plan, name) == "host"]
+        if plan.structure_stays(p):
+            devices = range(plan.topology.partitions)
+            for name, array in needs.structure.items():
+                start = tuple(plan.structure_spans[i][array.over] for i in devices)
+                yield computing.Here(name=name, buffer=STAYS.format(plan.structure_name(p, name)), start=start)
+        else:
+            brought += needs.structure
+        brought += ["active"] * (needs.identity and pruned) + ["labels", "loss_bits"] * needs.labels
+        if FEATURES in p.inputs and plan.shape.sparse_input is not None:
+            yield computing.Dense(name=FEATURES)
+        for name in (*p.inputs, *p.gradients):
+            if where(plan, name) == "device":
+                yield computing.Own(name=name)
+                brought += [name] * pruned
+            elif where(plan, name) == "chunk":
+                yield computing.Take(name=name, last=name in p.frees)
+        if p.keep and p.direction == "forward":
+            yield computing.Copy(names=tuple(brought))
+
+    def forward(self) -> Iterator[Instruction]:
+        p = self.p
+        yield from self._values(graph=p.keep)
+        if p.moments is not None:
+            yield computing.GatherMoments(name=p.moments)
+        if p.loss:
+            yield computing.Loss(output=OUTPUT, gradient=gradient(OUTPUT))
+        for name in p.outputs:
+            yield self._write(name, (name,), holds=name in p.holds)
+        if p.keep:
+            yield computing.Save(stage=self._stage, again=p.again)
+
+    def backward(self) -> Iterator[Instruction]:
+        p, shape = self.p, self.shape
+        if p.keep:
+            again = tuple(self._values(graph=True)) if p.again else ()
+            inputs = tuple(name for instruction in again for name in instruction.reads)
+            yield computing.Resume(stage=self._stage, again=again, inputs=inputs)
+        else:
+            yield from self._values(graph=True)
+        if p.loss:
+            yield computing.Loss(output=OUTPUT, gradient=gradient(OUTPUT))
+            incoming: tuple[str | None, ...] = (gradient(OUTPUT),)
+        else:
+            names = (gradient(name) for name in self.gives)
+            incoming = tuple(name if name in p.gradients else None for name in names)
+        if p.moments is not None and p.stage is not None:
+            through = incoming[0]
+            assert through is not None
+            yield computing.ThroughMoments(stage=p.stage, x=p.moments, gradient=through)
+        entered = self._entered()
+        yield computing.Differentiate(gradients=incoming, gives=tuple(f"d {name}" for name in entered))
+        base = f"d {self._base}" if self._base in entered else None
+        parts: list[str | None] = []
+        if shape is None or shape.norm:
+            parts = [base]
+        elif shape.linear:
+            parts = [f"d {name}" if name in entered else None for name in self._s]
+            direct_of_s = p.direct[: len(p.direct) - len(p.values)]
+            if base is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
+                columns = tuple(shape.z if columns is None else columns for columns in shape.s)
+                parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
+                yield computing.Uncombine(layer=self._layer, gradient=base, columns=columns, gives=("d a", *parts))
+                base = "d a"
+            if p.flush is not None and base is not None:
+                yield self._transposed(base)
+        else:
+            parts = [f"d {name}" if name in entered else None for name in p.s]
+            if p.flush is not None and base is not None:
+                yield computing.AddToCache(gradient=base, cache=gradient_cache(self.plan, p))
+        parts += [None] * (len(p.direct) - len(p.values) - len(parts))
+        parts += [f"d {name}" if name in entered else None for name in p.values]
+        for target in dict.fromkeys(name for name in p.direct if name is not None):
+            found = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
+            yield self._write(target, tuple(dict.fromkeys(found)))
+
+    def _values(self, *, graph: bool) -> Iterator[Instruction]:
+        """The aggregate, or what is read in its place, and the stage behind it."""
+        p, shape = self.p, self.shape
+        if shape is not None and not shape.linear:
+            yield computing.Gather(cache=value_cache(self.plan, p))
+        elif p.source is None and shape is not None:
+            yield from self._linear_aggregate()
+        if graph and self._entered():
+            yield computing.Enter(names=self._entered())
+        if shape is not None and not shape.linear:
+            yield computing.Aggregate(layer=self._layer, s=p.s, graph=True)
+        if p.stage is not None:
+            yield computing.Stage(
+                stage=p.stage,
+                base="a" if shape is not None and not shape.linear else self._base,
+                s=self._s,
+                values=p.values,
+                gives=self.gives,
+                keeps_input=shape is None and self.plan.shape.layers[0].z_is_input,
+                gradients_only=p.direction != "forward" and not p.keep and not p.loss and p.moments is None,
+            )
+
+    def _linear_aggregate(self) -> Iterator[Instruction]:
+        """Without gradients."""
+        plan, p, shape, cache = self.plan, self.p, self.shape, value_cache(self.plan, self.p)
+        assert shape is not None
+        in_place = shape.reduce is not None and aggregates_in_place(p, plan.shape, plan.view(p), plan.resident)
+        if shape.reduce is None:
+            yield computing.Gather(cache=cache)
+            yield computing.Aggregate(layer=self._layer, s=p.s, graph=False)
+        else:
+            place = p.checkpoint if in_place else None if p.keep else "aggregate"
+            yield computing.Sum(cache=cache, mean=shape.reduce == "mean", weighted=shape.weighted, place=place)
+        if shape.combined:
+            yield computing.Combine(layer=self._layer, s=p.s)
+        if p.checkpoint is not None and not in_place:
+            yield self._write(p.checkpoint, ("a",))
+
+    def _transposed(self, base: str) -> Instruction:
+        shape, cache = self.shape, gradient_cache(self.plan, self.p)
+        assert shape is not None
+        if shape.reduce is not None:
+            return computing.TransposeSum(
+                gradient=base, cache=cache, mean=shape.reduce == "mean", weighted=shape.weighted
+            )
+        columns = tuple(shape.z if columns is None else columns for columns in shape.s)
+        return computing.TransposeAggregate(layer=self._layer, gradient=base, cache=cache, z=shape.z, s=columns)
+
+    def _write(self, name: str, parts: tuple[str, ...], *, holds: bool = False) -> Instruction:
+        plan = self.plan
+        return computing.Write(
+            name=name, where=where(plan, name), parts=parts, columns=plan.passes.width[name],
+            stores=stores(plan, self.p, name), holds=holds,
+        )  # fmt: skip
+
+    @property
+    def _layer(self) -> int:
+        assert self.p.layer is not None
+        return self.p.layer
+
+    @property
+    def _stage(self) -> int:
+        assert self.p.stage is not None
+        return self.p.stage
+
+    @property
+    def _s(self) -> tuple[str, ...]:
+        """What the stage reads of s."""
+        return () if self.shape is not None and self.shape.combined else self.p.s
+
+    @property
+    def _base(self) -> str:
+        """The register whose gradient is that of the aggregate, or of what is read in its place. What was saved was
+        entered by the pass that saved it."""
+        p = self.p
+        if p.keep and p.direction == "backward":
+            (p,) = (q for q in self.plan.passes.train if q.direction == "forward" and q.stage == p.stage)
+        if self.shape is not None and not self.shape.linear:
+            return "z"
+        return "a" if p.source is None else p.source
+
+    def _entered(self) -> tuple[str, ...]:
+        """The registers of which backward wants gradients."""
+        p, shape, wanted = self.p, self.shape, self.wanted
+        if shape is None:
+            return tuple({self._base} & wanted)
+        z, *s = self.plan.passes.layer_inputs[self._layer]
+        base = z in wanted or (shape.linear and shape.combined and not wanted.isdisjoint(s))
+        names = (self._base,) * base + tuple(name for name in (*self._s, *p.values) if name in wanted)
+        return tuple(dict.fromkeys(names))
+
+
+def _with_drops(body: Iterable[Instruction]) -> Iterator[Instruction]:
+    """Every register is dropped behind the last instruction that reads it, or behind the one that makes it."""
+    body = list(body)
+    last: dict[str, int] = {}
+    for k, instruction in enumerate(body):
+        last |= dict.fromkeys((*instruction.makes, *instruction.reads), k)
+    for k, instruction in enumerate(body):
+        yield instruction
+        names = tuple(name for name, end in last.items() if end == k)
+        if names:
+            yield computing.Drop(names=names)

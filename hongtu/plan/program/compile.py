@@ -1,0 +1,201 @@
+"""From an execution plan to its program: what every saving, residency and first writer means for each instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
+from hongtu.plan.program import moves
+from hongtu.plan.program.chunk_body import chunk_body
+from hongtu.plan.program.instruction import Instruction, SlotsOfSources
+from hongtu.plan.program.operands import STAYS, Picked, gradient_cache, stores, transfers_of, value_cache, where
+from hongtu.plan.program.program import PassProgram, Program
+
+
+def compile_plan(plan: ExecutionPlan) -> Program:
+    """The program of a plan whose transfers are planned."""
+    setup = [_compile(plan, p) for p in plan.passes.setup]
+    first = _first_pass(plan)
+    if FEATURES in plan.resident or FEATURES not in plan.passes.constant:
+        done = moves.Free(name=FEATURES, where="host")
+        setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
+        if not setup:
+            first = replace(first, frees=(done,))
+    return Program(
+        setup=(first, *setup),
+        train=tuple(_compile(plan, p) for p in plan.passes.train),
+        evaluate=tuple(_compile(plan, p) for p in plan.passes.evaluate),
+    )
+
+
+def _first_pass(plan: ExecutionPlan) -> PassProgram:
+    """What goes to the devices to stay there: the chunks' structure, the features."""
+    before: list[Instruction] = []
+    body: list[Instruction] = []
+    devices = range(plan.topology.partitions)
+    if plan.choice.structure:
+        for stays, (p, source, array) in plan.structure.items():
+            start = tuple(plan.structure_spans[i][array.over] for i in devices)
+            rows = tuple(int(ends[-1]) for ends in start)
+            buffer = STAYS.format(stays)
+            before.append(
+                moves.Place(name=buffer, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
+            )
+            slots = SlotsOfSources(transfers_of(plan, p)) if source == "slot_of_source" else None
+            body.append(moves.Fill(buffer=buffer, source=source, start=start, rows=source in HOST_ROWS, slots=slots))
+    if FEATURES in plan.resident:
+        starts = plan.topology.partition_start
+        start = tuple(
+            plan.topology.chunk_start[i * plan.topology.chunks : (i + 1) * plan.topology.chunks + 1] - starts[i]
+            for i in devices
+        )
+        before.append(_place(plan, FEATURES, zero=False))
+        body.append(moves.Fill(buffer=FEATURES, source=FEATURES, start=start, rows=True, link="read"))
+    schedule = plan.schedules.get(None, plan.topology.input_order)
+    return PassProgram(
+        name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
+        buffers=tuple({} for _ in devices), staging=tuple({} for _ in devices),
+        before=tuple(before), body=tuple(body), after=(), frees=(),
+    )  # fmt: skip
+
+
+HOST_ROWS = ("ids", "statistics", "edge_id_start")  # arrays of a chunk's structure that are rows of host tensors
+
+
+def _place(plan: ExecutionPlan, name: str, *, zero: bool | np.ndarray) -> moves.Place:
+    there = where(plan, name)
+    devices = range(plan.topology.partitions)
+    rows = (plan.topology.num_vertices,) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
+    return moves.Place(name=name, where=there, rows=rows, shape=(plan.passes.width[name],), zero=zero)
+
+
+def _compile(plan: ExecutionPlan, p: Pass) -> PassProgram:
+    devices = range(plan.topology.partitions)
+    schedule = np.asarray(plan.schedule(p))
+    order = range(schedule.shape[1])
+    return PassProgram(
+        name=p.name,
+        view=plan.view(p),
+        schedule=schedule,
+        order=order[::-1] if p.direction == "backward" else order,
+        sets=max(plan.choice.staging, 1),
+        buffers=tuple(plan.buffers(p, i) for i in devices),
+        staging=tuple(plan.host_staging(p, i) for i in devices),
+        before=tuple(_before(plan, p)),
+        body=tuple(_body(plan, p)),
+        after=tuple(_after(plan, p)),
+        frees=tuple(moves.Free(name=name, where=where(plan, name)) for name in p.frees),
+    )
+
+
+def _before(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+    pruned = plan.view(p).active is not None
+    for name in p.creates:
+        if where(plan, name) != "chunk":
+            writers = plan.writers.get(name)
+            edges = p.edge_loss and name == gradient(OUTPUT)
+            zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
+            yield _place(plan, name, zero=zero if writers is None else writers.unwritten)
+    if p.moments is not None and p.stage is not None and p.direction == "forward":
+        yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
+
+
+def _after(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+    if p.moments is not None and p.stage is not None and p.direction == "forward":
+        yield moves.EndMoments(stage=p.stage)
+    if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
+        yield moves.SumStatistics(layer=p.layer)
+    if p.edge_loss:
+        yield moves.EdgeLoss(output=OUTPUT, gradient=gradient(OUTPUT))
+
+
+def _body(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+    """One batch: bring, compute, send; with waits where device and host have memories of their own. The last batch of
+    the set was as many before this one as there are sets; slots that this one fills were retired by then, for the plan
+    keeps every row that much longer."""
+    staged = plan.choice.staging > 0
+    if staged:
+        yield moves.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
+        yield moves.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+    yield from _bring_neighbours(plan, p, staged=staged)
+    yield from _bring_chunk(plan, p)
+    if staged:
+        yield moves.Signal(stream="load", event="brought")
+        yield moves.Wait(stream="compute", event="brought", why="compute: inputs are there, the last results are away")
+    cache, picks = gradient_cache(plan, p), Picked(plan, p)
+    if p.flush is not None and picks.loads:
+        yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=False), slots="load_slots")
+    if p.flush is not None and picks.shares:
+        yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=True), slots="pull_to")
+    keeps = p.keep and p.direction == "forward"
+    yield moves.Compute(body=chunk_body(plan, p), graph=p.keep or p.direction != "forward", saves=keeps)
+    if p.flush is not None and picks.shares:
+        if staged:
+            yield moves.Meet(stream="compute", why="push: the owner has computed")
+        yield moves.Push(cache=cache, picks=picks.of("end", mirrors=True))
+        if staged:
+            yield moves.Meet(stream="compute", why="compute: peers have pushed")
+    if staged:
+        yield moves.Follow(stream="flush", other="compute", why="send: results are there")
+        yield moves.Wait(stream="flush", event="added", why="send: the host has taken the last")
+    for name in p.written:
+        if where(plan, name) == "host":
+            yield moves.Send(name=name, stores=stores(plan, p, name))
+    if p.flush is not None and picks.loads:
+        first = plan.writers[p.flush].flush if p.flush in p.creates else ()
+        yield moves.Flush(tensor=p.flush, cache=cache, picks=picks.of("end", mirrors=False), stores=first)
+    if staged:
+        yield moves.Signal(stream="flush", event="sent")
+        yield moves.Signal(stream="host", event="added")
+
+
+def _bring_neighbours(plan: ExecutionPlan, p: Pass, *, staged: bool) -> Iterator[Instruction]:
+    """Values into the caches, and which gradients begin and end."""
+    picks = Picked(plan, p)
+    loads, pulls = picks.of("begin", mirrors=False), picks.of("begin", mirrors=True)
+    if picks.loads:
+        yield moves.BringPicks(name="load_slots", picks=loads, column="slot")
+    if picks.loads and p.exchange is not None:
+        yield moves.BringPicks(name="load_rows", picks=loads, column="row")
+        yield moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads)
+    if picks.shares:
+        yield moves.BringPicks(name="pull_to", picks=pulls, column="slot")
+    if picks.shares and p.exchange is not None:
+        if staged:
+            yield moves.Meet(stream="load", why="pull: the owner has loaded")
+        yield moves.BringPicks(name="pull_from", picks=pulls, column="peer_slot")
+        yield moves.Pull(cache=value_cache(plan, p), picks=pulls)
+    if picks.shares and p.flush is not None:
+        ends = picks.of("end", mirrors=True)
+        yield moves.BringPicks(name="push_from", picks=ends, column="slot")
+        yield moves.BringPicks(name="push_to", picks=ends, column="peer_slot")
+    if picks.loads and p.flush is not None:
+        yield moves.BringPicks(name="flush_slots", picks=picks.of("end", mirrors=False), column="slot")
+
+
+def _bring_chunk(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+    """The chunk's structure and its destinations' rows."""
+    needs, pruned = plan.needs(p), plan.view(p).active is not None
+    if pruned:
+        yield moves.Bring(name="row_in_chunk")
+    if not plan.structure_stays(p):
+        for name in needs.structure:
+            if name == "slot_of_source":
+                yield moves.BringSlots(slots=SlotsOfSources(transfers_of(plan, p)))
+            elif name in HOST_ROWS:
+                yield moves.Read(name=name, link="topology")
+            else:
+                yield moves.Bring(name=name)
+    if needs.identity and pruned:
+        yield moves.Bring(name="active")
+    if needs.labels:
+        yield moves.Read(name="labels")
+        yield moves.Read(name="loss_bits")
+    for name in (*p.inputs, *p.gradients):
+        if where(plan, name) == "host":
+            sparse = name == FEATURES and plan.shape.sparse_input is not None
+            yield moves.ReadSparse(name=name) if sparse else moves.Read(name=name)

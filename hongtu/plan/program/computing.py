@@ -1,0 +1,271 @@
+"""The instructions inside ``Compute``: what one chunk's device does with what it has at hand.
+
+That lies in *registers*, which are named after the vertex tensors or arrays that they hold rows of; "a" is the
+aggregate's output, "z" the sources' rows side by side, and "d x" the gradient that backward gave the register x.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hongtu.plan.program.instruction import Instruction, Stores, Where, kind
+
+# ------------------------------------------------------------------------------------------------------- at hand
+
+
+@kind
+class Here(Instruction):
+    """The chunk's part of an array that stays on the device."""
+
+    name: str
+    buffer: str
+    start: tuple[np.ndarray, ...]
+
+
+@kind
+class Own(Instruction):
+    """The chunk's rows of a vertex tensor on the device, or a copy of those that the pass computes."""
+
+    MAKES = ("name",)
+    name: str
+
+
+@kind
+class Take(Instruction):
+    """The rows of a vertex tensor that the chunk has for itself; ``last``: nobody takes them again."""
+
+    MAKES = ("name",)
+    name: str
+    last: bool
+
+
+@kind
+class Copy(Instruction):
+    """Registers in memory of their own, for what another pass needs of them: staging is filled again."""
+
+    names: tuple[str, ...]
+
+
+@kind
+class Dense(Instruction):
+    """Rows of a CSR tensor made dense, in the buffer of that name."""
+
+    MAKES = ("name",)
+    name: str
+
+
+@kind
+class Drop(Instruction):
+    """Forget registers."""
+
+    names: tuple[str, ...]
+
+
+@kind
+class Enter(Instruction):
+    """Gradients will be wanted of these registers."""
+
+    READS = ("names",)
+    names: tuple[str, ...]
+
+
+# ----------------------------------------------------------------------------------------------------- aggregates
+
+
+@kind
+class Gather(Instruction):
+    """The sources' rows from the cache, side by side."""
+
+    MAKES = ("into",)
+    cache: str
+    into: str = "z"
+
+
+@kind
+class Sum(Instruction):
+    """A declared reduction over the rows in the cache.
+
+    Attributes:
+        place: the vertex tensor on the device whose rows it writes; "aggregate", the pass's buffer; None: new memory.
+    """
+
+    MAKES = ("a",)
+    cache: str
+    mean: bool
+    weighted: bool
+    place: str | None
+    a: str = "a"
+
+
+@kind
+class Aggregate(Instruction):
+    """The layer's own aggregate of the sources' rows; ``graph``: recorded, where the body is."""
+
+    READS, MAKES = ("z", "s"), ("a",)
+    layer: int
+    s: tuple[str, ...]
+    graph: bool
+    z: str = "z"
+    a: str = "a"
+
+
+@kind
+class Combine(Instruction):
+    """The aggregate together with s, as the layer combines them, in its place."""
+
+    READS, MAKES = ("a", "s"), ("a",)
+    layer: int
+    s: tuple[str, ...]
+    a: str = "a"
+
+
+# --------------------------------------------------------------------------------------------------------- stages
+
+
+@kind
+class Stage(Instruction):
+    """The row-wise stage behind an aggregate.
+
+    Attributes:
+        base: the aggregate's output, what is read in its place, or the features of stage 0.
+        gives: registers of what it returns, in order.
+        keeps_input: the first of these is the features as they are.
+        gradients_only: of what it returns, nobody looks at the values.
+    """
+
+    READS, MAKES = ("base", "s", "values"), ("gives",)
+    stage: int
+    base: str
+    s: tuple[str, ...]
+    values: tuple[str, ...]
+    gives: tuple[str, ...]
+    keeps_input: bool = False
+    gradients_only: bool = False
+
+
+@kind
+class GatherMoments(Instruction):
+    """Add the rows of a register to the moments that the pass gathers."""
+
+    READS = ("name",)
+    name: str
+
+
+@kind
+class Loss(Instruction):
+    """The loss of the destinations, and the gradient of their output."""
+
+    READS, MAKES = ("output",), ("gradient",)
+    output: str
+    gradient: str
+
+
+@kind
+class Write(Instruction):
+    """The destinations' rows of a vertex tensor: the sum of registers, zeros without any.
+
+    Attributes:
+        columns: of the tensor.
+        holds: what is saved of the register may lie there.
+    """
+
+    READS = ("parts",)
+    name: str
+    where: Where
+    parts: tuple[str, ...]
+    columns: int
+    stores: Stores
+    holds: bool = False
+
+
+@kind
+class Save(Instruction):
+    """Keep the recorded operations for a later pass; ``again``: without what they made, which is then made again."""
+
+    stage: int
+    again: bool
+
+
+# ------------------------------------------------------------------------------------------------------- backward
+
+
+@kind
+class Resume(Instruction):
+    """Take what an earlier pass saved; ``again``: what makes anew what was left out, reading ``inputs``."""
+
+    READS = ("inputs",)
+    stage: int
+    again: tuple[Instruction, ...]
+    inputs: tuple[str, ...]
+
+
+@kind
+class ThroughMoments(Instruction):
+    """Add what comes back by way of a normalisation's statistics to the gradient of its input ``x``."""
+
+    READS = ("x", "gradient")
+    stage: int
+    x: str
+    gradient: str
+
+
+@kind
+class Differentiate(Instruction):
+    """Backpropagate the gradients of what the stage gave.
+
+    Attributes:
+        gradients: registers, None for what has no gradient.
+        gives: "d x" of every x that was entered; missing where nothing came back to it.
+    """
+
+    READS, MAKES = ("gradients",), ("gives",)
+    gradients: tuple[str | None, ...]
+    gives: tuple[str, ...]
+
+
+@kind
+class Uncombine(Instruction):
+    """The gradients of the plain aggregate and of s from that of what ``Combine`` gave.
+
+    Attributes:
+        columns: of every element of s.
+        gives: "d a", then of every element of s, None where it gets none.
+    """
+
+    READS, MAKES = ("gradient",), ("gives",)
+    layer: int
+    gradient: str
+    columns: tuple[int, ...]
+    gives: tuple[str | None, ...]
+
+
+@kind
+class TransposeSum(Instruction):
+    """Add A^T of a gradient to the cache, A as in ``Sum``."""
+
+    READS = ("gradient",)
+    gradient: str
+    cache: str
+    mean: bool
+    weighted: bool
+
+
+@kind
+class TransposeAggregate(Instruction):
+    """The same for a layer's own linear aggregate; its ``z`` and s have so many columns."""
+
+    READS = ("gradient",)
+    layer: int
+    gradient: str
+    cache: str
+    z: int
+    s: tuple[int, ...]
+
+
+@kind
+class AddToCache(Instruction):
+    """Add the gradients of the sources' rows, side by side in a register, to the cache."""
+
+    READS = ("gradient",)
+    gradient: str
+    cache: str

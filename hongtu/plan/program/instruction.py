@@ -1,0 +1,95 @@
+"""What an instruction of a program is, and the operands that several kinds have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
+
+import numpy as np
+from typing_extensions import dataclass_transform
+
+from hongtu.plan.cache.intervals import Intervals
+from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
+
+Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
+Stores = bool | np.ndarray  # rows are stored, or added; or bool [V]: stored where True, else added
+Transfers = tuple[DeviceTransfers | DeviceCounts, ...]  # of every device
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True)
+def kind(cls: type[T]) -> type[T]:
+    """Make a class with operands a kind of instruction."""
+    return dataclass(frozen=True, eq=False, kw_only=True)(cls)
+
+
+class Instruction:
+    """A move or a computation with every operand resolved.
+
+    Attributes:
+        verb: what it is called in listings and by whoever runs it: "bring_slots" of BringSlots.
+        READS, MAKES: the fields that name registers which it needs, or gives a tensor.
+    """
+
+    verb: ClassVar[str]
+    READS: ClassVar[tuple[str, ...]] = ()
+    MAKES: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.verb = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The registers that it needs."""
+        return self._registers(self.READS)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The registers that it gives a tensor."""
+        return self._registers(self.MAKES)
+
+    def _registers(self, operands: tuple[str, ...]) -> tuple[str, ...]:
+        values = [getattr(self, operand) for operand in operands]
+        names = [name for value in values for name in (value if isinstance(value, tuple) else (value,))]
+        return tuple(name for name in names if name is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Picks:
+    """The intervals that an instruction handles in every batch.
+
+    Attributes:
+        devices: the transfers of every device.
+        mirrors: of each, the intervals that mirror a peer's row; else those whose rows come from the host.
+        retiring: the intervals that retire after a batch, else those that open before it.
+    """
+
+    devices: Transfers
+    mirrors: bool
+    retiring: bool
+
+    def table(self, device: int) -> Intervals:
+        transfers = self.devices[device]
+        return transfers.pulls if self.mirrors else transfers.loads  # type: ignore[return-value]
+
+    def of(self, device: int, batch: int) -> slice | np.ndarray:
+        """Which rows of the table."""
+        table = self.table(device)
+        return table.retiring(batch) if self.retiring else table.opening(batch)
+
+
+@dataclass(frozen=True, eq=False)
+class SlotsOfSources:
+    """The slot of every source of a chunk.
+
+    Attributes:
+        devices: the transfers of every device.
+    """
+
+    devices: Transfers
+
+    def of(self, device: int, batch: int) -> np.ndarray:
+        """int32 [S]."""
+        return self.devices[device].slots(batch)  # type: ignore[union-attr]

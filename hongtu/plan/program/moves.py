@@ -1,0 +1,254 @@
+"""The instructions around chunks: memory, streams, and rows that go from one memory to another.
+
+Those of a pass's body run once per batch, each on all devices before the next one. "On ``load``" names the stream of a
+device that does it. Legend: V vertices, K intervals of one device's cache.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources, Stores, Where, kind
+
+StreamName = Literal["load", "compute", "flush", "host"]
+EventName = Literal["brought", "sent", "added"]
+
+# ------------------------------------------------------------------------------------------------ around the batches
+
+
+@kind
+class Place(Instruction):
+    """Make a tensor that stays until it is freed.
+
+    Attributes:
+        rows: of every device's part, or (V,).
+        shape: of a row; () for plain numbers.
+        dtype: "float" stands for the run's.
+        zero: all rows, or int32 rows of a host tensor, begin as zeros; others with anything.
+    """
+
+    name: str
+    where: Where
+    rows: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str = "float"
+    zero: bool | np.ndarray = False
+
+
+@kind
+class Free(Instruction):
+    """Give the memory of a tensor back."""
+
+    name: str
+    where: Where
+
+
+@kind
+class BeginMoments(Instruction):
+    """Begin to gather mean and variance of what a stage gives the normalisation behind it."""
+
+    stage: int
+    columns: int
+
+
+@kind
+class EndMoments(Instruction):
+    """Give every network the statistics of all rows."""
+
+    stage: int
+
+
+@kind
+class SumStatistics(Instruction):
+    """Give every network the gradients of a normalisation's statistics, summed over all of them."""
+
+    layer: int
+
+
+@kind
+class EdgeLoss(Instruction):
+    """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
+
+    output: str
+    gradient: str
+
+
+# ----------------------------------------------------------------------------------------------------------- streams
+
+
+@kind
+class Wait(Instruction):
+    """A stream holds until an event of this batch, or of the last one that had its staging set."""
+
+    stream: StreamName
+    event: EventName
+    why: str
+
+
+@kind
+class HostWait(Instruction):
+    """The host holds until an event."""
+
+    event: EventName
+    why: str
+
+
+@kind
+class Signal(Instruction):
+    """An event is all that a stream has been given so far."""
+
+    stream: StreamName
+    event: EventName
+
+
+@kind
+class Follow(Instruction):
+    """A stream holds until another of its device has done what it has been given so far."""
+
+    stream: StreamName
+    other: StreamName
+    why: str
+
+
+@kind
+class Meet(Instruction):
+    """The same stream of every device holds until all the others' have done what they have been given so far."""
+
+    stream: StreamName
+    why: str
+
+
+# ------------------------------------------------------------------------------------------------------------- moves
+
+
+@kind
+class Read(Instruction):
+    """On ``load``: the destinations' rows of a host tensor to the device."""
+
+    MAKES = ("name",)
+    name: str
+    link: Literal["read", "topology"] = "read"
+
+
+@kind
+class ReadSparse(Instruction):
+    """On ``load``: the same of a CSR host tensor; registers "x start", "x column", "x value"."""
+
+    name: str
+
+
+@kind
+class Bring(Instruction):
+    """On ``load``: an array of the chunk's structure to the device."""
+
+    MAKES = ("name",)
+    name: str
+
+
+@kind
+class BringSlots(Instruction):
+    """On ``load``: the slot of every source of the chunk."""
+
+    MAKES = ("name",)
+    slots: SlotsOfSources
+    name: str = "slot_of_source"
+
+
+@kind
+class BringPicks(Instruction):
+    """On ``load``: a column of the picked intervals, sorted by peer where they mirror."""
+
+    name: str
+    picks: Picks
+    column: Literal["row", "slot", "peer_slot"]
+
+
+@kind
+class Fill(Instruction):
+    """On ``load``: the chunk's part of what stays on the device.
+
+    Attributes:
+        buffer: where it stays.
+        source: what the chunk calls it: an array of its structure, or a host tensor.
+        start: of every device int64 [n + 1], where each chunk's part begins.
+        rows: a host tensor's, not an array of the structure.
+        slots: where the array is slots.
+    """
+
+    buffer: str
+    source: str
+    start: tuple[np.ndarray, ...]
+    rows: bool
+    link: Literal["read", "topology"] = "topology"
+    slots: SlotsOfSources | None = None
+
+
+@kind
+class Load(Instruction):
+    """On ``load``: ``cache[load_slots] = tensor[load_rows]`` over the host link."""
+
+    tensor: str
+    cache: str
+    picks: Picks
+
+
+@kind
+class Pull(Instruction):
+    """On ``load``: ``cache[pull_to] = peer's cache[pull_from]``."""
+
+    cache: str
+    picks: Picks
+
+
+@kind
+class Zero(Instruction):
+    """On ``compute``: ``cache[slots] = 0``."""
+
+    cache: str
+    picks: Picks
+    slots: Literal["load_slots", "pull_to"]
+
+
+@kind
+class Push(Instruction):
+    """On ``compute``: ``peer's cache[push_to] += cache[push_from]``."""
+
+    cache: str
+    picks: Picks
+
+
+@kind
+class Compute(Instruction):
+    """On ``compute``: a body of its own on every device's chunk, if that has destinations.
+
+    Attributes:
+        graph: operations are recorded for backward; ``saves``: and what they save stays until another pass.
+    """
+
+    body: tuple[Instruction, ...]
+    graph: bool
+    saves: bool
+
+
+@kind
+class Send(Instruction):
+    """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it."""
+
+    name: str
+    stores: Stores
+
+
+@kind
+class Flush(Instruction):
+    """On ``flush`` and ``host``: ``tensor[rows] += cache[flush_slots]``.
+
+    Attributes:
+        stores: of every device bool [K], the intervals whose rows are stored and not added; () where all are added.
+    """
+
+    tensor: str
+    cache: str
+    picks: Picks
+    stores: tuple[np.ndarray, ...]

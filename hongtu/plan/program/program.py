@@ -1,0 +1,92 @@
+"""The program of a run: passes of instructions, as plain data. Equal plans have equal programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from hongtu.graph.topology import Topology
+from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.moves import Compute, Free
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PassProgram:
+    """What one pass runs.
+
+    Attributes:
+        name: for people, "forward 1".
+        view: the chunks with the destinations that it computes.
+        schedule: int32 [m, B], chunk of each partition in batch b.
+        order: the batches as they are visited.
+        sets: of staging memory.
+        buffers: of every device, what it has while the pass runs; ``staging``: the host's side of it.
+        before: once, before the buffers are made; ``body``: in every batch; ``after``: once, before they are freed;
+            ``frees``: then.
+    """
+
+    name: str
+    view: Topology
+    schedule: np.ndarray
+    order: range
+    sets: int
+    buffers: tuple[dict[str, Buffer], ...]
+    staging: tuple[dict[str, Buffer], ...]
+    before: tuple[Instruction, ...]
+    body: tuple[Instruction, ...]
+    after: tuple[Instruction, ...]
+    frees: tuple[Free, ...]
+
+    @property
+    def every(self) -> Iterator[Instruction]:
+        """All instructions in the order in which they run, those of chunks among them."""
+        yield from self.before
+        for instruction in self.body:
+            yield instruction
+            if isinstance(instruction, Compute):
+                yield from instruction.body
+        yield from self.after
+        yield from self.frees
+
+    def chunk(self, device: int, batch: int) -> int:
+        """The number of the chunk that a device has in a batch."""
+        return device * self.view.chunks + int(self.schedule[device, batch])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """All that a run does, decided before its first epoch.
+
+    Attributes:
+        setup: once before everything else; ``train``: every epoch; ``evaluate``: every evaluation.
+    """
+
+    setup: tuple[PassProgram, ...]
+    train: tuple[PassProgram, ...]
+    evaluate: tuple[PassProgram, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and same(self, other)
+
+    __hash__ = None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two pieces of plain data are equal, arrays entry by entry."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if is_dataclass(a):
+        return all(same(getattr(a, part.name), getattr(b, part.name)) for part in fields(a))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
