@@ -22,7 +22,7 @@ _OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fno-strict-aliasing", "-f
 _REFUSED = {1: "a misaligned access", 2: "another number of arguments than it has parameters"}
 
 
-class DryLauncher:
+class HostLauncher:
     """Launches kernels on the CPU, on CPU tensors.
 
     Args:

@@ -83,7 +83,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cuda", help="'dry' tries the check itself, without a GPU")
+    parser.add_argument("--device", default="cuda", help="'simulated' tries the check itself, without a GPU")
     parser.add_argument("--vertices", type=int, default=4_000_000, help="of the graph that epochs are timed on")
     parser.add_argument("--chunks", type=int, default=64, help="of its finest grain (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="timed of each run (default: %(default)s)")

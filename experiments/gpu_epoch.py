@@ -1,6 +1,6 @@
 """Epoch time and peak memory on one device, ours in several budgets and strategies against torch_geometric in memory.
 
-    python -m experiments.gpu_epoch ARTIFACT --model gcn --layers 2 --hidden 128 [--device cuda|dry] [--epochs 5]
+    python -m experiments.gpu_epoch ARTIFACT --model gcn --layers 2 --hidden 128 [--device cuda|simulated] [--epochs 5]
 
 One JSON object, printed anew after every run, so that the last line holds whatever is known. Both start from the same
 parameters; losses of the first epochs are compared. Budgets are shares of our own unlimited peak; torch_geometric is

@@ -1,6 +1,6 @@
 """How fast one device's links are, and what a chunk costs: what decides how rows are brought and how large groups are.
 
-    python -m experiments.gpu_links [--device cuda|dry] [--megabytes 2048]
+    python -m experiments.gpu_links [--device cuda|simulated] [--megabytes 2048]
 
 One JSON object: bandwidth (GB/s) of a large copy from pinned memory; of rows of 128 to 1024 bytes gathered by the
 device itself ("zero-copy"), and gathered by the host and then copied, and the former as a share of the large copy; of

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.device.simulated import DryBackend
+from hongtu.device.simulated import SimulatedBackend
 from tests import problems, training
 
 EXACT = 1e-9  # of the largest gradient entry, in float64
 SINGLE = 1e-4  # in float32
 
 
-def dry(gpus: int | None = None, seed: int = 0) -> DryBackend:
+def simulated(gpus: int | None = None, seed: int = 0) -> SimulatedBackend:
     """CUDA's engine on the CPU; skips the test where there is no compiler for its kernels."""
     try:
-        return DryBackend(gpus, seed=seed)
+        return SimulatedBackend(gpus, seed=seed)
     except KernelError as error:
         pytest.skip(str(error))
 

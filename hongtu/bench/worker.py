@@ -25,7 +25,7 @@ class Order:
     """What a worker is to train.
 
     Attributes:
-        device: "cpu", "cuda" or "dry"; torch_geometric runs on the CPU or on CUDA.
+        device: "cpu", "cuda" or "simulated"; torch_geometric runs on the CPU or on CUDA.
         hardware: profile by which ours is planned, and its seconds predicted; None: that of the device.
     """
 

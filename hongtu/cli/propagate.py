@@ -19,7 +19,11 @@ def add_parser(subparsers: Any) -> None:
     add("--steps", type=int, default=50, help="default: 50")
     add("--normalize", choices=("symmetric", "source", "destination", "none"), default="symmetric",
         help="D^-1/2 A D^-1/2, A D^-1, D^-1 A or A (default: symmetric)")  # fmt: skip
-    add("--device", default="cpu", help="cpu, cuda (all GPUs), cuda:K, or dry (CUDA's engine on the CPU); default: cpu")
+    add(
+        "--device",
+        default="cpu",
+        help="cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU); default: cpu",
+    )
     add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
     add("--strategy", choices=("full", "paper", "none"), default="full", help="default: full")
     add("--json", action="store_true", help="print one JSON object instead of lines")

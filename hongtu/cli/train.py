@@ -41,7 +41,11 @@ def add_parser(subparsers: Any) -> None:
     add("--label-smoothing", type=float, default=0.0, metavar="X", help="of cross_entropy (default: 0)")
     add("--clip-grad-norm", type=float, metavar="X", help="clip the gradient's total norm (default: do not)")
     add("--seed", type=int, default=0, help="of initial parameters and dropout (default: 0)")
-    add("--device", default="cpu", help="cpu, cuda (all GPUs), cuda:K, or dry (CUDA's engine on the CPU); default: cpu")
+    add(
+        "--device",
+        default="cpu",
+        help="cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU); default: cpu",
+    )
     add("--deterministic", action="store_true", help="refuse operations whose result may differ from run to run")
     add("--on-oom", choices=("raise", "replan"), default="raise", help="when layers take more device memory than when "
         "they were planned: stop, or run the epoch again with smaller groups of chunks (default: raise)")  # fmt: skip

@@ -58,7 +58,7 @@ class CpuBackend:
 
 
 def get_backend(device: str | Backend) -> Backend:
-    """The backend of "cpu", "cuda", "cuda:K" or "dry".
+    """The backend of "cpu", "cuda", "cuda:K" or "simulated".
 
     Raises:
         InputError: for another name, or where there is no such GPU.
@@ -67,12 +67,12 @@ def get_backend(device: str | Backend) -> Backend:
         return device
     if device == "cpu":
         return CpuBackend()
-    if device == "dry":
-        from hongtu.device.simulated import DryBackend
+    if device == "simulated":
+        from hongtu.device.simulated import SimulatedBackend
 
-        return DryBackend()
+        return SimulatedBackend()
     if device == "cuda" or (device.startswith("cuda:") and device[5:].isdecimal()):
         from hongtu.device.cuda import CudaBackend
 
         return CudaBackend(device)
-    raise InputError(f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', or 'dry' (CUDA's engine on the CPU)")
+    raise InputError(f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', or 'simulated' (CUDA's engine on the CPU)")

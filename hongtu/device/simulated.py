@@ -131,7 +131,7 @@ class Fresh(Pool):
         pass
 
 
-class DryDevice(StagedDevice):
+class SimulatedDevice(StagedDevice):
     """A GPU played by the CPU."""
 
     def __init__(
@@ -161,8 +161,8 @@ class DryDevice(StagedDevice):
         self._scheduler.drop_all()
 
 
-class DryBackend:
-    """Devices for a dry run.
+class SimulatedBackend:
+    """GPUs played by the CPU.
 
     Args:
         gpus: how many there are; partitions are dealt to them in turn. None: one for each partition.
@@ -173,17 +173,17 @@ class DryBackend:
         KernelError: no C++ compiler is installed.
     """
 
-    hardware = dataclasses.replace(H200, name="dry")
+    hardware = dataclasses.replace(H200, name="simulated")
     pinned = staticmethod(poisoned)
 
     def __init__(
         self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset(), detours: bool = False
     ) -> None:
-        from hongtu.cuda_ext.host_build import DryLauncher
+        from hongtu.cuda_ext.host_build import HostLauncher
 
         self.gpus, self.detours = gpus, detours
         self.scheduler = Scheduler(seed, ignored)
-        self.kernels: Kernels = CudaKernels(DryLauncher())
+        self.kernels: Kernels = CudaKernels(HostLauncher())
 
     def gpu_of(self, partition: int) -> int:
         """The GPU that runs a partition."""
@@ -205,5 +205,7 @@ class DryBackend:
         made: list[Device] = []
         for i in range(partitions):
             streams = Streams(*gpus[self.gpu_of(i)], host)
-            made.append(DryDevice(f"device {i}", budget, traffic, streams, self.kernels, self.scheduler, self.detours))
+            made.append(
+                SimulatedDevice(f"device {i}", budget, traffic, streams, self.kernels, self.scheduler, self.detours)
+            )
         return made

@@ -1,4 +1,4 @@
-"""Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU in a dry run.
+"""Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU where a GPU is simulated.
 
 All have the names and arguments of the modules beside this one, with tensors: contiguous, without gradients, of length
 0 for "none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
@@ -55,7 +55,7 @@ class CudaKernels:
     """The kernels of ``hongtu.cuda_ext``.
 
     Args:
-        launcher: for a GPU, or for a dry run.
+        launcher: for a GPU, or for the CPU in its place.
     """
 
     def __init__(self, launcher: Any) -> None:

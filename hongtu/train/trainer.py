@@ -56,7 +56,7 @@ class Trainer:
             :class:`~hongtu.model.vertex_loss.LossTerm`, or a list of all these, whose weighted sum is meant; or a
             :class:`~hongtu.model.edge_loss.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
-        device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "dry": CUDA's engine and kernels on the CPU.
+        device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "simulated": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
         strategy: "full", "paper", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.

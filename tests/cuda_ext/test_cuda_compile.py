@@ -141,6 +141,6 @@ def test_no_compiler_is_said_clearly(monkeypatch):
     host_build.compiler.cache_clear()
     try:
         with pytest.raises(KernelError, match=r"no-such-compiler.*install g\+\+ or set CXX"):
-            host_build.DryLauncher()
+            host_build.HostLauncher()
     finally:
         host_build.compiler.cache_clear()

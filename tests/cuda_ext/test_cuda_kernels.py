@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hongtu.cuda_ext import kernels
-from hongtu.cuda_ext.host_build import DryLauncher, compiler
+from hongtu.cuda_ext.host_build import HostLauncher, compiler
 from hongtu.cuda_ext.sources import FOLDER, KernelError
 from tests.kernel_machine import Machine
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, random
@@ -19,7 +19,7 @@ def launcher():
         compiler()
     except KernelError as error:
         pytest.skip(str(error))
-    return DryLauncher(folder=Path(os.environ.get("HONGTU_MUTANT", FOLDER)))  # see tests/kernel_mutations.py
+    return HostLauncher(folder=Path(os.environ.get("HONGTU_MUTANT", FOLDER)))  # see tests/kernel_mutations.py
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 
 from hongtu.cuda_ext import attention_kernels, host_build, kernels
 from hongtu.cuda_ext.arguments import HUB, block_of
-from hongtu.cuda_ext.host_build import DryLauncher
+from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
 from tests.kernel_machine import Machine
@@ -166,17 +166,17 @@ def test_the_cpu_refuses_what_a_gpu_would():
     rows = torch.zeros(9)
     args = (rows[1:].data_ptr(), 0, 2, 4)
     with pytest.raises(KernelError, match=r"zero_rows_f32x4 .* misaligned"):
-        DryLauncher().launch("zero_rows_f32x4", (1, 1), (1, 256), args, None, ())
+        HostLauncher().launch("zero_rows_f32x4", (1, 1), (1, 256), args, None, ())
     with pytest.raises(KernelError, match=r"zero_rows_f32x1 .* arguments"):
-        DryLauncher().launch("zero_rows_f32x1", (1, 1), (1, 256), args[:3], None, ())
+        HostLauncher().launch("zero_rows_f32x1", (1, 1), (1, 256), args[:3], None, ())
     with pytest.raises(KernelError, match=r"zero_rows_f32x3 is not in rows\.cu"):
-        DryLauncher().launch("zero_rows_f32x3", (1, 1), (1, 256), args, None, ())
+        HostLauncher().launch("zero_rows_f32x3", (1, 1), (1, 256), args, None, ())
 
 
 @needs_compiler
 def test_a_queue_runs_kernels_later():
     rows, queue = torch.ones(3, 4), []
-    kernels.zero_rows(DryLauncher(), queue.append, rows, index(2))
+    kernels.zero_rows(HostLauncher(), queue.append, rows, index(2))
     assert rows.all()
     queue.pop()()
     assert rows.sum(1).tolist() == [0, 0, 4]
@@ -185,13 +185,13 @@ def test_a_queue_runs_kernels_later():
 @needs_compiler
 @pytest.mark.parametrize("graph,width", [("mixed", 7), ("hubs", 4), ("hubs", 33)])
 def test_the_order_of_threads_does_not_matter(graph, width):
-    machine = Machine(DryLauncher(descending=True), None, "cpu")
+    machine = Machine(HostLauncher(descending=True), None, "cpu")
     RowParity().test_copy_rows(machine, width, np.float32, 0)
     CscParity().test_csc_aggregate(machine, graph, width, np.float64, 0)
     indptr, _, _ = graph_of(graph)
     logits, none = 30 * random(indptr[-1], 2), np.empty((0, 2))
     inputs, out = [indptr, logits, np.empty(0, bool), none], [np.empty_like(logits), none]
-    orders = [machine, Machine(DryLauncher(), None, "cpu")]
+    orders = [machine, Machine(HostLauncher(), None, "cpu")]
     a, b = (each.run(attention_kernels.segment_softmax, inputs, out)[0] for each in orders)
     np.testing.assert_allclose(a, b, rtol=1e-12)
 
@@ -199,7 +199,7 @@ def test_the_order_of_threads_does_not_matter(graph, width):
 @needs_compiler
 def test_cuda_launcher_hands_the_driver_what_the_kernel_expects(monkeypatch):
     """A driver that runs on the CPU stands in for the real one."""
-    dry_launcher, seen = DryLauncher(), []
+    host_launcher, seen = HostLauncher(), []
 
     def launch_kernel(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
         count = ARGUMENTS[kernel.split("_f")[0]]
@@ -208,7 +208,7 @@ def test_cuda_launcher_hands_the_driver_what_the_kernel_expects(monkeypatch):
         assert (gz, bz, shared, extra) == (1, 1, 0, 0)
         seen.append((kernel, stream))
         if entered:
-            dry_launcher.launch(kernel, (gx, gy), (bx, by), args, None, ())
+            host_launcher.launch(kernel, (gx, gy), (bx, by), args, None, ())
         return (status if entered else 201,)
 
     status, entered = 0, []

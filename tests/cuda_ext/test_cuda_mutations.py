@@ -112,7 +112,7 @@ def launcher_of_copy(folder, file, old, new):
     (folder / file).write_text(text.replace(old, new))
     for source in folder.glob("*.cu"):  # scalar instances of float alone: a quarter of the time to compile
         source.write_text(re.sub(r"(?m)^[A-Z_]+\(.*(double|bf16|4).*\n", "", source.read_text()))
-    return host_build.DryLauncher(folder=folder)
+    return host_build.HostLauncher(folder=folder)
 
 
 def test_every_kernel_has_an_edit():

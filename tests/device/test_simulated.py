@@ -16,7 +16,7 @@ import torch
 
 from hongtu import host
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.device.simulated import DryBackend
+from hongtu.device.simulated import SimulatedBackend
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training
@@ -25,7 +25,7 @@ from tests.staged import EXACT, budget, check
 from tests.training import STRATEGIES
 
 try:
-    DryBackend()
+    SimulatedBackend()
 except KernelError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -42,7 +42,7 @@ strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 @grains
 @six
 def test_training_is_exact(model, grain, strategy):
-    problem, device = problems.awkward(), DryBackend(seed=grain[0])
+    problem, device = problems.awkward(), SimulatedBackend(seed=grain[0])
     check(model, problem, grain, device=device, strategy=strategy, device_memory="smallest")
     if strategy == "full":
         check(model, problem, grain, device=device, strategy=strategy)
@@ -56,7 +56,7 @@ def test_batches_overlap_and_stay_exact(model):
     """Two sets of staging memory, caches that evict, every order of work."""
     problem, strategy = problems.directed_weighted(), replace(Strategy(), resident=False, group=False)
     for seed in range(4):
-        device = DryBackend(seed=seed)
+        device = SimulatedBackend(seed=seed)
         some = budget(model, problem, (4, 8), 1.75, device=device, strategy=strategy)
         trainer = check(model, problem, (4, 8), device=device, strategy=strategy, device_memory=some)
     assert trainer.plan.choice.staging == 2
@@ -65,7 +65,7 @@ def test_batches_overlap_and_stay_exact(model):
 
 @six
 def test_structure_that_stays_is_brought_once(model):
-    problem, device = problems.awkward(), DryBackend()
+    problem, device = problems.awkward(), SimulatedBackend()
     trainer = training.make_trainer(model, problem, (1, 7), device=device)
     before = trainer.plan.setup_traffic.bytes["topology"]
     record = trainer.train_epoch()
@@ -77,7 +77,7 @@ def test_structure_that_stays_is_brought_once(model):
 
 
 def test_structure_stays_where_the_budget_has_room_for_it():
-    model, problem, device = SIX[1], problems.awkward(), DryBackend()
+    model, problem, device = SIX[1], problems.awkward(), SimulatedBackend()
     slow = replace(device.hardware, host_link=1e5, contiguous_link=1e5, structure_link=1e5)
     found = []
     for share in (1.0, 2.0, 3.0):
@@ -90,7 +90,7 @@ def test_structure_stays_where_the_budget_has_room_for_it():
 @pytest.mark.parametrize("link", [None, 1e6])
 def test_more_memory_never_plans_a_slower_epoch(link):
     """Grain, order, overlap, fusion and residents are chosen together."""
-    model, problem, device = SIX[0], problems.directed_weighted(), DryBackend()
+    model, problem, device = SIX[0], problems.directed_weighted(), SimulatedBackend()
     hardware = (
         device.hardware
         if link is None
@@ -110,7 +110,7 @@ def test_memory_that_kernels_take_for_hubs_is_planned():
     weights = np.ones(600, dtype=np.float32)
     edges, weights = np.concatenate([problem.edges, hub], axis=1), np.concatenate([problem.weights, weights])
     problem = dataclasses.replace(problem, edges=edges, weights=weights)
-    device = DryBackend()
+    device = SimulatedBackend()
     for grain in ((1, 1), (1, 7)):
         check(SIX[4], problem, grain, device=device, device_memory="smallest")
 
@@ -121,14 +121,14 @@ def test_partitions_share_gpus(gpus):
     """Streams and parameters are those of a GPU, whatever the number of its partitions."""
     problem = problems.awkward()
     for model in SIX[:1] + SIX[4:5]:
-        check(model, problem, (4, 8), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
+        check(model, problem, (4, 8), device=SimulatedBackend(gpus, seed=gpus), device_memory="smallest")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [SIX[0], SIX[4]], ids=repr)
 def test_rows_that_a_gpu_does_not_reach_take_a_detour(model):
     for strategy in STRATEGIES:
-        device = DryBackend(seed=5, detours=True)
+        device = SimulatedBackend(seed=5, detours=True)
         check(model, problems.awkward(), (4, 8), device=device, strategy=strategy, device_memory="smallest")
 
 
@@ -140,23 +140,25 @@ def test_several_threads_of_the_host_store_and_add(problem, monkeypatch):
     monkeypatch.setattr(host, "_here", threading.local())
     for model in SIX[:2] + SIX[4:5]:
         for strategy in (replace(Strategy(), resident=False), get_strategy("none")):
-            check(model, problem(), (4, 8), device=DryBackend(seed=2), strategy=strategy, device_memory="smallest")
+            check(
+                model, problem(), (4, 8), device=SimulatedBackend(seed=2), strategy=strategy, device_memory="smallest"
+            )
 
 
 def test_evaluation_and_prediction(tmp_path):
     problem, model = problems.awkward(), SIX[0]
     found = {}
-    for device in ("cpu", "dry"):
+    for device in ("cpu", "simulated"):
         trainer = training.make_trainer(model, problem, (4, 8), device=device)
         trainer.fit(2, eval_every=1)
         found[device] = trainer.predict(), trainer.evaluate()
-    torch.testing.assert_close(found["dry"][0], found["cpu"][0], rtol=EXACT, atol=EXACT)
-    assert found["dry"][1] == found["cpu"][1]
+    torch.testing.assert_close(found["simulated"][0], found["cpu"][0], rtol=EXACT, atol=EXACT)
+    assert found["simulated"][1] == found["cpu"][1]
 
 
 def test_an_error_in_a_layer_leaves_a_trainer_that_works(monkeypatch):
     problem, model = problems.awkward(), SIX[0]
-    trainer = training.make_trainer(model, problem, (4, 8), device="dry")
+    trainer = training.make_trainer(model, problem, (4, 8), device="simulated")
     good = trainer.train_epoch().loss
 
     def fail(*_):
@@ -182,12 +184,12 @@ PLANS = {  # what overlaps, and in how many sets of staging memory
 def budget_of(plan: str, model: str) -> int:
     strategy, times = PLANS[plan]
     chosen = next(m for m in SIX if repr(m) == model)
-    return budget(chosen, problems.awkward(), (4, 8), times, device=DryBackend(), strategy=strategy)
+    return budget(chosen, problems.awkward(), (4, 8), times, device=SimulatedBackend(), strategy=strategy)
 
 
 def gradients(plan: str, model: str, seed: int, ignored: frozenset[str] = frozenset()) -> tuple[torch.Tensor, set[str]]:
     """All gradients of an epoch, and the reasons of its waits."""
-    problem, device = problems.awkward(), DryBackend(seed=seed, ignored=ignored)
+    problem, device = problems.awkward(), SimulatedBackend(seed=seed, ignored=ignored)
     chosen = next(m for m in SIX if repr(m) == model)
     options = {"device": device, "strategy": PLANS[plan][0], "device_memory": budget_of(plan, model)}
     trainer = training.make_trainer(chosen, problem, (4, 8), **options, detect_anomaly=False)

@@ -7,13 +7,13 @@ import torch
 
 import hongtu
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.device.simulated import DryBackend
+from hongtu.device.simulated import SimulatedBackend
 from hongtu.model.loss_terms import LossTerm
 from tests import problems, training
 from tests.models import DEEP
 
 try:
-    DryBackend()
+    SimulatedBackend()
 except KernelError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -28,7 +28,7 @@ def test_losses(name):
     options = {"loss": LOSSES[name](), "device_memory": "256KiB"}
     trainers = [
         training.make_trainer(DEEP, problems.awkward(), (2, 3), device=device, **options)
-        for device in ("cpu", DryBackend(seed=1))
+        for device in ("cpu", SimulatedBackend(seed=1))
     ]
     found = [training.train(trainer, 2) for trainer in trainers]
     training.assert_same(found[1], found[0], 1e-9)
@@ -39,7 +39,7 @@ def test_losses(name):
 def test_propagation():
     problem, found = problems.awkward(), []
     labels, mask = torch.from_numpy(problem.labels), torch.from_numpy(problem.masks["train"])
-    for device in ("cpu", DryBackend(seed=2)):
+    for device in ("cpu", SimulatedBackend(seed=2)):
         options = {"device": device, "device_memory": "128KiB", "dtype": torch.float64}
         propagation = hongtu.Propagation(problems.prepare(problem, 2, 3), 3, **options)
         found.append(hongtu.LabelPropagation(5, 0.8)(propagation, labels, mask))

@@ -13,7 +13,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.device.simulated import DryBackend
+from hongtu.device.simulated import SimulatedBackend
 from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, staged, training
 from tests.models import Model
@@ -93,7 +93,7 @@ def test_frozen_layers_before_hops_are_no_constants():
 def test_what_has_no_cuda_kernel_is_exact_and_within_the_budget():
     """On devices with memory of their own torch takes [E, F], which the probe must have seen."""
     try:
-        device = DryBackend()
+        device = SimulatedBackend()
     except KernelError as error:
         pytest.skip(str(error))
     for name in ("SAGEConv", "GENConv", "GATv2Conv"):

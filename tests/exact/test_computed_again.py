@@ -172,7 +172,7 @@ def wide() -> problems.Problem:
 
 
 @pytest.mark.parametrize("grain", [(1, 16), (2, 12)], ids=str)
-@pytest.mark.parametrize("device", ["cpu", "dry"])
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_what_runs_once_runs_in_finer_chunks(grain, device):
     options = {"device": device, "strategy": Strategy(transform_first=False)}
     some = staged.budget(GCN, wide(), grain, 1.5, **options)

@@ -77,9 +77,11 @@ def test_single_precision(name):
 def test_devices_with_memory_of_their_own(model):
     """Through staging memory, in random order; every counter is the plan's."""
     for strategy, grain in (("full", (4, 8)), ("paper", (1, 7))):
-        staged.check(model, awkward(), grain, device=staged.dry(seed=3), strategy=strategy, device_memory="smallest")
+        staged.check(
+            model, awkward(), grain, device=staged.simulated(seed=3), strategy=strategy, device_memory="smallest"
+        )
     if model.name in ("edge-gat", "gine"):
-        staged.check(model, few(), (2, 3), device=staged.dry(seed=4))
+        staged.check(model, few(), (2, 3), device=staged.simulated(seed=4))
 
 
 def test_only_layers_that_read_them_pay_for_them():
@@ -114,13 +116,13 @@ def test_dropout_on_edges_is_the_same_for_every_cut():
     for grain, strategy in (((1, 7), "paper"), ((2, 3), "none"), ((4, 8), "full")):
         found = losses(grain, strategy=strategy, device_memory="smallest")
         np.testing.assert_allclose(found, expected, rtol=1e-10, err_msg=f"{grain} {strategy}")
-    assert losses((2, 3), device=staged.dry()) == pytest.approx(expected, rel=1e-10)
+    assert losses((2, 3), device=staged.simulated()) == pytest.approx(expected, rel=1e-10)
 
 
 def test_evaluation_and_prediction_read_them():
     model, problem = MODELS["edge-gat"], awkward()
     expected = model.run_reference(model.build_reference(problem), problem).detach()
-    for options in ({"device_memory": "smallest"}, {}, {"device": staged.dry()}):
+    for options in ({"device_memory": "smallest"}, {}, {"device": staged.simulated()}):
         trainer = training.make_trainer(model, problem, (2, 3), **options)
         torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
         right = (expected.argmax(1) == torch.from_numpy(problem.labels)).numpy()

@@ -14,7 +14,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.device.simulated import DryBackend
+from hongtu.device.simulated import SimulatedBackend
 from hongtu.engine.moments import Moments
 from hongtu.errors import InputError
 from hongtu.model.embedding import NAME
@@ -252,7 +252,9 @@ def test_a_resumed_run_has_the_same_statistics(tmp_path):
 def test_staged_devices():
     """CUDA's engine on the CPU, several GPUs with a network each."""
     for gpus, model in ((1, MODELS[1]), (3, MODELS[0])):
-        staged.check(model, problems.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
+        staged.check(
+            model, problems.awkward(), (3, 2), device=SimulatedBackend(gpus, seed=gpus), device_memory="smallest"
+        )
 
 
 def test_a_normalisation_of_ones_own_by_itself():

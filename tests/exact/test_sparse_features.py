@@ -69,7 +69,7 @@ def test_named_values_and_normalisations(model):
 
 @pytest.mark.parametrize("model", SIX[:2], ids=str)
 def test_the_cuda_engine_takes_them_too(model):
-    options = {"optimizer": training.sgd, "dtype": torch.float64, "device": "dry"}
+    options = {"optimizer": training.sgd, "dtype": torch.float64, "device": "simulated"}
     trainer = hongtu.Trainer(artifact((2, 3)), model.build(problem()), **options)
     training.assert_same(train(trainer, 2), train_reference(model, problem(), 2), 1e-9)
     assert trainer.train_epoch().bytes == trainer.plan.bytes
@@ -85,7 +85,7 @@ def test_pruned_passes_read_only_their_rows():
         given.edges, given.num_vertices, problems.new_path(), features=scipy.sparse.csr_matrix(given.features),
         labels=given.labels, masks=given.masks, edge_weight=given.weights, partitions=2, chunks=3,
     )  # fmt: skip
-    for device in ("cpu", "dry"):
+    for device in ("cpu", "simulated"):
         options = {"optimizer": training.sgd, "dtype": torch.float64, "device": device}
         trainer = hongtu.Trainer(graph, SIX[0].build(given), **options)
         assert trainer.plan.choice.fields, "the plan prunes"

@@ -11,7 +11,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.device.simulated import DryBackend
+from hongtu.device.simulated import SimulatedBackend
 from hongtu.errors import InputError
 from hongtu.plan.passes.definition import gradient
 from hongtu.plan.passes.strategy import Strategy
@@ -134,7 +134,9 @@ def test_snapshots_planning_again_and_copies_keep_the_headers(tmp_path):
 @pytest.mark.long
 def test_staged_devices():
     for gpus, model in ((1, MODELS[0]), (3, MODELS[2])):
-        staged.check(model, problems.awkward(), (3, 2), device=DryBackend(gpus, seed=gpus), device_memory="smallest")
+        staged.check(
+            model, problems.awkward(), (3, 2), device=SimulatedBackend(gpus, seed=gpus), device_memory="smallest"
+        )
 
 
 def test_single_precision():

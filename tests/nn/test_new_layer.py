@@ -20,7 +20,7 @@ def test_pruned_chunks_and_chunks_without_edges(strategy):
 
 @pytest.mark.long
 def test_it_is_exact_on_devices_with_memory_of_their_own():
-    staged.check(TIDES, problems.edge_data(), (4, 8), device=staged.dry(seed=1), device_memory="smallest")
+    staged.check(TIDES, problems.edge_data(), (4, 8), device=staged.simulated(seed=1), device_memory="smallest")
 
 
 def test_its_parameters_on_edges_are_priced():

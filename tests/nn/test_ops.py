@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hongtu.cuda_ext.host_build import DryLauncher
+from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.kernels.dispatch import CudaKernels, using
 from hongtu.nn.ops import aggregates
@@ -114,7 +114,7 @@ def test_outputs_and_gradients_are_seen_by_a_dispatch_mode(name):
 @pytest.fixture(scope="module")
 def cuda_kernels():
     try:
-        return CudaKernels(DryLauncher())
+        return CudaKernels(HostLauncher())
     except KernelError as error:
         pytest.skip(str(error))
 

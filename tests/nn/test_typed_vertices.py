@@ -81,7 +81,7 @@ def test_a_manifest_whose_widths_do_not_fit_is_refused(tmp_path):
 
 
 def test_relations_between_typed_vertices_on_devices_with_memory_of_their_own():
-    staged.check(additions.TYPED, problems.typed_vertices(), (4, 8), device=staged.dry())
+    staged.check(additions.TYPED, problems.typed_vertices(), (4, 8), device=staged.simulated())
 
 
 def test_the_command_line_projects_them(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import gpu_check, gpu_epoch
 
-SMALL = ["--device", "dry", "--vertices", "300", "--megabytes", "1"]
+SMALL = ["--device", "simulated", "--vertices", "300", "--megabytes", "1"]
 SMALL += ["--order", "input", "--chunks", "4", "--epochs", "1"]
 
 
@@ -67,7 +67,7 @@ def test_tests_that_were_all_skipped_are_not_done(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_check, "parts", lambda options: [gpu_check.Part("tests", skipped, 20, shows=" passed")])
     code, rows = check(monkeypatch, tmp_path)
     assert rows[-1]["status"] == "done"
-    assert code == 0  # on a dry device there is nothing else to show
+    assert code == 0  # on a simulated device there is nothing else to show
     code, rows = check(monkeypatch, tmp_path, "--device", "cuda")
     assert rows[-1]["status"] == "failed"
     assert code == 1

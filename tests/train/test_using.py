@@ -44,7 +44,7 @@ def test_rows_stream_to_a_memory_map(budget, tmp_path):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"device_memory": "64KiB"}, {"device": "dry"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"device_memory": "64KiB"}, {"device": "simulated"}], ids=str)
 def test_any_layer_as_on_the_whole_graph(options):
     trainer = make(**options)
     trainer.train_epoch()
