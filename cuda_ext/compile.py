@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hongtu.cuda_ext import disk_cache
 from hongtu.cuda_ext.sources import FOLDER, KernelError, digest
@@ -26,16 +28,15 @@ def nvrtc_version() -> str:
     """Version of the NVRTC library that is loaded.
 
     Raises:
-        KernelError: cuda.core, cuda.bindings or NVRTC is missing.
+        KernelError: cuda-bindings or NVRTC is missing.
     """
     try:
-        import cuda.core  # noqa: F401
         from cuda.bindings import nvrtc
 
         status, major, minor = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise KernelError(
-            f"CUDA kernels need cuda.core and NVRTC: {error}. Remedy: pip install 'hongtu[cuda]'; NVRTC comes with "
+            f"CUDA kernels need cuda-bindings and NVRTC: {error}. Remedy: pip install 'hongtu[cuda]'; NVRTC comes with "
             "torch's CUDA build and must have the major version of cuda-bindings"
         ) from error
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -44,11 +45,34 @@ def nvrtc_version() -> str:
 
 
 def _compile(source: Path, arch: str) -> bytes:
-    from cuda.core import Program, ProgramOptions
+    return compile_with_log(source, arch)[0]
 
-    options = ProgramOptions(name=source.name, arch=arch, std=_STANDARD, include_path=str(source.parent))
+
+def compile_with_log(source: Path, arch: str, *options: str) -> tuple[bytes, str]:
+    """What NVRTC makes of a kernel file, with more options than it needs where wanted: machine code, and the log.
+
+    Raises:
+        KernelError: it refuses the file or an option; the message holds the log.
+    """
+    from cuda.bindings import nvrtc
+
+    given = [f"--gpu-architecture={arch}", f"--std={_STANDARD}", f"--include-path={source.parent}", *options]
+    status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise KernelError(f"NVRTC does not take kernel file {source.name}: {status!r}")
     try:
-        code = Program(source.read_text(), "c++", options).compile("cubin").code
-    except Exception as error:  # cuda.core's error classes are private; its message holds the log
-        raise KernelError(f"kernel file {source.name} does not compile for {arch}:\n{error}") from error
-    return bytes(code)
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])
+        log = _written(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).partition(b"\0")[0].decode()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise KernelError(f"kernel file {source.name} does not compile for {arch}: {status!r}\n{log}")
+        return _written(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _written(size_of: Callable[..., Any], get: Callable[..., Any], program: Any) -> bytes:
+    """What NVRTC writes into a buffer that it is given."""
+    _, size = size_of(program)
+    buffer = bytes(size)
+    get(program, buffer)
+    return buffer

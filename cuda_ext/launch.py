@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hongtu.cuda_ext import driver
 from hongtu.cuda_ext.compile import cubin, nvrtc_version
 from hongtu.cuda_ext.sources import KernelError, file_of
 
@@ -49,7 +50,7 @@ class CudaLauncher:
         device: index of the GPU; ``launch`` makes it current for the call where another one is.
 
     Raises:
-        KernelError: there is no such GPU, or cuda.core or NVRTC is missing.
+        KernelError: there is no such GPU, or cuda-bindings or NVRTC is missing.
     """
 
     on_gpu = True
@@ -58,12 +59,10 @@ class CudaLauncher:
         nvrtc_version()
         if device >= torch.cuda.device_count():
             raise KernelError(f"CUDA device {device}: torch {torch.__version__} finds {torch.cuda.device_count()}")
-        from cuda.bindings import driver
-
         self.device = device
         major, minor = torch.cuda.get_device_capability(device)
         self.arch = f"sm_{major}{minor}"
-        self._driver = driver
+        self._driver = driver.bindings()
         self._kernels: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
         self._buffers = _Buffers()
@@ -86,33 +85,25 @@ class CudaLauncher:
         buffers.values[: len(args)] = args  # type: ignore[call-overload]  # any sequence will do
         arguments = (kernel, *grid, 1, *block, 1, 0, stream, buffers.addresses_at, 0)
         (status,) = self._driver.cuLaunchKernel(*arguments)
-        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread, autograd's, say, that is new here
-            self._enter()
-            (status,) = self._driver.cuLaunchKernel(*arguments)
+        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT and driver.enter(self.device):
+            (status,) = self._driver.cuLaunchKernel(*arguments)  # on a thread, autograd's, say, that is new here
         if status:
             raise KernelError(f"kernel {name} (grid {grid}, block {block}) on GPU {self.device}: {status!r}")
 
-    def _enter(self) -> None:
-        """Make torch's context of the GPU this thread's; torch itself does not where it takes the GPU for current."""
-        from cuda.bindings import runtime
-
-        (status,) = runtime.cudaSetDevice(self.device)
-        if status:
-            raise KernelError(f"GPU {self.device}: no context for this thread: {status!r}")
-
     def _load(self, name: str) -> Any:
-        from cuda.core import ObjectCode
-
         file = file_of(name)
         if file not in self._files:
-            self._files[file] = ObjectCode.from_cubin(cubin(file, self.arch), name=file)
-        try:
-            # the driver launches a kernel handle, which belongs to no context, as it does a function
-            handle = self._driver.CUfunction(int(self._files[file].get_kernel(name).handle))
-        except Exception as error:  # cuda.core's error classes are private
-            raise KernelError(f"kernel {name} of {file}, compiled for {self.arch}: {error}") from error
-        self._kernels[name] = handle
-        return handle
+            code = cubin(file, self.arch)
+            status, self._files[file] = self._driver.cuLibraryLoadData(code, [], [], 0, [], [], 0)
+            if status:
+                del self._files[file]
+                raise KernelError(f"machine code of {file} for {self.arch} on GPU {self.device}: {status!r}")
+        status, kernel = self._driver.cuLibraryGetKernel(self._files[file], name.encode())
+        if status:
+            raise KernelError(f"kernel {name} of {file}, compiled for {self.arch}: {status!r}")
+        # the driver launches a kernel handle, which belongs to no context, as it does a function
+        self._kernels[name] = self._driver.CUfunction(int(kernel))
+        return self._kernels[name]
 
 
 class _Buffers(threading.local):

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 
+STATED = "HONGTU_HOST_MEMORY"  # environment variable: what is available, whatever the system says
 MEMINFO = Path("/proc/meminfo")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUP = Path("/sys/fs/cgroup")
@@ -29,7 +31,16 @@ CGROUP_1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inact
 
 
 def available_bytes() -> int | None:
-    """Bytes that the machine and its control group leave, or None where that cannot be told."""
+    """Bytes that the machine and its control group leave, or None where that cannot be told.
+
+    ``HONGTU_HOST_MEMORY`` ("48GiB") says it instead: some virtual machines get their memory as they use it, and tell of
+    what they have got.
+
+    Raises:
+        InputError: its value is no size.
+    """
+    if stated := os.environ.get(STATED):
+        return parse_bytes(stated)
     limits = [limit for limit in (_machine(), _cgroup()) if limit is not None]
     return min(limits) if limits else None
 
@@ -47,7 +58,8 @@ def check_host(needed: int) -> None:
     if available is not None and needed > available:
         raise InputError(
             f"host memory: the run needs {needed} bytes, {available} are available; use a machine "
-            "with more memory, fewer hidden columns or fewer layers"
+            "with more memory, fewer hidden columns or fewer layers; where the system understates its memory, say "
+            f"how much there is: {STATED}=48GiB"
         )
 
 

@@ -41,7 +41,7 @@ ABILITIES = (
     Ability("log to TensorBoard", ("tensorboard",), "pip install 'hongtu[tensorboard]'"),
     Ability("draw pictures of benchmarks", ("matplotlib",), "pip install 'hongtu[report]'"),
 )  # fmt: skip
-CUDA_PACKAGES = ("cuda-core", "cuda-bindings")
+CUDA_PACKAGES = ("cuda-bindings",)
 CUDA_REMEDY = "pip install 'hongtu[cuda]'"
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import queue
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from hongtu.cuda_ext import driver
 from hongtu.device.base import Device
 from hongtu.device.pinned import REGISTERED, pinned, processors_near
 from hongtu.device.staged import StagedDevice
@@ -22,6 +25,7 @@ from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
 
 _QUEUED = 64  # pieces of work that the host's stream may be behind
+LIBRARIES = 4 * (32 << 20)  # bytes: workspaces of cuBLAS and cuBLASLt on the thread that dispatches and on autograd's
 
 
 class CudaEvent:
@@ -70,12 +74,16 @@ class HostEvent:
 
 
 class HostThread:
-    """A stream on a thread of the host: gradient rows are added up beside the main thread."""
+    """A stream on a thread of the host: gradient rows are added up beside the main thread.
 
-    def __init__(self) -> None:
+    Args:
+        gpu: current on the thread; waiting for an event would make a context on the first GPU otherwise.
+    """
+
+    def __init__(self, gpu: int) -> None:
         self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(_QUEUED)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=_work_off, args=(self._work, weakref.ref(self)), daemon=True)
+        self._thread = threading.Thread(target=_work_off, args=(self._work, weakref.ref(self), gpu), daemon=True)
         self._thread.start()
         weakref.finalize(self, self._work.put, None)
 
@@ -101,7 +109,8 @@ class HostThread:
             raise error
 
 
-def _work_off(work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[HostThread]) -> None:
+def _work_off(work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[HostThread], gpu: int) -> None:
+    torch.cuda.set_device(gpu)
     while True:
         piece = work.get()
         if piece is None:
@@ -123,13 +132,17 @@ class CudaDevice(StagedDevice):
         torch.cuda.synchronize(self.where)
 
     def abandon(self) -> None:
-        torch.cuda.synchronize(self.where)
-        with contextlib.suppress(Exception):  # there is an error already
-            self.streams.host.record().synchronize("abandon: nothing is under way")
+        for wait in (self.begin, lambda: self.streams.host.record().synchronize("abandon: nothing is under way")):
+            with contextlib.suppress(Exception):  # the error that led here is the one to show
+                wait()
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """From the memory that layers take theirs from: torch's allocator gives no stream what another has freed.
+        Nothing is under way there when a pass asks for its buffers, so other streams may write to them at once."""
+        made: list[Tensor] = []
         try:
-            return super()._empty(shape, dtype)
+            self.streams.compute.run(lambda: made.append(super(CudaDevice, self)._empty(shape, dtype)))
+            return made[0]
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceOutOfMemory(f"{self.name}: {self.where} has no room for a planned buffer: {error}") from error
 
@@ -154,17 +167,15 @@ class CudaBackend:
         if index is not None and index >= count:
             raise InputError(f"device {name!r}: there are {count} GPUs, from cuda:0 on")
         try:
-            import cuda.bindings
-            import cuda.core  # noqa: F401
+            import cuda.bindings  # noqa: F401
         except ImportError as error:
             raise InputError(f"device {name!r}: {error}; run `pip install 'hongtu[cuda]'`") from error
         self._gpus = list(range(count)) if index is None else [index]
-        self._streams: dict[int, tuple[CudaStream, CudaStream, CudaStream]] = {}
         self._near: list[str] = []
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory that every GPU reads at its own address; a partition's rows are near its GPU."""
-        return pinned(shape, dtype, self._near)
+        return pinned(shape, dtype, self._near, self._gpus[0])
 
     def gpu_of(self, partition: int) -> int:
         """The GPU that runs a partition."""
@@ -175,30 +186,40 @@ class CudaBackend:
         return torch.device("cuda", gpu)
 
     def memory(self, partitions: int) -> int | None:
-        """What is free on the GPU that has the least, less a margin, for each partition on it."""
+        """What is free on the GPU that has the least, less what libraries take and a margin for what operations take
+        inside, for each partition on it. Blocks that torch holds for the next who asks are free."""
+        gc.collect()  # a run that is over may refer to itself
         used = self._gpus[:partitions]
-        free = min(torch.cuda.mem_get_info(gpu)[0] for gpu in used)
-        return int(free - free // MARGIN) // -(-partitions // len(used))
+        free = min(_free_bytes(gpu) for gpu in used) - LIBRARIES
+        return max(0, free - free // MARGIN) // -(-partitions // len(used))
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""
-        host = HostThread()
         used = self._gpus[:partitions]
+        host = HostThread(used[0])
         self._near = [processors_near(self.gpu_of(i)) for i in range(partitions)]
         reach = {gpu: _reach(gpu, used) for gpu in used}
         made: list[Device] = []
         for i in range(partitions):
             gpu = self.gpu_of(i)
             where = self.where(gpu)
-            if gpu not in self._streams:
-                first = -1  # what moves rows needs few multiprocessors, but at once: else the link waits for arithmetic
-                load, compute, flush = (CudaStream(where, priority) for priority in (first, 0, first))
-                self._streams[gpu] = (load, compute, flush)
             kernels = kernels_for(torch.empty(0, device=where))
-            streams = Streams(*self._streams[gpu], host)
+            streams = Streams(*_streams(gpu), host)
             name, pin = f"device {i}", self.pinned
             made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, *reach[gpu]))
         return made
+
+
+def _free_bytes(gpu: int) -> int:
+    return torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+
+
+@cache
+def _streams(gpu: int) -> tuple[CudaStream, CudaStream, CudaStream]:
+    """``load``, ``compute`` and ``flush`` of a GPU, the same for all runs: memory goes from one to the next."""
+    first = -1  # what moves rows needs few multiprocessors, but at once: else the link waits for arithmetic
+    load, compute, flush = (CudaStream(torch.device("cuda", gpu), priority) for priority in (first, 0, first))
+    return load, compute, flush
 
 
 def _reach(gpu: int, used: Sequence[int]) -> tuple[Callable[[Tensor], bool], Callable[[Tensor], bool]]:
@@ -213,22 +234,22 @@ def _reach(gpu: int, used: Sequence[int]) -> tuple[Callable[[Tensor], bool], Cal
             if not (reachable and atomic):
                 what = "add to" if reachable else "reach"
                 warnings.warn(f"cuda:{gpu} cannot {what} cuda:{peer}: those rows take a detour", stacklevel=5)
+    reads_host = driver.attribute(gpu, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM")
+    if not reads_host:
+        warnings.warn(f"cuda:{gpu} cannot read host memory at its own address: those rows take a detour", stacklevel=5)
 
     def reaches(tensor: Tensor) -> bool:
-        return tensor.get_device() in reads if tensor.is_cuda else tensor.data_ptr() in REGISTERED
+        return tensor.get_device() in reads if tensor.is_cuda else reads_host and tensor in REGISTERED
 
     return reaches, lambda tensor: tensor.get_device() in adds
 
 
 def enable_peer(gpu: int, peer: int) -> tuple[bool, bool]:
-    """Let a GPU read and write a peer's memory: whether it can, and whether its atomics work there."""
+    """Let a GPU read and write a peer's memory: whether it can, and whether its atomics work there.
+
+    torch does it when it copies between them, for what its allocator has and will have, expandable segments included.
+    """
     if not torch.cuda.can_device_access_peer(gpu, peer):
         return False, False
-    from cuda.bindings import runtime
-
-    with torch.cuda.device(gpu):
-        (status,) = runtime.cudaDeviceEnablePeerAccess(peer, 0)
-    good = runtime.cudaError_t.cudaSuccess
-    atomics = runtime.cudaDeviceP2PAttr.cudaDevP2PAttrNativeAtomicSupported
-    _, atomic = runtime.cudaDeviceGetP2PAttribute(atomics, gpu, peer)
-    return status in (good, runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled), bool(atomic)
+    torch.empty(1, device=f"cuda:{peer}").copy_(torch.empty(1, device=f"cuda:{gpu}"))
+    return True, driver.adds_at(gpu, peer)

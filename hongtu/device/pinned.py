@@ -14,42 +14,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hongtu.cuda_ext import driver
 from hongtu.host import in_parts
+
+PORTABLE, MAPPED = 1, 2  # cuMemHostRegister's flags
 
 
 class Registered:
-    """Ranges of host memory that every GPU reads and writes at their own addresses."""
+    """Blocks of host memory that GPUs read and write at their own addresses."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, int] = {}
+        self._starts: set[int] = set()
+        self._stuck: list[mmap.mmap] = []
 
-    def __contains__(self, address: int) -> bool:
-        return any(start <= address < end for start, end in self._ends.items())
+    def __contains__(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in one of the blocks, each of which is a storage."""
+        return tensor.untyped_storage().data_ptr() in self._starts
 
-    def add(self, array: np.ndarray) -> bool:
-        """Register an array until it is dropped; False when the driver refuses."""
-        from cuda.bindings import driver  # the runtime would remember a refusal and fail the next launch for it
+    def add(self, array: np.ndarray, memory: mmap.mmap, gpu: int) -> bool:
+        """Register an array, all of ``memory``, until it is dropped; False when the driver refuses.
 
+        Args:
+            gpu: whose context is used where the thread has none; all GPUs reach the block.
+        """
+        bindings = driver.bindings()  # CUDA's runtime would remember a refusal and fail the next launch for it
         start = array.ctypes.data
-        (status,) = driver.cuMemHostRegister(start, array.nbytes, PORTABLE | MAPPED)
-        if int(status) != 0:
+        given = driver.answer(gpu, lambda: bindings.cuMemHostRegister(start, array.nbytes, PORTABLE | MAPPED))
+        if int(given[0]) != 0:
             return False
-        self._ends[start] = start + array.nbytes
-        weakref.finalize(array, self._remove, start)
+        self._starts.add(start)
+        weakref.finalize(array, self._remove, start, memory, gpu).atexit = False  # a process that ends gives all back
         return True
 
-    def _remove(self, start: int) -> None:
-        from cuda.bindings import driver
+    def _remove(self, start: int, memory: mmap.mmap, gpu: int) -> None:
+        """On whichever thread drops the array. What the driver does not give up stays mapped: GPUs would read these
+        pages, not those of whoever got the address next."""
+        self._starts.discard(start)
+        given = driver.answer(gpu, lambda: driver.bindings().cuMemHostUnregister(start))
+        if int(given[0]) != 0:
+            self._stuck.append(memory)
+            warnings.warn(
+                f"the driver does not give up {len(memory)} bytes of pinned memory: {given[0]!r}", stacklevel=2
+            )
 
-        del self._ends[start]
-        driver.cuMemHostUnregister(start)
 
-
-PORTABLE, MAPPED = 1, 2  # cuMemHostRegister's flags
 REGISTERED = Registered()
 
 
-def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = ()) -> Tensor:
+def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = (), gpu: int = 0) -> Tensor:
     """Page-aligned host memory of exact size, registered with the driver until the tensor's memory is dropped.
 
     torch's own pinned allocator rounds up to powers of two, which would not do for what fills most of a machine. Where
@@ -58,6 +70,7 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = ())
 
     Args:
         near: lists of processors; that many parts of the memory are placed near them, in order.
+        gpu: one of those that use it.
     """
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if nbytes == 0:
@@ -71,7 +84,7 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = ())
         touch_near(array, near)
     else:
         in_parts(lambda part: _touch(array[part]), len(array), nbytes)
-    if not REGISTERED.add(array):
+    if not REGISTERED.add(array, memory, gpu):
         warnings.warn(
             f"the driver refused to pin {nbytes} bytes of host memory: rows are gathered by the host, which is slow; "
             "raise the limit of locked memory (`ulimit -l unlimited`)",
@@ -110,10 +123,7 @@ def processors(listed: str) -> set[int]:
 
 def processors_near(gpu: int) -> str:
     """The processors on the socket of a GPU, as Linux lists them; all where it does not say."""
-    from cuda.bindings import runtime
-
-    _, bus = runtime.cudaDeviceGetPCIBusId(32, gpu)
     try:
-        return Path(f"/sys/bus/pci/devices/{bus.decode().rstrip(chr(0)).lower()}/local_cpulist").read_text()
-    except (OSError, AttributeError):
+        return Path(f"/sys/bus/pci/devices/{driver.bus_id(gpu)}/local_cpulist").read_text()
+    except OSError:
         return f"0-{(os.cpu_count() or 1) - 1}"

@@ -190,14 +190,14 @@ def test_doctor(capsys, monkeypatch):
     text = output(capsys, "doctor")
     can, _, cannot = text.partition("It cannot")
     assert f"train on the CPU: {found['cores']} cores" in can and "convert and wrap torch_geometric's models" in can
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("kaminpar", "cuda-core") else "1.0")
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("kaminpar", "cuda-bindings") else "1.0")
     cannot = output(capsys, "doctor").partition("It cannot")[2]
     assert "KaMinPar, faster than METIS\n      pip install 'hongtu[kaminpar]'\n" in cannot and "ogb" not in cannot
 
 
 @pytest.mark.parametrize(("gpus", "torch_cuda", "missing", "message", "remedy"), [
     ([{"name": "H200", "memory": 139 << 30}], "13.0", (), "train on H200 (139.0 GiB): `--device cuda`", None),
-    ([{"name": "H200", "memory": 139 << 30}], "13.0", ("cuda-core",), "cuda-core not installed", "hongtu[cuda]"),
+    ([{"name": "H200", "memory": 139 << 30}], "13.0", ("cuda-bindings",), "cuda-bindings not", "hongtu[cuda]"),
     ([], "13.0", (), "torch sees none", "nvidia-smi"), ([], None, (), "built without CUDA", "CUDA build"),
 ])  # fmt: skip
 def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):

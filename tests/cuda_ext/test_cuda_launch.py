@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cuda_ext import attention_kernels, host_build, kernels
+from hongtu.cuda_ext import attention_kernels, driver, host_build, kernels
 from hongtu.cuda_ext.arguments import HUB, block_of
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
@@ -218,7 +218,7 @@ def test_cuda_launcher_hands_the_driver_what_the_kernel_expects(monkeypatch):
     launcher._driver = SimpleNamespace(
         cuLaunchKernel=launch_kernel, CUresult=SimpleNamespace(CUDA_ERROR_INVALID_CONTEXT=201)
     )
-    monkeypatch.setattr(CudaLauncher, "_enter", lambda self: entered.append(self.device))  # a thread without a context
+    monkeypatch.setattr(driver, "enter", lambda gpu: entered.append(gpu) or True)  # a thread without a context
     monkeypatch.setattr(CudaLauncher, "on_gpu", False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     CscParity().test_csc_aggregate(Machine(launcher, 77, "cpu"), "hubs", 4, np.float32, 0)
@@ -229,6 +229,27 @@ def test_cuda_launcher_hands_the_driver_what_the_kernel_expects(monkeypatch):
 
 
 ARGUMENTS = {"csc_aggregate": 11, "csc_aggregate_transpose": 11}
+
+
+def test_cuda_launcher_loads_a_file_once_and_says_what_fails(monkeypatch):
+    loaded, status = [], [0, 0]
+    launcher = object.__new__(CudaLauncher)
+    launcher.device, launcher.arch, launcher._kernels, launcher._files = 0, "sm_90", {}, {}
+    launcher._driver = SimpleNamespace(
+        cuLibraryLoadData=lambda code, *none: (status[0], loaded.append((code, none)) or "library"),
+        cuLibraryGetKernel=lambda library, name: (status[1], len(name)),
+        CUfunction=lambda handle: ("function", handle),
+    )
+    monkeypatch.setattr("hongtu.cuda_ext.launch.cubin", lambda file, arch: b"machine code")
+    status[0] = 209
+    with pytest.raises(KernelError, match=r"machine code of rows\.cu for sm_90 on GPU 0: 209"):
+        launcher._load("zero_rows_f32x4")
+    status[:] = 0, 500
+    with pytest.raises(KernelError, match=r"kernel zero_rows_f32x4 of rows\.cu, compiled for sm_90: 500"):
+        launcher._load("zero_rows_f32x4")
+    status[1] = 0
+    assert launcher._load("zero_rows_f32x4") == launcher._kernels["zero_rows_f32x4"] == ("function", 15)
+    assert launcher._load("zero_rows_f32x1") and loaded == [(b"machine code", ([], [], 0, [], [], 0))] * 2
 
 
 def test_cuda_launcher_without_a_gpu_says_so():

@@ -16,7 +16,8 @@ import torch
 
 from hongtu import host
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.device.simulated import SimulatedBackend
+from hongtu.device.simulated import SimulatedBackend, poisoned
+from hongtu.device.staged import StagedDevice
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training
@@ -219,3 +220,25 @@ def test_every_wait_is_needed():
             missed[why] = missed.get(why, True) and survives(plan, why, expected)
     assert len(missed) == 10
     assert not [why for why, survived in missed.items() if survived], missed
+
+
+def test_devices_read_host_rows_that_begin_where_their_memory_does(monkeypatch):
+    """A GPU knows pinned memory by the address of its storage; a view that hides it would take the detour."""
+    made, asked = [], []
+
+    def noted(shape, dtype):
+        made.append(poisoned(shape, dtype))
+        return made[-1]
+
+    def copy_rows(self, src, src_index, dst, dst_index):
+        asked.extend((src, dst))
+        return copy(self, src, src_index, dst, dst_index)
+
+    copy = StagedDevice._copy_rows
+    monkeypatch.setattr("hongtu.device.simulated.poisoned", noted)
+    monkeypatch.setattr(StagedDevice, "_copy_rows", copy_rows)
+    device = SimulatedBackend()
+    monkeypatch.setattr(device, "pinned", noted)
+    check(SIX[0], problems.awkward(), (4, 8), device=device, device_memory="smallest")
+    starts = {tensor.untyped_storage().data_ptr() for tensor in made}
+    assert asked and all(tensor.untyped_storage().data_ptr() in starts for tensor in asked if tensor.numel())

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hongtu
+from hongtu import host
 from hongtu import nn as hnn
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from tests import problems, training
@@ -220,3 +221,16 @@ def test_any_failure_in_a_layer_leaves_the_trainer_usable():
     records = trainer.fit(2)
     assert losses_of(records) == expected
     assert trainer.plan.host_bytes.items() <= records[0].peak_bytes.items()
+
+
+def test_what_the_host_has_can_be_said(monkeypatch):
+    """Virtual machines that get their memory as they use it say that they have little."""
+    monkeypatch.setattr(host, "_machine", lambda: 1 << 20)
+    with pytest.raises(InputError, match="HONGTU_HOST_MEMORY=48GiB"):
+        host.check_host(1 << 30)
+    monkeypatch.setenv("HONGTU_HOST_MEMORY", "2GiB")
+    host.check_host(1 << 30)
+    assert host.available_bytes() == 2 << 30
+    monkeypatch.setenv("HONGTU_HOST_MEMORY", "much")
+    with pytest.raises(InputError, match="size 'much'"):
+        host.available_bytes()

@@ -14,7 +14,7 @@ from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowPa
 def launcher():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    pytest.importorskip("cuda.core", reason="cuda.core not installed")
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings not installed")
     return CudaLauncher(torch.cuda.current_device())
 
 
