@@ -2,6 +2,7 @@
 //
 // All: one group of lanes per row, 16 bytes per lane where width and pointers allow; ROWS_AT_ONCE independent rows in
 // flight per group, which hides the latency of the host link with few blocks.
+#define BLOCKS 3  // rows in flight hide the latency here, and they take registers
 #include "shared.cuh"
 
 #define ROWS_AT_ONCE 4

@@ -16,11 +16,14 @@ typedef unsigned long long uint64;
 #define ON_CPU(name)
 #endif
 
-#define THREADS 256  // per block, three blocks or more per multiprocessor: waiting warps hide each other's latency
+#define THREADS 256  // per block
+#ifndef BLOCKS
+#define BLOCKS 4  // or more per multiprocessor, so 64 registers a thread: waiting warps hide each other's latency
+#endif
 
 // A kernel is a template; KERNEL gives one instance of it a plain name, and ON_CPU makes that callable on a CPU.
 #define KERNEL(name, parameters, call)                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, 3) name parameters { \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name parameters { \
         call;                                                                \
     }                                                                        \
     ON_CPU(name)

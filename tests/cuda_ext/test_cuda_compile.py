@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hongtu.cuda_ext import disk_cache, host_build
-from hongtu.cuda_ext.compile import cubin, nvrtc_version
+from hongtu.cuda_ext.compile import compile_with_log, cubin, nvrtc_version
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError, file_of
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -59,6 +59,21 @@ def test_wide_instances_move_16_bytes_at_once(nvrtc, file):
             if not name.startswith("attend_alpha_gradient"):  # writes one element per lane
                 assert elements in stores and not re.search(r"\bst\.global\.[fbu]\d", code), name
     assert wide >= 4
+
+
+@pytest.mark.parametrize("file", KERNELS_OF)
+def test_no_kernel_spills_and_sums_leave_room_for_four_blocks(nvrtc, file):
+    """On a multiprocessor of 65536 registers, with 256 threads a block."""
+    _, log = compile_with_log(FOLDER / file, "sm_90", "--ptxas-options=-v")
+    compiled = re.findall(
+        r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores.*?Used (\d+) registers",
+        log,
+        re.DOTALL,
+    )
+    assert {file_of(name) for name, *_ in compiled} == {file}
+    most = 80 if file in ("rows.cu", "attention.cu") else 64
+    for name, stack, spilled, registers in compiled:
+        assert (stack, spilled) == ("0", "0") and int(registers) <= most, (name, stack, spilled, registers)
 
 
 def ptx_of(source):
