@@ -47,8 +47,9 @@ __device__ __forceinline__ void attend_transpose(const int64* __restrict__ indpt
     }
 }
 
-// out[e, h] = <rows[source of e, h], grad[d, h]>. A group per destination, lanes over its (edge, head) pairs: a lane
-// walks the K channels of its pair, 16 bytes at a time, so no sum crosses lanes and the output is written in order.
+// out[e, h] = <rows[source of e, h], grad[d, h]>. A group per destination; as many of its lanes as the K channels of a
+// head take, 16 bytes each, share one (edge, head) pair and add up what they have, so that adjacent lanes read adjacent
+// memory.
 template <class T, int N>
 __device__ __forceinline__ void attend_alpha_gradient(const int64* __restrict__ indptr,
                                                       const int* __restrict__ local_source,
@@ -56,22 +57,26 @@ __device__ __forceinline__ void attend_alpha_gradient(const int64* __restrict__ 
                                                       T* __restrict__ out, int64 stride, int64 heads, int64 num_dst,
                                                       int64 num_edges, int64 width, int64 hubs) {
     const int64 channels = width / heads;
+    int lanes = 1;
+    while (lanes < (int)blockDim.x && lanes * N < channels) lanes *= 2;
+    const int lane = threadIdx.x % lanes, at_once = blockDim.x / lanes;
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();)
-        for (int64 p = range.begin * heads + threadIdx.x; p < range.end * heads; p += blockDim.x) {
-            const int64 first = p % heads * channels;
-            const T* row = rows + local_source[p / heads] * stride + first;
-            const T* change = grad + range.dst * width + first;
-            Lane<T, N> sum = {};
-#pragma unroll 4
-            for (int64 k = 0; k < channels; k += N) {
-                const Lane<T, N> a = load<N>(row + k), b = load<N>(change + k);
-#pragma unroll
-                for (int n = 0; n < N; n++) sum.at[n] += a.at[n] * b.at[n];
-            }
+        for (int64 p = range.begin * heads; p < range.end * heads; p += at_once) {
+            const int64 pair = p + threadIdx.x / lanes;
             T total = 0;
+            if (pair < range.end * heads) {
+                const int64 first = pair % heads * channels;
+                const T* row = rows + local_source[pair / heads] * stride + first;
+                const T* change = grad + range.dst * width + first;
+#pragma unroll 2
+                for (int64 k = lane * N; k < channels; k += lanes * N) {
+                    const Lane<T, N> a = load<N>(row + k), b = load<N>(change + k);
 #pragma unroll
-            for (int n = 0; n < N; n++) total += sum.at[n];
-            out[p] = total;
+                    for (int n = 0; n < N; n++) total += a.at[n] * b.at[n];
+                }
+            }
+            total = sum_over_lanes(total, lanes);
+            if (lane == 0 && pair < range.end * heads) out[pair] = total;
         }
 }
 
@@ -80,7 +85,7 @@ __device__ __forceinline__ void attend_alpha_gradient(const int64* __restrict__ 
            (const int64* indptr, const int* local_source, const T* alpha, const T* rows, T* out, int64 stride,       \
             int64 heads, int64 num_dst, int64 num_edges, int64 width, int64 hubs),                                   \
            (attend<T, N>(indptr, local_source, alpha, rows, out, stride, heads, num_dst, num_edges, width, hubs)))   \
-    KERNEL(attend_alpha_gradient_##type##x##N,                                                                       \
+    WARP_KERNEL(attend_alpha_gradient_##type##x##N,                                                                  \
            (const int64* indptr, const int* local_source, const T* rows, const T* grad, T* out, int64 stride,        \
             int64 heads, int64 num_dst, int64 num_edges, int64 width, int64 hubs),                                   \
            (attend_alpha_gradient<T, N>(indptr, local_source, rows, grad, out, stride, heads, num_dst, num_edges,    \

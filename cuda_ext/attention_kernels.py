@@ -15,6 +15,7 @@ from hongtu.cuda_ext.arguments import (
     FLOATS,
     HUB,
     address,
+    block_of,
     lane_elements,
     launch_ranges,
     refuse,
@@ -172,10 +173,12 @@ def attend_alpha_gradient(
     out_at = address(launcher, kernel, "out", out_EH, dtype, out_EH.shape)
     elements = _head_lane(dtype, rows_at, grad_at, sizes, width)
     args = (*graph, rows_at, grad_at, out_at, *sizes)
-    pairs = -(-num_edges * out_EH.shape[1] // num_dst)  # of an average destination
+    heads = out_EH.shape[1]
+    lanes = block_of(width // heads // elements)[0]  # of a pair of an edge and a head
+    pairs = -(-num_edges * heads // num_dst)  # of an average destination
     name = f"{kernel}_{FLOATS[dtype]}x{elements}"
     tensors = (indptr, local_source, rows_CF, grad_DF, out_EH)
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, min(pairs, 32), tensors)
+    launch_ranges(launcher, stream, name, args, num_dst, num_edges, min(lanes * pairs, 32), tensors)
 
 
 def gated_sum(

@@ -1,8 +1,9 @@
 // What a .cu file needs to be compiled by g++ and executed on a CPU: `g++ -x c++ -include cpu_shim.cuh`.
 //
 // A launch runs the threads of all blocks one after another, in ascending or descending order. That is an execution
-// CUDA allows for these kernels, since none has a barrier; results must not depend on the order beyond rounding. An
-// access that a GPU would refuse as misaligned ends the launch with an error.
+// CUDA allows for these kernels, since none has a barrier; results must not depend on the order beyond rounding. Of a
+// WARP_KERNEL the lanes of a group run in step: each as far as the next exchange of values. An access that a GPU would
+// refuse as misaligned, and an exchange that not all lanes of a group come to, end the launch with an error.
 #pragma once
 #define CPU_SHIM
 
@@ -10,7 +11,10 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <utility>
+
+#include <ucontext.h>
 
 using std::exp;
 
@@ -75,11 +79,88 @@ inline void run_thread(void (*kernel)(T...), const long long* args, std::index_s
     kernel(argument<T>(args[I])...);
 }
 
+// The lanes of a group, each with a stack of its own.
+struct Lanes {
+    enum { MOST = 32, STACK = 1 << 16 };
+    ucontext_t caller, lane[MOST];
+    unsigned running, exchanged[MOST];
+    bool done[MOST], misaligned;
+    std::uint64_t value[2][MOST];  // of one exchange and the next, which a lane may come to while others read the last
+    std::function<void()> body;
+    alignas(16) char stack[MOST][STACK];
+};
+static thread_local Lanes lanes_of_group;
+
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int step) {
+    Lanes& group = lanes_of_group;
+    const unsigned me = group.running, side = group.exchanged[me]++ % 2;
+    std::memcpy(&group.value[side][me], &value, sizeof(T));
+    swapcontext(&group.lane[me], &group.caller);
+    std::memcpy(&value, &group.value[side][me ^ step], sizeof(T));
+    return value;
+}
+
+static void run_lane() {
+    Lanes& group = lanes_of_group;
+    const unsigned me = group.running;
+    try {
+        group.body();
+    } catch (const Misaligned&) {
+        group.misaligned = true;
+    }
+    group.done[me] = true;
+    swapcontext(&group.lane[me], &group.caller);
+}
+
+// 0: done; 1: misaligned access; 3: some lanes were done where others exchange values.
+inline int run_group(int descending) {
+    Lanes& group = lanes_of_group;
+    group.misaligned = false;
+    for (unsigned x = 0; x < blockDim.x; x++) {
+        group.done[x] = false;
+        group.exchanged[x] = 0;
+        getcontext(&group.lane[x]);
+        group.lane[x].uc_stack.ss_sp = group.stack[x];
+        group.lane[x].uc_stack.ss_size = Lanes::STACK;
+        makecontext(&group.lane[x], run_lane, 0);
+    }
+    for (;;) {
+        unsigned done = 0;
+        for (unsigned k = 0; k < blockDim.x; k++) {
+            group.running = threadIdx.x = descending ? blockDim.x - 1 - k : k;
+            swapcontext(&group.caller, &group.lane[group.running]);
+            done += group.done[group.running];
+        }
+        if (group.misaligned) return 1;
+        if (done == blockDim.x) return 0;
+        if (done) return 3;
+    }
+}
+
+static void set_shape(const unsigned* shape) {
+    gridDim = {shape[0], shape[1], shape[2]};
+    blockDim = {shape[3], shape[4], shape[5]};
+}
+
+template <class... T>
+static int run_in_step(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending) {
+    set_shape(shape);
+    lanes_of_group.body = [=] { run_thread(kernel, args, std::index_sequence_for<T...>()); };
+    const std::uint64_t groups = (std::uint64_t)gridDim.x * gridDim.y * blockDim.y;
+    for (std::uint64_t k = 0; k < groups; k++) {
+        const std::uint64_t at = descending ? groups - 1 - k : k, block = at / blockDim.y;
+        threadIdx.y = unsigned(at % blockDim.y);
+        blockIdx = {unsigned(block % gridDim.x), unsigned(block / gridDim.x), 0};
+        if (const int refused = run_group(descending)) return refused;
+    }
+    return 0;
+}
+
 // 0: done; 1: misaligned access.
 template <class... T>
 static int run_on_cpu(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending) {
-    gridDim = {shape[0], shape[1], shape[2]};
-    blockDim = {shape[3], shape[4], shape[5]};
+    set_shape(shape);
     const std::uint64_t per_block = (std::uint64_t)blockDim.x * blockDim.y * blockDim.z;
     const std::uint64_t threads = per_block * gridDim.x * gridDim.y * gridDim.z;
     try {
@@ -99,10 +180,12 @@ static int run_on_cpu(void (*kernel)(T...), const unsigned* shape, const long lo
 }
 
 // 2: called with another number of arguments.
-#define ON_CPU(name)                                                                                              \
+#define ON_CPU_BY(run, name)                                                                                      \
     extern "C" int name##_on_cpu(const unsigned* shape, const long long* args, int count, int descending) {       \
-        return count_of(name) == count ? run_on_cpu(name, shape, args, descending) : 2;                           \
+        return count_of(name) == count ? run(name, shape, args, descending) : 2;                                  \
     }
+#define ON_CPU(name) ON_CPU_BY(run_on_cpu, name)
+#define ON_CPU_IN_STEP(name) ON_CPU_BY(run_in_step, name)
 template <class... T>
 constexpr int count_of(void (*)(T...)) {
     return sizeof...(T);

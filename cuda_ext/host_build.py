@@ -19,7 +19,11 @@ from hongtu.cuda_ext import disk_cache
 from hongtu.cuda_ext.sources import FOLDER, SHIM, KernelError, digest, file_of
 
 _OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-w")
-_REFUSED = {1: "a misaligned access", 2: "another number of arguments than it has parameters"}
+_REFUSED = {
+    1: "a misaligned access",
+    2: "another number of arguments than it has parameters",
+    3: "an exchange of values that not all lanes of a group come to",
+}
 
 
 class HostLauncher:

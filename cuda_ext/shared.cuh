@@ -3,9 +3,8 @@
 // Legend: D destinations, S sources, C rows of a cache, E edges, F features, H heads, K channels per head.
 //
 // A block is blockDim.x lanes, which take the columns of one row, times blockDim.y rows: a group is the lanes of one
-// row. Narrow rows get fewer than 32 lanes, so that a warp serves several rows. No kernel has a barrier, shared memory
-// or a shuffle: threads depend on nothing but the launches before theirs, so the same source also runs on a CPU
-// (cpu_shim.cuh). Every parameter of a kernel takes 8 bytes. Inputs and outputs must not overlap.
+// row. Narrow rows get fewer than 32 lanes, so that a warp serves several rows. No kernel has a barrier or shared memory;
+// lanes of a group exchange values in a WARP_KERNEL alone. So the same source also runs on a CPU (cpu_shim.cuh). Every parameter of a kernel takes 8 bytes. Inputs and outputs must not overlap.
 #pragma once
 
 typedef long long int64;
@@ -14,6 +13,7 @@ typedef unsigned long long uint64;
 #ifndef CPU_SHIM
 #define CHECK_ALIGNED(pointer, bytes)
 #define ON_CPU(name)
+#define ON_CPU_IN_STEP(name)
 #endif
 
 #define THREADS 256  // per block
@@ -22,11 +22,10 @@ typedef unsigned long long uint64;
 #endif
 
 // A kernel is a template; KERNEL gives one instance of it a plain name, and ON_CPU makes that callable on a CPU.
-#define KERNEL(name, parameters, call)                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name parameters { \
-        call;                                                                \
-    }                                                                        \
-    ON_CPU(name)
+#define ON_GPU(name, parameters, call) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name parameters { call; }
+#define KERNEL(name, parameters, call) ON_GPU(name, parameters, call) ON_CPU(name)
+#define WARP_KERNEL(name, parameters, call) ON_GPU(name, parameters, call) ON_CPU_IN_STEP(name)
 
 // N adjacent elements that one lane moves at once.
 template <class T, int N>
@@ -70,6 +69,16 @@ __device__ __forceinline__ void put(T* to, const Lane<T, N>& value, bool whole) 
 
 __device__ __forceinline__ int64 first_group() { return (int64)blockIdx.x * blockDim.y + threadIdx.y; }
 __device__ __forceinline__ int64 group_step() { return (int64)gridDim.x * blockDim.y; }
+
+// The sum of a value over this lane's aligned set of ``lanes`` lanes, a power of two, of its group; all of them call it,
+// and get it. The other groups of a warp may be elsewhere.
+template <class T>
+__device__ __forceinline__ T sum_over_lanes(T value, int lanes) {
+    const unsigned first = threadIdx.y * blockDim.x % 32;
+    const unsigned group = (blockDim.x == 32 ? ~0u : (1u << blockDim.x) - 1) << first;
+    for (int step = lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(group, value, step);
+    return value;
+}
 
 // The column of this lane, where columns beyond the lanes of a block are in further blocks (gridDim.y).
 template <int N>

@@ -173,6 +173,24 @@ def test_the_cpu_refuses_what_a_gpu_would():
         HostLauncher().launch("zero_rows_f32x3", (1, 1), (1, 256), args, None, ())
 
 
+LANES = """#include "shared.cuh"
+WARP_KERNEL(zero_rows_f32x1, (float* to), to[threadIdx.x] = sum_over_lanes(to[threadIdx.x], 4))
+WARP_KERNEL(zero_rows_f32x4, (float* to), if (threadIdx.x < 3) to[threadIdx.x] = sum_over_lanes(to[threadIdx.x], 4))
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("descending", [False, True])
+def test_lanes_exchange_values_in_step(tmp_path, descending):
+    (tmp_path / "shared.cuh").write_text((FOLDER / "shared.cuh").read_text())
+    (tmp_path / "rows.cu").write_text(LANES)
+    launcher, values = HostLauncher(descending, tmp_path), torch.arange(8.0)
+    launcher.launch("zero_rows_f32x1", (1, 1), (8, 1), [values.data_ptr()], None, ())
+    assert values.tolist() == [6.0] * 4 + [22.0] * 4
+    with pytest.raises(KernelError, match="not all lanes of a group come to"):
+        launcher.launch("zero_rows_f32x4", (1, 1), (8, 1), [values.data_ptr()], None, ())
+
+
 @needs_compiler
 def test_a_queue_runs_kernels_later():
     rows, queue = torch.ones(3, 4), []
