@@ -13,13 +13,15 @@ from typing import Any
 
 @cache
 def bindings() -> ModuleType:
-    """The driver's functions.
+    """The driver's functions, which it refuses until it is initialized; torch does that late.
 
     Raises:
         ImportError: cuda-bindings is missing.
+        RuntimeError: there is no driver.
     """
     from cuda.bindings import driver
 
+    driver.cuInit(0)
     return driver
 
 

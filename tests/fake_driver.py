@@ -35,10 +35,6 @@ class FakeDriver:
         self.able = True
         self._thread = threading.local()
 
-    def leave(self) -> None:
-        """Take this thread's context away."""
-        self._thread.context = None
-
     def status(self, wanted: int = SUCCESS) -> int:
         """What a call ends with that needs a context."""
         return wanted if getattr(self._thread, "context", None) is not None else NO_CONTEXT
