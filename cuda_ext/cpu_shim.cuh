@@ -84,7 +84,7 @@ struct Lanes {
     enum { MOST = 32, STACK = 1 << 16 };
     ucontext_t caller, lane[MOST];
     unsigned running, exchanged[MOST];
-    bool done[MOST], misaligned;
+    bool done[MOST], misaligned, mistaken;  // mistaken: a mask names other lanes than those of the group
     std::uint64_t value[2][MOST];  // of one exchange and the next, which a lane may come to while others read the last
     std::function<void()> body;
     alignas(16) char stack[MOST][STACK];
@@ -92,9 +92,11 @@ struct Lanes {
 static thread_local Lanes lanes_of_group;
 
 template <class T>
-inline T __shfl_xor_sync(unsigned, T value, int step) {
+inline T __shfl_xor_sync(unsigned mask, T value, int step) {
     Lanes& group = lanes_of_group;
     const unsigned me = group.running, side = group.exchanged[me]++ % 2;
+    const std::uint64_t lanes = ((std::uint64_t(1) << blockDim.x) - 1) << threadIdx.y * blockDim.x % 32;
+    group.mistaken |= mask != lanes || (me ^ step) >= blockDim.x;
     std::memcpy(&group.value[side][me], &value, sizeof(T));
     swapcontext(&group.lane[me], &group.caller);
     std::memcpy(&value, &group.value[side][me ^ step], sizeof(T));
@@ -113,10 +115,10 @@ static void run_lane() {
     swapcontext(&group.lane[me], &group.caller);
 }
 
-// 0: done; 1: misaligned access; 3: some lanes were done where others exchange values.
+// 0: done; 1: misaligned access; 3: some lanes were done where others exchange values, or a mask is wrong.
 inline int run_group(int descending) {
     Lanes& group = lanes_of_group;
-    group.misaligned = false;
+    group.misaligned = group.mistaken = false;
     for (unsigned x = 0; x < blockDim.x; x++) {
         group.done[x] = false;
         group.exchanged[x] = 0;
@@ -133,6 +135,7 @@ inline int run_group(int descending) {
             done += group.done[group.running];
         }
         if (group.misaligned) return 1;
+        if (group.mistaken) return 3;
         if (done == blockDim.x) return 0;
         if (done) return 3;
     }

@@ -22,7 +22,7 @@ _OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fno-strict-aliasing", "-f
 _REFUSED = {
     1: "a misaligned access",
     2: "another number of arguments than it has parameters",
-    3: "an exchange of values that not all lanes of a group come to",
+    3: "an exchange of values that not all lanes of a group come to, or others",
 }
 
 

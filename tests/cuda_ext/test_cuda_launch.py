@@ -176,6 +176,8 @@ def test_the_cpu_refuses_what_a_gpu_would():
 LANES = """#include "shared.cuh"
 WARP_KERNEL(zero_rows_f32x1, (float* to), to[threadIdx.x] = sum_over_lanes(to[threadIdx.x], 4))
 WARP_KERNEL(zero_rows_f32x4, (float* to), if (threadIdx.x < 3) to[threadIdx.x] = sum_over_lanes(to[threadIdx.x], 4))
+WARP_KERNEL(zero_rows_f64x1, (float* to), __shfl_xor_sync(0xffu << 8, to[threadIdx.x], 1))
+WARP_KERNEL(zero_rows_f64x2, (float* to), __shfl_xor_sync(0xffu, to[threadIdx.x], 8))
 """
 
 
@@ -187,8 +189,9 @@ def test_lanes_exchange_values_in_step(tmp_path, descending):
     launcher, values = HostLauncher(descending, tmp_path), torch.arange(8.0)
     launcher.launch("zero_rows_f32x1", (1, 1), (8, 1), [values.data_ptr()], None, ())
     assert values.tolist() == [6.0] * 4 + [22.0] * 4
-    with pytest.raises(KernelError, match="not all lanes of a group come to"):
-        launcher.launch("zero_rows_f32x4", (1, 1), (8, 1), [values.data_ptr()], None, ())
+    for wrong in ("f32x4", "f64x1", "f64x2"):  # three of eight lanes; another group's mask; another group's lane
+        with pytest.raises(KernelError, match="not all lanes of a group come to"):
+            launcher.launch(f"zero_rows_{wrong}", (1, 1), (8, 1), [values.data_ptr()], None, ())
 
 
 @needs_compiler
