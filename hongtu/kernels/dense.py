@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.kernels.torch_private import onednn_linear
+
 BLOCK = 512  # rows of a block: its output stays in the processor's cache until it is copied
 LEAST = 64 * 128  # numbers in the matrix that rows are multiplied with; anything smaller is not worth a call
 SHORT, LONG = 40, 256  # columns of two matrices of rows whose product is worth it
@@ -32,8 +34,8 @@ def substitutes() -> dict[Any, Callable[..., Tensor]]:
         return {}
     if "AuthenticAMD" not in _cpuinfo() or not torch.backends.mkldnn.is_available():
         return {}
-    try:  # what torch.compile calls for a linear layer
-        _linear(torch.ones(1, 1), torch.ones(1, 1))
+    try:
+        onednn_linear(torch.ones(1, 1), torch.ones(1, 1))
     except (AttributeError, RuntimeError, TypeError):
         return {}
     return {aten.mm.default: mm, aten.addmm.default: addmm, aten.addmm_.default: addmm_}
@@ -44,10 +46,6 @@ def _cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text()
     except OSError:
         return ""
-
-
-def _linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, bias_N, "none", [], "")
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
@@ -83,7 +81,7 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bo
     w = b.t().contiguous()
     whole = len(a) // BLOCK * BLOCK
     for first in range(0, whole, BLOCK):
-        part = _linear(a[first : first + BLOCK], w, bias)
+        part = onednn_linear(a[first : first + BLOCK], w, bias)
         rows = out[first : first + BLOCK]
         rows.add_(part) if add else rows.copy_(part)
     if whole < len(a):
@@ -101,9 +99,9 @@ def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     for first in range(0, whole, BLOCK):
         left, right = a[:, first : first + BLOCK], b[first : first + BLOCK]
         if len(a) <= b.shape[1]:
-            out += _linear(left, right.t())
+            out += onednn_linear(left, right.t())
         else:  # the shorter side as rows
-            out += _linear(right.t(), left).t()
+            out += onednn_linear(right.t(), left).t()
     return out.addmm_(a[:, whole:], b[whole:]) if whole < len(b) else out
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_random, may_write
 from hongtu.model.wiring import INPUT, resolve, wire
 from hongtu.nn.binding import bind
@@ -302,8 +303,7 @@ def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
 
 def _apart(x: Tensor, others: Sequence[Tensor]) -> Tensor:
     """x, copied where it lies in one of the others."""
-    storage = x.untyped_storage()._cdata
-    return x.clone() if any(storage == other.untyped_storage()._cdata for other in others) else x
+    return x.clone() if storage_id(x) in map(storage_id, others) else x
 
 
 def _mix(*words: int) -> int:

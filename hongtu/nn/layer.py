@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import has_hooks as has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
@@ -176,12 +177,6 @@ def is_plain(module: torch.nn.Module) -> bool:
     """Whether a module is h W^T + b and nothing else, so that its weight says it all."""
     linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
     return linear and not has_hooks(module)
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling it calls something else, too."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names)
 
 
 class Convolution(Layer):

@@ -95,5 +95,5 @@ def test_without_onednns_operation_torchs_are_used(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(dense, "_cpuinfo", lambda: "AuthenticAMD")
-    monkeypatch.setattr(dense, "_linear", gone)
+    monkeypatch.setattr(dense, "onednn_linear", gone)
     assert dense.substitutes.__wrapped__() == {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hongtu.nn.layer import Activation, Convolution, Skip, has_hooks, is_plain
+from hongtu.kernels.torch_private import has_hooks
+from hongtu.nn.layer import Activation, Convolution, Skip, is_plain
 
 
 class GINConv(Convolution):
@@ -37,12 +38,8 @@ class GINConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return (
-            type(self.nn) is torch.nn.Sequential
-            and len(self.nn) > 0
-            and is_plain(self.nn[0])
-            and not has_hooks(self.nn)
-        )
+        starts_plain = type(self.nn) is torch.nn.Sequential and len(self.nn) > 0 and is_plain(self.nn[0])
+        return starts_plain and not has_hooks(self.nn)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
