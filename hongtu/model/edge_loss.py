@@ -27,7 +27,7 @@ _EVALUATION = 1  # a stream of its own: scores do not depend on the epoch
 
 Decoder = Callable[[Tensor, Tensor], Tensor]
 PairLoss = Callable[[Tensor, Tensor], Tensor]
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def dot(source: Tensor, destination: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class EdgeLoss:
         column = np.arange(self._given.negatives, dtype=np.uint64) * _GOLDEN
         return self._new_id[_mixed(row + column) % np.uint64(self._artifact.num_vertices)]
 
-    def _blocks(self, split: str) -> Iterator[Block]:
+    def _blocks(self, split: str) -> Iterator[Pairs]:
         """Sources and destinations int32 [B] (new ids) and numbers int64 [B] of edges, ``block`` pairs at a time."""
         step = max(1, self._given.block // (1 + self._given.negatives))
         if split not in self._edges:
@@ -193,7 +193,7 @@ class EdgeLoss:
             part = np.ascontiguousarray(edges[:, first : first + step])
             yield part[0], part[1], np.arange(first, first + part.shape[1])
 
-    def _own_blocks(self, step: int) -> Iterator[Block]:
+    def _own_blocks(self, step: int) -> Iterator[Pairs]:
         topology = self._artifact.topology
         starts = np.asarray(topology.in_edge_start)
         for chunk in range(len(topology.chunk_start) - 1):
