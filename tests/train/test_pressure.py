@@ -147,7 +147,7 @@ def test_a_device_that_has_less_than_it_says_ends_in_a_message(monkeypatch):
 
     def refuse(self, epoch):
         tries.append(self.plan.topology.chunks)
-        self._executor.current = self.plan.passes.train[0]
+        self._executor.current = self.program.train[0]
         raise DeviceOutOfMemory("device 0: no more", taken=100)
 
     monkeypatch.setattr("hongtu.engine.engine.Engine.train", refuse)
