@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hongtu.device.backends import Backend
-from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
@@ -22,6 +20,7 @@ from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.train.planning import make_loss, plan_network
+from hongtu.train.runtime import Runtime
 
 
 def layer_number(model: nn.ModuleList, layer: int) -> int:
@@ -39,8 +38,7 @@ def layer_number(model: nn.ModuleList, layer: int) -> int:
     return number
 
 
-@contextmanager
-def layer_output(
+def layer_runtime(
     artifact: Artifact,
     model: Modules,
     number: int,
@@ -52,18 +50,19 @@ def layer_output(
     hardware: Hardware,
     embedding: Embedding | None,
     backend: Backend,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """What layer ``number`` gives without dropout, [V, C] in new order, and the original id of every row, int64 [V].
-
-    Runs on copies of the layers, with a plan of its own within the same budget, beside whatever the trainer holds.
-    """
+    on_oom: str,
+) -> Runtime:
+    """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
+    beside whatever the trainer holds."""
     network = Network(model.first(number + 1).cpu(), RowContext(), autocast)
     loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-    plan = plan_network(artifact, network, loss, optimizer, strategy, budget, dtype, hardware)
     if embedding is not None:
         embedding = copy.copy(embedding)
         embedding.weight = nn.Parameter(embedding.weight.detach())
-    engine = Engine(artifact, network, loss, plan, embedding, budget, dtype, backend)
-    with engine.inferred() as out:
-        yield out, engine.ids
+    make_plan = partial(
+        plan_network, artifact, loss=loss, optimizer=optimizer, strategy=strategy, dtype=dtype, hardware=hardware
+    )
+    return Runtime(
+        artifact, network, loss, make_plan, rows=embedding, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom
+    )

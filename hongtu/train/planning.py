@@ -41,6 +41,34 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Correction = Callable[[str, int], int]
 
 
+def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> None:
+    """Refuse what a run cannot compute in.
+
+    Raises:
+        InputError: naming what it can.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+    if autocast not in (None, torch.bfloat16) or (autocast is not None and dtype != torch.float32):
+        raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
+
+
+def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What a person's function makes of the parameters.
+
+    Raises:
+        InputError: where it is no function, such as an optimizer that is made already.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name = type(optimizer).__name__
+        raise InputError(
+            f"optimizer is a {name}: expected a function that makes one; pass lambda p: torch.optim.{name}(p, ...)"
+        )
+    if not callable(optimizer):
+        raise InputError(f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)")
+    return optimizer(parameters)
+
+
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The default optimizer."""
     return torch.optim.Adam(parameters, lr=1e-2)
@@ -242,7 +270,8 @@ def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool,
         combinations = [dict(zip(free, picked)) for picked in itertools.product((False, True), repeat=len(free))]
     else:
         combinations = [dict.fromkeys(free, side) for side in (False, True)] + [{k: not chosen[k]} for k in free]
-    return [chosen, *(tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)]
+    sides = (tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)
+    return list(dict.fromkeys((chosen, *sides)))
 
 
 def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -28,6 +29,9 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
+from hongtu.train.excess import Correct
+from hongtu.train.planning import check_precision
+from hongtu.train.runtime import Runtime
 from hongtu.train.survey.probe import probe_workspace
 from hongtu.train.survey.tracing import trace
 
@@ -101,28 +105,26 @@ class Propagation:
             raise InputError(f"normalize {normalize!r}: expected {', '.join(map(repr, NORMALIZE))}")
         if columns < 1:
             raise InputError(f"columns {columns}: expected at least 1")
-        if dtype not in (torch.float32, torch.float64):
-            raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+        check_precision(dtype)
         self.columns, self.dtype = columns, dtype
         backend = get_backend(device)
         budget = None if device_memory is None else parse_bytes(device_memory)
-        self._network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
+        self._strategy, self._hardware = get_strategy(strategy), hardware or backend.hardware
         self._beside = self.artifact.num_vertices * columns * dtype.itemsize  # what a step adds to P y
-        used, compared = get_strategy(strategy), hardware or backend.hardware
-        plan = self._plan(used, budget, compared)
-        memory = backend.memory(self.artifact.topology.partitions)
-        if budget is None and memory is not None and plan.likely_bytes > memory:
-            plan = self._plan(used, memory, compared)
-        rows = torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
-        self._rows = VertexRows(self.artifact.original_id, rows)
-        self._engine = Engine(self.artifact, self._network, None, plan, self._rows, budget, dtype, backend)
-        self._engine.count_once(self._beside)
+        self._rows = VertexRows(
+            self.artifact.original_id, torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
+        )
+        network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
+        self._runtime = Runtime(
+            self.artifact, network, None, self._plan, rows=self._rows, budget=budget, dtype=dtype, backend=backend
+        )
+        self._runtime.engine.count_once(self._beside)
         self.record: EpochRecord | None = None
 
     @property
     def plan(self) -> ExecutionPlan:
         """What a step runs: predicted rows, bytes per link, peak bytes."""
-        return self._engine.plan
+        return self._runtime.plan
 
     def run(
         self, rows: Tensor, steps: int, alpha: float, then: RowStep, *, progress: bool | None = None, title: str = ""
@@ -138,16 +140,20 @@ class Propagation:
             [V, C] in the artifact's order; the next run changes it.
         """
         beside = rows * (1 - alpha)
-        self._engine.features.copy_(rows)
+        self._rows.weight.copy_(rows)
+
+        def propagate(step: int, engine: Engine) -> EpochRecord:
+            engine.count_once(self._beside)
+            engine.reset_counters()
+            start = perf_counter()
+            with engine.inferred() as out:
+                engine.features.copy_(then(out.mul_(alpha).add_(beside)))
+            return engine.record(step, 0.0, perf_counter() - start)
+
         hidden = None if progress is None else not progress
         for step in tqdm(range(steps), unit="step", desc=title or None, disable=hidden):
-            self._engine.set_up()
-            self._engine.reset_counters()
-            start = perf_counter()
-            with self._engine.inferred() as out:
-                self._engine.features.copy_(then(out.mul_(alpha).add_(beside)))
-            self.record = self._engine.record(step, 0.0, perf_counter() - start)
-        return self._engine.features
+            self.record = self._runtime.run(partial(propagate, step))
+        return self._rows.weight
 
     def renumbered(self, rows: Tensor) -> Tensor:
         """[N, ...] in the original order -> in the artifact's."""
@@ -157,17 +163,19 @@ class Propagation:
         """[V, ...] in the artifact's order -> in the original."""
         return self._rows.ordered(rows)
 
-    def _plan(self, strategy: Strategy, budget: int | None, hardware: Hardware) -> ExecutionPlan:
-        traced = trace(self._network, self.columns, self.dtype)
+    def _plan(self, *, network: Network, budget: int | None, correct: Correct | None) -> ExecutionPlan:
+        traced = trace(network, self.columns, self.dtype)
         shape = NetworkShape(
             features=self.columns, layers=traced.layers, output=traced.output, itemsize=self.dtype.itemsize,
             model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
         )  # fmt: skip
 
         def probe(trial: ExecutionPlan) -> dict[str, int]:
-            return probe_workspace(trial, self._network.modules, None, self.dtype)
+            found = probe_workspace(trial, network.modules, None, self.dtype)
+            return found if correct is None else {name: correct(name, taken) for name, taken in found.items()}
 
         artifact = self.artifact
         return plan_run(
-            artifact.topology, artifact.schedule_paper, shape, strategy, budget, probe, hardware, artifact.original_id
-        )
+            artifact.topology, artifact.schedule_paper, shape, self._strategy, budget, probe, self._hardware,
+            artifact.original_id,
+        )  # fmt: skip

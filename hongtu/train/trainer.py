@@ -31,15 +31,14 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
-from hongtu.train.layer_output import layer_number, layer_output
+from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
-from hongtu.train.planning import OptimizerFactory, adam, make_loss, plan_network
-from hongtu.train.pressure import Relief
+from hongtu.train.planning import OptimizerFactory, adam, check_precision, make_loss, make_optimizer, plan_network
 from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_directory import RunDirectory
+from hongtu.train.runtime import Runtime
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
-from hongtu.train.survey.probe import probe_workspace
 
 T = TypeVar("T")
 
@@ -114,71 +113,36 @@ class Trainer:
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         self.artifact.check_bounds()
+        check_precision(dtype, autocast)
         self._evaluation = Evaluation(metric, self.artifact.task)
-        self._backend = backend = get_backend(device)
-        if dtype not in (torch.float32, torch.float64):
-            raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
-        if autocast not in (None, torch.bfloat16) or (autocast is not None and dtype != torch.float32):
-            raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
-        self.strategy = get_strategy(strategy)
-        self.hardware = hardware or backend.hardware
-        self._dtype = dtype
+        self._backend = get_backend(device)
+        self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
         self._budget = None if device_memory is None else parse_bytes(device_memory)
+        self._dtype, self._on_oom = dtype, on_oom
+        self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
+
         self._context = RowContext(seed=seed)
         self.model = as_modules(layers)
-        self.model.to(dtype=dtype)
+        self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
         self._network = Network(self.model, self._context, autocast)
         self._loss = make_loss(self.artifact, loss)
         if metric is not None and isinstance(self._loss, EdgeLoss):
             raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
-        if isinstance(optimizer, torch.optim.Optimizer):
-            name = type(optimizer).__name__
-            raise InputError(
-                f"optimizer is a {name}: expected a function that makes one; pass lambda p: torch.optim.{name}(p, ...)"
-            )
-        if not callable(optimizer):
-            raise InputError(
-                f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)"
-            )
-        self.optimizer = optimizer(self.model.parameters())
+        self.optimizer = make_optimizer(optimizer, self.model.parameters())
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
-        self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
         self.embedding: Embedding | None = None
+        make = embedding_optimizer or optimizer
         if self.artifact.learns_features:
-            width = self.artifact.feature_width
-            make = embedding_optimizer or optimizer
-            self.embedding = Embedding(self.artifact.original_id, width, make, seed, dtype)
-        plan_one = partial(
-            plan_network,
-            self.artifact,
-            loss=self._loss,
-            optimizer=self.optimizer,
-            strategy=self.strategy,
-            dtype=dtype,
-            hardware=self.hardware,
-            make_embedding_optimizer=embedding_optimizer or optimizer,
-        )
-
-        partitions = self.artifact.topology.partitions
-
-        def make_plan(
-            *, network: Network, budget: int | None, correct: Callable[[str, int], int] | None
-        ) -> ExecutionPlan:
-            network.modules.cpu()  # layers are tried on the CPU; the engine takes them where they run
-            plan = plan_one(network=network, budget=budget, correct=correct)
-            memory = backend.memory(partitions)
-            if budget is None and memory is not None and plan.likely_bytes > memory:
-                plan = plan_one(network=network, budget=memory, correct=correct)
-            return plan
-
-        make_engine = partial(
-            Engine, self.artifact, self._network, self._loss,
-            embedding=self.embedding, budget=self._budget, dtype=dtype, backend=backend,
+            self.embedding = Embedding(self.artifact.original_id, self.artifact.feature_width, make, seed, dtype)
+        make_plan = partial(
+            plan_network, self.artifact, loss=self._loss, optimizer=self.optimizer, strategy=self.strategy,
+            dtype=dtype, hardware=self.hardware, make_embedding_optimizer=make,
         )  # fmt: skip
-        probe = partial(probe_workspace, loss=self._loss, dtype=dtype)
-        self._relief = Relief(
-            self._network, make_plan, make_engine, probe, self._budget, on_oom, getattr(self._loss, "modules", [])
-        )
+        self._runtime = Runtime(
+            self.artifact, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
+            dtype=dtype, backend=self._backend, on_oom=on_oom,
+        )  # fmt: skip
+
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
         self.waiting = Waiting()
@@ -202,7 +166,7 @@ class Trainer:
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
         self._check_whole()
-        start, loss, parameters = self._relief.run(self._differentiate)
+        start, loss, parameters = self._runtime.run(self._differentiate)
         with self._whole_or_torn(f"the step of epoch {self.epoch}"):
             return self._step(start, loss, parameters)
 
@@ -238,12 +202,12 @@ class Trainer:
 
     @property
     def _engine(self) -> Engine:
-        return self._relief.engine
+        return self._runtime.engine
 
     @property
     def plan(self) -> ExecutionPlan:
         """What runs: predicted rows, bytes per link, peak bytes."""
-        return self._engine.plan
+        return self._runtime.plan
 
     @property
     def setup(self) -> EpochRecord | None:
@@ -264,10 +228,11 @@ class Trainer:
         micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the
         probability that an edge has a higher score than a sampled pair."""
         if isinstance(self._loss, EdgeLoss):
-            return self._infer(partial(self._loss.scores, seed=self._context.seed))
+            score = partial(self._loss.scores, seed=self._context.seed)
+            return self._infer(self._runtime, lambda out, ids: score(out))
         labels = torch.from_numpy(np.array(self.artifact.labels))
         masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        return self._infer(lambda out: self._evaluation(out, labels, masks))
+        return self._infer(self._runtime, lambda out, ids: self._evaluation(out, labels, masks))
 
     def predict(
         self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
@@ -302,14 +267,8 @@ class Trainer:
             ordered = torch.empty_like(rows).index_copy_(0, ids, rows)
             return ordered if numbers is None else ordered[numbers]
 
-        if number == len(self.model) - 1:
-            return self._infer(lambda rows: use(rows, self._engine.ids))
-        self._check_whole()
-        with deterministic_torch(self.deterministic), layer_output(
-            self.artifact, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
-            autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
-        ) as (rows, ids):  # fmt: skip
-            return use(rows, ids)
+        last = number == len(self.model) - 1
+        return self._infer(self._runtime if last else self._layer_runtime(number), use)
 
     @property
     def validates(self) -> bool:
@@ -318,15 +277,22 @@ class Trainer:
             return self._loss.validates
         return bool(self.artifact.masks["val"].any())
 
-    def _infer(self, use: Callable[[Tensor], T]) -> T:
-        """What is made of the output [V, C], in new order."""
+    def _infer(self, runtime: Runtime, use: Callable[[Tensor, Tensor], T]) -> T:
+        """What is made of a model's output, [V, C] in new order, and the original id of every row, int64 [V]."""
         self._check_whole()
 
         def work(engine: Engine) -> T:
             with deterministic_torch(self.deterministic), engine.inferred() as out:
-                return use(out)
+                return use(out, engine.ids)
 
-        return self._relief.run(work)
+        return runtime.run(work)
+
+    def _layer_runtime(self, number: int) -> Runtime:
+        return layer_runtime(
+            self.artifact, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
+            autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
+            on_oom=self._on_oom,
+        )  # fmt: skip
 
     def fit(
         self,

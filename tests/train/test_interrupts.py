@@ -74,7 +74,7 @@ def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_
     found = lines_of(work)
     for line in found[first::EVERY]:
         trainer.load(snapshot)
-        trainer._relief._whole = False  # so that what is done once is done again
+        trainer._runtime._whole = False  # so that what is done once is done again
         place = f"{Path(line[0].co_filename).name}:{line[1]}"
         stopped += interrupted(work, line)
         try:

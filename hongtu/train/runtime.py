@@ -1,8 +1,4 @@
-"""A device that runs out of memory inside a layer: what was needed, which budget would do, and planning again.
-
-Layers are probed when a run is planned. One that takes more in the run than it did then (its memory depends on the
-data, or the device has less than it said) is measured where it fails, and the planner learns the factor.
-"""
+"""The engine of a run: planned, planned again where it has to be, run, and freed. Nobody else makes one."""
 
 from __future__ import annotations
 
@@ -10,89 +6,91 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.train.excess import SHARES, Correct, Excess
+from hongtu.train.survey.probe import probe_workspace
 from hongtu.train.survey.witness import Witness
 
 T = TypeVar("T")
-Correct = Callable[[str, int], int]
-SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 ON_OOM = ("raise", "replan")
-GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
 
 
 class MakePlan(Protocol):
-    """The planner, for one run."""
+    """Plans a network's run.
+
+    Args:
+        budget: bytes per device, or None.
+        correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
+    """
 
     def __call__(self, *, network: Network, budget: int | None, correct: Correct | None) -> ExecutionPlan: ...
 
 
-@dataclass(frozen=True)
-class Excess:
-    """By pass, what layers take beyond what a probe finds: how many times as much, and how many bytes more at most."""
-
-    factor: dict[str, float] = field(default_factory=dict)
-    more: dict[str, int] = field(default_factory=dict)
-
-    def likely(self, name: str, probed: int) -> int:
-        """Where it shrinks with the chunks."""
-        return int(self.factor.get(name, 1.0) * probed)
-
-    def part(self, share: float) -> Correct:
-        """Only so much of what is likely."""
-        return lambda name, probed: probed + int(share * (self.likely(name, probed) - probed))
-
-    def surely(self, name: str, probed: int) -> int:
-        """Where it does not."""
-        return max(self.likely(name, probed), probed + self.more.get(name, 0))
-
-
-class Relief:
+class Runtime:
     """Holds the engine of a run, and a leaner one from each time on that a device ran out of memory.
 
     Args:
         network: the model; planning decides how its layers are run.
+        loss: of its output, or None where nothing is trained.
         make_plan: plans the run.
-        make_engine: sets a plan to work.
-        probe: what layers, on the CPU, take in the passes of a plan when they run on placeholder rows.
-        budget: bytes per device, or None.
+        rows: features that are on the host and change: embeddings, propagated rows.
+        budget: bytes per device, or None for what the devices have free.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
-        losses: modules of the loss that must stay as they are.
 
     Raises:
-        InputError: for another ``on_oom``.
+        InputError: for another ``on_oom``, and whatever ``make_plan`` refuses.
+        BudgetError: when the budget is too small.
     """
 
     def __init__(
         self,
+        artifact: Artifact,
         network: Network,
+        loss: MeanLoss | EdgeLoss | None,
         make_plan: MakePlan,
-        make_engine: Callable[[ExecutionPlan], Engine],
-        probe: Callable[[ExecutionPlan, nn.ModuleList], dict[str, int]],
+        *,
+        rows: VertexRows | None,
         budget: int | None,
-        on_oom: str,
-        losses: list[nn.Module],
+        dtype: torch.dtype,
+        backend: Backend,
+        on_oom: str = "raise",
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        self._network, self._make_plan, self._make_engine, self._probe = network, make_plan, make_engine, probe
-        self._budget, self._on_oom = budget, on_oom
+        self._network, self._make_plan, self._on_oom, self._backend = network, make_plan, on_oom, backend
+        self._partitions = artifact.topology.partitions
+        self._probe = partial(probe_workspace, loss=loss, dtype=dtype)
+        self._make_engine = partial(
+            Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend
+        )
+        self._budget = budget
         self._excess = Excess()
-        self._plan = make_plan(network=network, budget=budget, correct=None)
-        self._engine: Engine | None = make_engine(self._plan)
+        self._plan = self._plan_first()
+        self._engine: Engine | None = self._make_engine(self._plan)
         self._whole = True  # else something stopped a run, which may have left anything behind
         self._frozen = self._untrained()
-        self._witness = Witness(network.modules, losses)
+        self._witness = Witness(network.modules, getattr(loss, "modules", []))
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """What runs."""
+        return self._plan
 
     @property
     def engine(self) -> Engine:
@@ -130,7 +128,53 @@ class Relief:
                 self._witness.look()  # now: what people change after an error is a change, too
             self._relieve(reason, taken, self._budget)  # out here: the error held the tensors that were too many
 
+    # ------------------------------------------------------------------------------------------------------- planning
+
+    def _plan_first(self) -> ExecutionPlan:
+        """Within the budget; where there is none, without a limit if the devices have so much free."""
+        plan = self._plan_with(None)
+        memory = self._backend.memory(self._partitions)
+        if self._budget is None and memory is not None and plan.likely_bytes > memory:
+            self._budget = memory
+            plan = self._plan_with(None)
+        return plan
+
+    def _plan_with(self, correct: Correct | None) -> ExecutionPlan:
+        """A plan for the model itself; it is tried on the CPU, and the engine takes it where it runs."""
+        self._network.modules.cpu()
+        return self._make_plan(network=self._network, budget=self._budget, correct=correct)
+
+    def _plan_changed(self) -> ExecutionPlan:
+        """A plan for what is trained now; where there is none, the model is again as the engine that runs has it."""
+        sides = self._network.transform_first
+        try:
+            return self._plan_with(self._excess.part(1))
+        except BaseException:
+            self._network.set_transform_first(sides)
+            self._network.modules.to(self._backend.where(0))
+            raise
+
+    def _try_plan(self, budget: int, correct: Correct) -> ExecutionPlan | int:
+        """A plan of a copy of the model, for the run may go on with its own; or the smallest budget that works."""
+        trial = Network(copy.deepcopy(self._network.modules).cpu(), RowContext(), self._network.autocast)
+        try:
+            return self._make_plan(network=trial, budget=budget, correct=correct)
+        except BudgetError as error:
+            return error.smallest
+
+    def _replace_engine(self, plan: ExecutionPlan) -> None:
+        self._plan = plan
+        self._engine = None  # before the next takes its memory
+        self._whole = True
+
+    def _untrained(self) -> list[nn.Parameter]:
+        """Those for which no gradient is planned."""
+        return [parameter for parameter in self._network.modules.parameters() if not parameter.requires_grad]
+
+    # -------------------------------------------------------------------------------------- a device ran out of memory
+
     def _relieve(self, reason: str, taken: int, budget: int) -> None:
+        """Plan again for what layers took; or say which budget would do."""
         name, module, chunk = self.engine.place
         excess = self._learn(name, taken)
         found = (
@@ -142,51 +186,25 @@ class Relief:
                 f"{found}on_oom='replan' (--on-oom replan) runs the epoch again, planned for that; a device_memory "
                 f"(--device-memory) of {enough} bytes is enough for it, or less where preprocess makes more chunks"
             )
-        before = self.engine.plan.topology.chunks
+        before = self._plan.topology.chunks
         correct = self._leaner(budget, excess)
         if correct is None:
             raise DeviceOutOfMemory(
                 f"{found}no groups of chunks are small enough; pass device_memory (--device-memory) of {enough} bytes, "
                 "or preprocess with more chunks"
             )
-        plan = self._make_plan(network=self._network, budget=budget, correct=correct)
+        plan = self._plan_with(correct)
         warnings.warn(
             f"{found}planned again, with {plan.topology.chunks} instead of {before} groups of chunks", stacklevel=4
         )
         self._excess = excess
         self._replace_engine(plan)
 
-    def _plan_changed(self) -> ExecutionPlan:
-        """A plan for what is trained now; where there is none, the layers are again as the plan that runs has them."""
-        sides = self._network.transform_first
-        try:
-            return self._make_plan(network=self._network, budget=self._budget, correct=self._excess.part(1))
-        except BaseException:
-            self._network.set_transform_first(sides)
-            raise
-
-    def _replace_engine(self, plan: ExecutionPlan) -> None:
-        self._plan = plan
-        self._engine = None  # before the next takes its memory
-        self._whole = True
-
-    def _untrained(self) -> list[nn.Parameter]:
-        """Those for which no gradient is planned."""
-        return [parameter for parameter in self._network.modules.parameters() if not parameter.requires_grad]
-
     def _learn(self, name: str, taken: int) -> Excess:
         """What is known of the run's layers, with what they took in the passes around one."""
-        plan = self.engine.plan
         model = copy.deepcopy(self._network.modules).cpu()
-        probed, found = self._probe(plan, model), self._measure(name) or {name: int(GROWTH * taken)}
-        factor, more = dict(self._excess.factor), dict(self._excess.more)
-        for key, size in found.items():
-            factor[key] = max(1.0, size / max(probed[key], 1))
-            more[key] = size  # of which the own part shrinks with the chunks, and may not be the peak
-        learned = Excess(factor, more)
-        if all(learned.likely(key, probed[key]) <= plan.workspace.get(key, 0) for key in found):  # nothing new
-            factor[name] = GROWTH * max(factor[name], self._excess.factor.get(name, 1.0))
-        return learned
+        probed, workspace = self._probe(self._plan, model), self._plan.workspace
+        return self._excess.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
@@ -195,7 +213,7 @@ class Relief:
             return None
         self._replace_engine(self._plan)  # an error stopped the one in use
         try:
-            with self.engine.budget_of(free // 2 // self._plan.topology.partitions):
+            with self.engine.budget_of(free // 2 // self._partitions):
                 return self.engine.measure(name)
         except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError):
             return None
@@ -208,16 +226,6 @@ class Relief:
         for share in SHARES:
             correct = excess.part(share)
             plan = self._try_plan(budget, correct)
-            if isinstance(plan, ExecutionPlan) and (
-                share == 1 or plan.topology.chunks > self.engine.plan.topology.chunks
-            ):
+            if isinstance(plan, ExecutionPlan) and (share == 1 or plan.topology.chunks > self._plan.topology.chunks):
                 return correct
         return None
-
-    def _try_plan(self, budget: int, correct: Correct) -> ExecutionPlan | int:
-        """A plan of a copy of the model, for the run may go on with its own; or the smallest budget that works."""
-        trial = Network(copy.deepcopy(self._network.modules), RowContext(), self._network.autocast)
-        try:
-            return self._make_plan(network=trial, budget=budget, correct=correct)
-        except BudgetError as error:
-            return error.smallest

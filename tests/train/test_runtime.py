@@ -13,6 +13,8 @@ import hongtu
 from hongtu import host
 from hongtu import nn as hnn
 from hongtu.cli.main import main
+from hongtu.device.backends import CpuBackend
+from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from tests import problems
 from tests.faults.memory import Hungry
@@ -130,8 +132,63 @@ def test_evaluation_plans_again_too():
         torch.testing.assert_close(trainer.predict(), expected)
 
 
+def test_a_layers_output_is_planned_again_too():
+    expected = make().embed(0)
+    trainer = make(on_oom="replan")
+    Hungry.per_row = 300
+    with pytest.warns(UserWarning, match="planned again"):
+        torch.testing.assert_close(trainer.embed(0), expected)
+    with pytest.raises(DeviceOutOfMemory, match="on_oom='replan'"):
+        make().embed(0)
+
+
+class Small(CpuBackend):
+    """Has little free, though nobody set a budget."""
+
+    def memory(self, partitions):
+        return 14_000
+
+
+def test_what_devices_have_free_is_a_budget(monkeypatch):
+    expected, rows = losses_of(make().fit(2)), make().embed(0)
+    assert make(budget=None).plan.likely_bytes > 14_000
+    trainer = make(budget=None, device=Small(), on_oom="replan")
+    assert trainer.plan.likely_bytes <= 14_000
+    torch.testing.assert_close(trainer.embed(0), rows)
+    train, tries = Engine.train, []
+
+    def refuse_once(self, epoch):
+        tries.append(self.plan.topology.chunks)
+        if len(tries) == 1:
+            self._executor.current = self.program.train[0]
+            raise DeviceOutOfMemory("device 0: no more", taken=100)
+        return train(self, epoch)
+
+    monkeypatch.setattr(Engine, "train", refuse_once)
+    with pytest.warns(UserWarning, match="planned again"):
+        assert losses_of(trainer.fit(2)) == pytest.approx(expected, rel=1e-12)
+    assert len(tries) == 3 and tries[1] >= tries[0]
+
+
+def test_a_refused_plan_leaves_the_model_where_it_runs(monkeypatch):
+    trainer = make()
+    trainer.train_epoch()
+    moves = []
+    monkeypatch.setattr(nn.Module, "cpu", lambda self: moves.append("cpu"))
+    monkeypatch.setattr(nn.Module, "to", lambda self, where: moves.append(where))
+
+    def refuse(**_):
+        raise InputError("no plan")
+
+    monkeypatch.setattr(trainer._runtime, "_make_plan", refuse)
+    trainer._runtime._frozen = [next(trainer.model.parameters())]  # and now it is trained
+    with pytest.raises(InputError, match="no plan"):
+        trainer.train_epoch()
+    assert moves == ["cpu", torch.device("cpu")]
+
+
 def test_what_cannot_be_measured_is_guessed(monkeypatch):
-    monkeypatch.setattr("hongtu.train.pressure.available_bytes", lambda: None)
+    monkeypatch.setattr("hongtu.train.runtime.available_bytes", lambda: None)
     expected = losses_of(make().fit(2))
     trainer = make(on_oom="replan")
     Hungry.per_row = 300
