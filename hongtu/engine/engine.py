@@ -25,7 +25,6 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program.compile import compile_plan
 
 
 class Engine:
@@ -64,7 +63,7 @@ class Engine:
         for device in self._devices:
             device.reserve("model", plan.shape.model_bytes)
         self._host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
-        self.program = compile_plan(plan)
+        self.program = plan.program
         self._executor = Executor(self.program, self._replicas.of, self._host, self._devices, loss)
         self._counted = False
 

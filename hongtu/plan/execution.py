@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from hongtu.graph.topology import Topology
 from hongtu.metrics import Traffic
-from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
 from hongtu.plan.memory.buffers import PlannedMemory
-from hongtu.plan.memory.structure import Needs, device_entries
 from hongtu.plan.passes.definition import FEATURES, Pass
+from hongtu.plan.program.compile import compile_pass, compile_plan
+from hongtu.plan.program.predict import device_peaks, device_traffic, host_peaks
+from hongtu.plan.program.program import PassProgram, Program
 
 
 class ExecutionPlan(PlannedMemory):
-    """Everything that is decided before the first epoch; the runtime replays it and decides nothing."""
+    """Everything that is decided before the first epoch. Its program is what runs; predictions are sums over that."""
+
+    @cached_property
+    def program(self) -> Program:
+        """What runs, where transfers are planned."""
+        return compile_plan(self)
 
     @property
     def traffic(self) -> Traffic:
         """Predicted traffic of one training epoch."""
-        return self._traffic_of(self.passes.train)
+        return sum((self.pass_traffic(p) for p in self.passes.train), Traffic())
 
     @property
     def setup_traffic(self) -> Traffic:
         """Predicted traffic of what runs once before the first epoch, resident features and structure included."""
-        traffic = self._traffic_of(self.passes.setup)
-        if self.choice.structure:
-            traffic.add("topology", sum(self.structure_bytes(i) for i in range(self.topology.partitions)))
-        if FEATURES in self.resident:
-            traffic.add("read", self.topology.num_vertices * self.shape.features * self.shape.itemsize)
-        return traffic
+        return sum((self._traffic_of(p, i) for p in self.program.setup for i in self._devices), Traffic())
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -43,70 +41,58 @@ class ExecutionPlan(PlannedMemory):
         """Predicted rows per sparse link of one training epoch."""
         return self.traffic.rows
 
-    def _traffic_of(self, passes: Sequence[Pass]) -> Traffic:
-        return sum((self.pass_traffic(p) for p in passes), Traffic())
-
     def pass_traffic(self, p: Pass) -> Traffic:
         """Predicted traffic of one pass over all devices."""
-        return sum((self.device_traffic(p, i) for i in range(self.topology.partitions)), Traffic())
+        return sum((self.device_traffic(p, i) for i in self._devices), Traffic())
 
     def device_traffic(self, p: Pass, device: int) -> Traffic:
-        """Predicted traffic of one pass on one device."""
-        traffic, width, item = Traffic(), self.passes.width, self.shape.itemsize
-        view, needs = self.view(p), self.needs(p)
-        v = device_entries(view)[device].busy["destinations"]
-        sparse = () if self.shape.sparse_input is None else (FEATURES,)
-        read = sum(width[name] for name in (*p.inputs, *p.gradients) if name not in (*self.resident, *sparse))
-        traffic.add("read", v * (read * item + needs.labels * (self.shape.label_bytes + 1)))
-        if sparse and FEATURES in p.inputs:
-            traffic.add("read", self._sparse_bytes(view, device))
-        written = sum(width[name] for name in p.written if name not in self.resident)
-        traffic.add("write", v * written * item)
-        transfers = self.transfers[p.name].devices[device] if p.name in self.transfers else None
-        if transfers is not None:
-            traffic += self._sparse_traffic(p, transfers)
-        traffic.add("topology", self._topology_bytes(p, needs, device, transfers))
-        return traffic
+        """Predicted traffic of one pass on one device; also where its transfers are only counted."""
+        if p.name not in self._compiled:
+            self._compiled[p.name] = compile_pass(self, p)
+        return self._traffic_of(self._compiled[p.name], device)
 
-    def _sparse_bytes(self, view: Topology, device: int) -> int:
-        """CSR rows that a pass reads to one device: the starts of every busy chunk and one more, columns, values."""
-        own = slice(device * view.chunks, (device + 1) * view.chunks)
-        num_dst, numbers = view.num_dst[own], self.shape.sparse_input.numbers(view)[own]
-        starts = int(num_dst.sum()) + int(np.count_nonzero(num_dst))
-        return 8 * starts + int(numbers.sum()) * (4 + self.shape.itemsize)
+    @property
+    def arena_bytes(self) -> dict[str, int]:
+        """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
+        setup, train = self.program.setup, self.program.train
+        peaks = {}
+        for i in self._devices:
+            found = list(device_peaks((*setup, *train), i, self.shape.itemsize))[len(setup) :]
+            peaks[f"device {i}"] = self.shape.model_bytes + max(found)
+        return peaks | {"pinned host": self._pinned(train), "pageable host": self._pageable}
 
-    def _sparse_traffic(self, p: Pass, device: DeviceTransfers | DeviceCounts) -> Traffic:
-        traffic, item = Traffic(), self.shape.itemsize
-        loads, pulls = len(device.loads), len(device.pulls)
-        if p.exchange is not None:
-            row = self.passes.width[p.exchange] * item
-            traffic.add("load", loads * row, loads)
-            traffic.add("pull", pulls * row, pulls)
-        if p.flush is not None:
-            row = self.passes.width[p.flush] * item
-            traffic.add("push", pulls * row, pulls)
-            traffic.add("flush", loads * row, loads)
-        return traffic
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """What a run in a budget stays under, evaluation included: planned buffers and, where it was probed, the
+        workspace, which a run without a limit may exceed."""
+        return self.device_bytes | self.host_bytes
 
-    def _topology_bytes(
-        self, p: Pass, needs: Needs, device: int, transfers: DeviceTransfers | DeviceCounts | None
-    ) -> int:
-        """Structure and plan arrays that a pass copies to one device."""
-        t, item = self.view(p), self.shape.itemsize
-        entries = device_entries(t)[device].busy
-        total = (t.active is not None) * 4 * (1 + needs.identity) * entries["destinations"]
-        if not self.structure_stays(p):
-            total += sum(array.nbytes(entries[array.over], item) for array in needs.structure.values())
-        if needs.edges:
-            assert transfers is not None
-            loads, pulls = len(transfers.loads), len(transfers.pulls)
-            if p.exchange is not None:
-                total += 8 * (loads + pulls)
-            if p.flush is not None:
-                total += 4 * loads + 8 * pulls + (4 * (loads + pulls) if p.exchange is None else 0)
-        return total
+    @property
+    def host_bytes(self) -> dict[str, int]:
+        """Planned peak bytes of the host: vertex rows, which are pinned where there is a GPU, and everything else."""
+        groups = ((), self.program.train, self.program.evaluate)
+        return {"pinned host": max(map(self._pinned, groups)), "pageable host": self._pageable}
 
     def to_dict(self) -> dict[str, Any]:
         """What ``hongtu plan --json`` and run records show."""
         traffic = self.traffic
         return {"rows": traffic.rows, "bytes": traffic.bytes, "peak_bytes": self.peak_bytes}
+
+    @property
+    def _devices(self) -> range:
+        return range(self.topology.partitions)
+
+    @cached_property
+    def _compiled(self) -> dict[str, PassProgram]:
+        return {}
+
+    def _traffic_of(self, p: PassProgram, device: int) -> Traffic:
+        return device_traffic(p, device, self.passes.width, self.shape.itemsize)
+
+    def _pinned(self, passes: tuple[PassProgram, ...]) -> int:
+        """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
+        item, setup = self.shape.itemsize, self.program.setup
+        features = self.topology.num_vertices * self.passes.width[FEATURES] * item
+        kept = {FEATURES: features} if self.shape.sparse_input is None else {}  # else pageable
+        peaks = list(host_peaks((*setup, *passes), kept, item))
+        return max(peaks[len(setup) :] if passes else peaks)

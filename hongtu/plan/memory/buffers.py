@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -115,33 +114,14 @@ class PlannedMemory:
         """The chunks and the schedule of setup passes, where they have their own."""
         return (self.views[ONCE], self.schedules[ONCE]) if ONCE in self.views else None
 
-    @property
-    def arena_bytes(self) -> dict[str, int]:
-        """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
-        devices = range(self.topology.partitions)
-        peaks = {f"device {i}": max(self.pass_arena(p, i) for p in self.passes.train) for i in devices}
-        return peaks | {"pinned host": self._pinned(self.passes.train), "pageable host": self._pageable}
-
-    @property
-    def peak_bytes(self) -> dict[str, int]:
-        """What a run in a budget stays under, evaluation included: planned buffers and, where it was probed, the
-        workspace, which a run without a limit may exceed."""
-        return self.device_bytes | self.host_bytes
-
     @cached_property
     def device_bytes(self) -> dict[str, int]:
-        """The part of ``peak_bytes`` that a device budget limits."""
+        """Planned peak bytes of every device, "device 0", ...: buffers and, where it was probed, the workspace."""
         peaks = {}
         for i in range(self.topology.partitions):
             taken = (self.pass_arena(p, i) + self.workspace.get(p.name, 0) for p in self.passes.every)
             peaks[f"device {i}"] = max(taken)
         return peaks
-
-    @property
-    def host_bytes(self) -> dict[str, int]:
-        """Planned peak bytes of the host: vertex rows, which are pinned where there is a GPU, and everything else."""
-        lists = (self.passes.setup, self.passes.train, self.passes.evaluate)
-        return {"pinned host": max(self._pinned(passes) for passes in lists), "pageable host": self._pageable}
 
     @property
     def likely_bytes(self) -> int:
@@ -191,12 +171,6 @@ class PlannedMemory:
             return own, {}
         num_dst = device_entries(view)[device].most["destinations"]
         return staged(p, own, width, limits, num_dst, self.resident, self.choice.staging)
-
-    def host_staging_bytes(self, p: Pass) -> int:
-        """Pinned staging memory of a pass, for all devices."""
-        devices = range(self.topology.partitions)
-        staged = [buffer for i in devices for buffer in self.host_staging(p, i).values()]
-        return sum(buffer.nbytes(self.shape.itemsize) for buffer in staged)
 
     def capacity(self, p: Pass, device: int) -> int:
         """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
@@ -263,19 +237,6 @@ class PlannedMemory:
                 alive[p.name] = self.placed & live
                 live -= set(p.frees)
         return alive
-
-    def _pinned(self, passes: Sequence[Pass]) -> int:
-        """Peak bytes of the host's vertex rows."""
-        v, item, width = self.topology.num_vertices, self.shape.itemsize, self.passes.width
-        start = {FEATURES} if passes is self.passes.setup else self.passes.constant - self.resident
-        if self.shape.sparse_input is not None:
-            start = start - {FEATURES}  # pageable
-        live = peak = sum(v * width[name] * item for name in start)
-        for p in passes:
-            live += sum(v * width[name] * item for name in p.creates if name not in self.resident)
-            peak = max(peak, live + self.host_staging_bytes(p))
-            live -= sum(v * width[name] * item for name in p.frees if name not in self.resident)
-        return peak
 
     @property
     def _pageable(self) -> int:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.arena import aggregates_in_place
+from hongtu.plan.memory.buffers import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import computing
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.operands import STAYS, gradient_cache, stores, value_cache, where
 
 
-def chunk_body(plan: ExecutionPlan, p: Pass) -> tuple[Instruction, ...]:
+def chunk_body(plan: PlannedMemory, p: Pass) -> tuple[Instruction, ...]:
     """The instructions of ``Compute``, with registers dropped where nobody needs them any more."""
     body = _Body(plan, p)
     return tuple(_with_drops([*body.opening(), *(body.forward() if p.direction == "forward" else body.backward())]))
 
 
 class _Body:
-    def __init__(self, plan: ExecutionPlan, p: Pass) -> None:
+    def __init__(self, plan: PlannedMemory, p: Pass) -> None:
         self.plan, self.p = plan, p
         self.shape = None if p.layer is None else plan.shape.layers[p.layer]
         self.wanted = plan.passes.wanted

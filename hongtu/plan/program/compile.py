@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.memory.buffers import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body
@@ -16,9 +16,9 @@ from hongtu.plan.program.operands import STAYS, Picked, gradient_cache, stores, 
 from hongtu.plan.program.program import PassProgram, Program
 
 
-def compile_plan(plan: ExecutionPlan) -> Program:
+def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
-    setup = [_compile(plan, p) for p in plan.passes.setup]
+    setup = [compile_pass(plan, p) for p in plan.passes.setup]
     first = _first_pass(plan)
     if FEATURES in plan.resident or FEATURES not in plan.passes.constant:
         done = moves.Free(name=FEATURES, where="host")
@@ -27,12 +27,12 @@ def compile_plan(plan: ExecutionPlan) -> Program:
             first = replace(first, frees=(done,))
     return Program(
         setup=(first, *setup),
-        train=tuple(_compile(plan, p) for p in plan.passes.train),
-        evaluate=tuple(_compile(plan, p) for p in plan.passes.evaluate),
+        train=tuple(compile_pass(plan, p) for p in plan.passes.train),
+        evaluate=tuple(compile_pass(plan, p) for p in plan.passes.evaluate),
     )
 
 
-def _first_pass(plan: ExecutionPlan) -> PassProgram:
+def _first_pass(plan: PlannedMemory) -> PassProgram:
     """What goes to the devices to stay there: the chunks' structure, the features."""
     before: list[Instruction] = []
     body: list[Instruction] = []
@@ -66,14 +66,15 @@ def _first_pass(plan: ExecutionPlan) -> PassProgram:
 HOST_ROWS = ("ids", "statistics", "edge_id_start")  # arrays of a chunk's structure that are rows of host tensors
 
 
-def _place(plan: ExecutionPlan, name: str, *, zero: bool | np.ndarray) -> moves.Place:
+def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray) -> moves.Place:
     there = where(plan, name)
     devices = range(plan.topology.partitions)
     rows = (plan.topology.num_vertices,) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
     return moves.Place(name=name, where=there, rows=rows, shape=(plan.passes.width[name],), zero=zero)
 
 
-def _compile(plan: ExecutionPlan, p: Pass) -> PassProgram:
+def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
+    """What one pass runs; its transfers may only be counted."""
     devices = range(plan.topology.partitions)
     schedule = np.asarray(plan.schedule(p))
     order = range(schedule.shape[1])
@@ -92,7 +93,7 @@ def _compile(plan: ExecutionPlan, p: Pass) -> PassProgram:
     )
 
 
-def _before(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     pruned = plan.view(p).active is not None
     for name in p.creates:
         if where(plan, name) != "chunk":
@@ -104,7 +105,7 @@ def _before(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
         yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
 
 
-def _after(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield moves.EndMoments(stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
@@ -113,7 +114,7 @@ def _after(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
         yield moves.EdgeLoss(output=OUTPUT, gradient=gradient(OUTPUT))
 
 
-def _body(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     """One batch: bring, compute, send; with waits where device and host have memories of their own. The last batch of
     the set was as many before this one as there are sets; slots that this one fills were retired by then, for the plan
     keeps every row that much longer."""
@@ -146,14 +147,14 @@ def _body(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
         if where(plan, name) == "host":
             yield moves.Send(name=name, stores=stores(plan, p, name))
     if p.flush is not None and picks.loads:
-        first = plan.writers[p.flush].flush if p.flush in p.creates else ()
+        first = plan.writers[p.flush].flush if p.flush in p.creates and p.flush in plan.writers else ()
         yield moves.Flush(tensor=p.flush, cache=cache, picks=picks.of("end", mirrors=False), stores=first)
     if staged:
         yield moves.Signal(stream="flush", event="sent")
         yield moves.Signal(stream="host", event="added")
 
 
-def _bring_neighbours(plan: ExecutionPlan, p: Pass, *, staged: bool) -> Iterator[Instruction]:
+def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[Instruction]:
     """Values into the caches, and which gradients begin and end."""
     picks = Picked(plan, p)
     loads, pulls = picks.of("begin", mirrors=False), picks.of("begin", mirrors=True)
@@ -177,25 +178,28 @@ def _bring_neighbours(plan: ExecutionPlan, p: Pass, *, staged: bool) -> Iterator
         yield moves.BringPicks(name="flush_slots", picks=picks.of("end", mirrors=False), column="slot")
 
 
-def _bring_chunk(plan: ExecutionPlan, p: Pass) -> Iterator[Instruction]:
+def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     """The chunk's structure and its destinations' rows."""
     needs, pruned = plan.needs(p), plan.view(p).active is not None
     if pruned:
-        yield moves.Bring(name="row_in_chunk")
+        yield moves.Bring(name="row_in_chunk", over="destinations")
     if not plan.structure_stays(p):
-        for name in needs.structure:
+        for name, array in needs.structure.items():
             if name == "slot_of_source":
                 yield moves.BringSlots(slots=SlotsOfSources(transfers_of(plan, p)))
             elif name in HOST_ROWS:
                 yield moves.Read(name=name, link="topology")
             else:
-                yield moves.Bring(name=name)
+                yield moves.Bring(name=name, over=array.over)
     if needs.identity and pruned:
-        yield moves.Bring(name="active")
+        yield moves.Bring(name="active", over="destinations")
     if needs.labels:
         yield moves.Read(name="labels")
         yield moves.Read(name="loss_bits")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
-            sparse = name == FEATURES and plan.shape.sparse_input is not None
-            yield moves.ReadSparse(name=name) if sparse else moves.Read(name=name)
+            sparse = plan.shape.sparse_input if name == FEATURES else None
+            if sparse is None:
+                yield moves.Read(name=name)
+            else:
+                yield moves.ReadSparse(name=name, numbers=sparse.numbers(plan.view(p)))

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from hongtu.plan.memory.structure import Over
 from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources, Stores, Where, kind
 
 StreamName = Literal["load", "compute", "flush", "host"]
@@ -134,17 +135,23 @@ class Read(Instruction):
 
 @kind
 class ReadSparse(Instruction):
-    """On ``load``: the same of a CSR host tensor; registers "x start", "x column", "x value"."""
+    """On ``load``: the same of a CSR host tensor; registers "x start", "x column", "x value".
+
+    Attributes:
+        numbers: int64 [C], what the rows of every chunk hold.
+    """
 
     name: str
+    numbers: np.ndarray
 
 
 @kind
 class Bring(Instruction):
-    """On ``load``: an array of the chunk's structure to the device."""
+    """On ``load``: an array of the chunk's structure, with an entry for each of something, to the device."""
 
     MAKES = ("name",)
     name: str
+    over: Over
 
 
 @kind

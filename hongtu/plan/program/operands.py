@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.memory.buffers import PlannedMemory
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program.instruction import Picks, Stores, Transfers, Where
 
 STAYS = "structure {}"  # what a device calls an array that stays
 
 
-def where(plan: ExecutionPlan, name: str) -> Where:
+def where(plan: PlannedMemory, name: str) -> Where:
     """Where a vertex tensor is."""
     if name not in plan.resident:
         return "host"
     return "chunk" if name in plan.pieces else "device"
 
 
-def value_cache(plan: ExecutionPlan, p: Pass) -> str:
+def value_cache(plan: PlannedMemory, p: Pass) -> str:
     """What a device calls the rows that slots count: a tensor that stays there is its own cache."""
     return p.exchange if p.exchange is not None and p.exchange in plan.resident else "cache"
 
 
-def gradient_cache(plan: ExecutionPlan, p: Pass) -> str:
+def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
     """The same for gradients."""
     return p.flush if p.flush is not None and p.flush in plan.resident else "gradient_cache"
 
 
-def stores(plan: ExecutionPlan, p: Pass, name: str) -> Stores:
+def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:
     """Of the writers of a row the first stores, later ones add: for all destinations, or bool [V] for each."""
     if name not in p.direct:
         return True
@@ -40,7 +40,7 @@ def stores(plan: ExecutionPlan, p: Pass, name: str) -> Stores:
     return True if direct is None else direct
 
 
-def transfers_of(plan: ExecutionPlan, p: Pass) -> Transfers:
+def transfers_of(plan: PlannedMemory, p: Pass) -> Transfers:
     """What every device exchanges in a pass; () where it exchanges nothing."""
     found = plan.transfers.get(p.name)
     return () if found is None else tuple(found.devices)
@@ -53,7 +53,7 @@ class Picked:
         loads: rows of the host are among them; ``shares``: rows of peers are.
     """
 
-    def __init__(self, plan: ExecutionPlan, p: Pass) -> None:
+    def __init__(self, plan: PlannedMemory, p: Pass) -> None:
         self._devices = transfers_of(plan, p)
         self._backward = p.direction == "backward"
         self.shares = any(len(device.pulls) for device in self._devices)

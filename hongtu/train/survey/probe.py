@@ -30,7 +30,6 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.search.build import make_plan
 from hongtu.train.survey.tracing import trace
 
@@ -71,7 +70,7 @@ def _probe_view(
         for parameter in network.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         trace(network, plan.shape.features, dtype, plan.shape.edges)
-        program = compile_plan(small)
+        program = small.program
         executor = Executor(program, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
             network.modules.train(mode)

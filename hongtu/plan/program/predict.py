@@ -1,0 +1,86 @@
+"""What a program moves and keeps: sums over its instructions, known before any of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+import numpy as np
+
+from hongtu.metrics import Traffic
+from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
+from hongtu.plan.program import moves
+from hongtu.plan.program.instruction import Where
+from hongtu.plan.program.program import PassProgram
+
+
+def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsize: int) -> Traffic:
+    """Traffic of one pass on one device.
+
+    Args:
+        width: columns of vertex tensors by name.
+        itemsize: bytes of a number.
+    """
+    buffers, entries = p.buffers[device], device_entries(p.view)[device].busy
+    row = {name: columns * itemsize for name, columns in width.items()}  # bytes
+    row |= {x.name: _row(x.shape, x.dtype, itemsize) for x in p.before if isinstance(x, moves.Place)}
+    row |= {name: _row(buffer.shape[1:], buffer.dtype, itemsize) for name, buffer in buffers.items()}
+    own = slice(device * p.view.chunks, (device + 1) * p.view.chunks)
+    busy = p.view.num_dst[own] > 0
+    traffic = Traffic()
+    for x in p.body:
+        match x:
+            case moves.Read():
+                traffic.add(x.link, entries["destinations"] * row[x.name])
+            case moves.ReadSparse():  # of every chunk one start more than rows
+                starts = entries["destinations"] + int(busy.sum())
+                traffic.add("read", 8 * starts + (4 + itemsize) * int(x.numbers[own][busy].sum()))
+            case moves.Bring():
+                traffic.add("topology", entries[x.over] * row[x.name])
+            case moves.BringSlots():
+                traffic.add("topology", entries["sources"] * row[x.name])
+            case moves.BringPicks():
+                traffic.add("topology", len(x.picks.table(device)) * row[x.name])
+            case moves.Fill():
+                traffic.add(x.link, int(np.diff(x.start[device])[busy].sum()) * row[x.buffer])
+            case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
+                rows = len(x.picks.table(device))
+                traffic.add(x.verb, rows * row[x.cache], rows)
+            case moves.Send():
+                traffic.add("write", entries["destinations"] * row[x.name])
+    return traffic
+
+
+def device_peaks(passes: Iterable[PassProgram], device: int, itemsize: int) -> Iterator[int]:
+    """Bytes of planned buffers that one device holds at most in each of consecutive passes."""
+    for p, placed in _alive(passes, "device", device, {}, itemsize):
+        yield placed + sum(buffer.nbytes(itemsize) for buffer in p.buffers[device].values())
+
+
+def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize: int) -> Iterator[int]:
+    """Bytes of vertex rows and staging memory that the host holds at most in each of consecutive passes.
+
+    Args:
+        kept: bytes of the tensors that are there before the first pass.
+    """
+    for p, placed in _alive(passes, "host", 0, kept, itemsize):
+        yield placed + sum(buffer.nbytes(itemsize) for beside in p.staging for buffer in beside.values())
+
+
+def _alive(
+    passes: Iterable[PassProgram], where: Where, device: int, kept: Mapping[str, int], itemsize: int
+) -> Iterator[tuple[PassProgram, int]]:
+    """Every pass with the bytes of the tensors that are in a memory then."""
+    live = dict(kept)
+    for p in passes:
+        for x in p.before:
+            if isinstance(x, moves.Place) and x.where == where:
+                live[x.name] = x.rows[device] * _row(x.shape, x.dtype, itemsize)
+        yield p, sum(live.values())
+        for free in p.frees:
+            if free.where == where:
+                live.pop(free.name, None)
+
+
+def _row(shape: tuple[int, ...], dtype: str, itemsize: int) -> int:
+    return prod(shape) * (itemsize if dtype == FLOAT else SIZES[dtype])
