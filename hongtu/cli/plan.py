@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hongtu.cli.info import check_plot
 from hongtu.cli.train import add_model_arguments, make_layers
 from hongtu.config import parse_bytes
+from hongtu.errors import InputError
 
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
@@ -26,6 +27,8 @@ def add_parser(subparsers: Any) -> None:
     add("--explain", action="store_true", help="per pass, what it reads, exchanges, writes and keeps")
     add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     add("--json", action="store_true", help="print one JSON object instead of tables")
+    add("--listing", nargs="?", const="", metavar="PASS", help="print the program, or one pass of it, and nothing else")
+    add("--batch", type=int, metavar="K", help="with --listing: the batch whose rows are shown (default: the first)")
     parser.set_defaults(run=run)
 
 
@@ -37,6 +40,10 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.plan.report import traffic_chart
     from hongtu.train.planning import plan_model
 
+    if options.batch is not None and options.listing is None:
+        raise InputError("--batch: only --listing shows batches; give --listing, too")
+    if options.listing is not None and options.json:
+        raise InputError("--json: a listing is text; give --listing or --json")
     hardware = load_hardware(options.hardware or "cpu")
     if options.plot is not None:
         check_plot(options.plot)
@@ -52,6 +59,12 @@ def run(options: argparse.Namespace) -> None:
         strategy=options.strategy,
         hardware=hardware,
     )
+    if options.listing is not None:
+        from hongtu.plan.program.compile import compile_plan
+        from hongtu.plan.program.listing import list_program
+
+        print(list_program(compile_plan(plan), plan.shape.itemsize, options.listing or None, options.batch), end="")
+        return
     result = describe(options, artifact, plan, budget, hardware)
     if options.plot is not None:
         title = f"{artifact.path.name}: rows loaded from the host"
