@@ -17,6 +17,8 @@ import hongtu
 from hongtu.errors import BudgetError
 from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.program.check import check_program
+from hongtu.plan.program.compile import compile_plan
 from tests.models import Model
 from tests.problems import Problem, prepare
 
@@ -65,12 +67,15 @@ def train_reference(model: Model, problem: Problem, epochs: int = 5) -> Outcome:
 
 
 def make_trainer(model: Model, problem: Problem, grain: tuple[int, int] = (1, 1), **options: Any) -> hongtu.Trainer:
-    """A float64 trainer with SGD of the model's layers, freshly built; ``device_memory="smallest"`` finds it."""
+    """A float64 trainer with SGD of the model's layers, freshly built, whose program is checked;
+    ``device_memory="smallest"`` finds it."""
     options = {"optimizer": sgd, "dtype": torch.float64, "loss": model.loss} | options
     artifact = prepare(problem, *grain)
     if options.get("device_memory") == "smallest":
         options["device_memory"] = smallest_budget(artifact, lambda: model.build(problem), **options)
-    return hongtu.Trainer(artifact, model.build(problem), **options)
+    trainer = hongtu.Trainer(artifact, model.build(problem), **options)
+    check_program(compile_plan(trainer.plan))
+    return trainer
 
 
 def train(trainer: hongtu.Trainer, epochs: int = 5) -> Outcome:

@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     add("--listing", nargs="?", const="", metavar="PASS", help="print the program, or one pass of it, and nothing else")
+    add("--check", action="store_true", help="read the program for faults before anything is printed")
     add("--batch", type=int, metavar="K", help="with --listing: the batch whose rows are shown (default: the first)")
     parser.set_defaults(run=run)
 
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
     from hongtu.model.loss_terms import DEFAULT
+    from hongtu.plan.program.compile import compile_plan
     from hongtu.plan.report import traffic_chart
     from hongtu.train.planning import plan_model
 
@@ -59,8 +61,11 @@ def run(options: argparse.Namespace) -> None:
         strategy=options.strategy,
         hardware=hardware,
     )
+    if options.check:
+        from hongtu.plan.program.check import check_program
+
+        check_program(compile_plan(plan))
     if options.listing is not None:
-        from hongtu.plan.program.compile import compile_plan
         from hongtu.plan.program.listing import list_program
 
         print(list_program(compile_plan(plan), plan.shape.itemsize, options.listing or None, options.batch), end="")

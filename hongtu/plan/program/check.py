@@ -1,0 +1,275 @@
+"""Reads a program before anything runs, and names the first instruction that cannot be right.
+
+Registers are made before they are read, tensors placed before they are used and freed in the end; every source of a
+chunk is in its slot; the first writer of a row stores and later ones add; gradients leave the caches once; and where
+device and host have memories of their own, no wait is missing. What layers compute is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
+from hongtu.plan.program import computing, moves
+from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.slots import ProgramError, Slots, demand
+
+GIVEN = (FEATURES, "ids", "statistics", "edge_id_start", "labels", "loss_bits")  # on the host from the start
+TAKEN = (OUTPUT, gradient(FEATURES))  # freed by whoever asked for them
+USES_CACHE = (
+    computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,
+)  # fmt: skip
+ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache)
+STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
+ON_LOAD = (moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull)
+ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
+ON_FLUSH = (moves.Send, moves.Flush)
+
+
+def check_program(program: Program) -> None:
+    """Read a program.
+
+    Raises:
+        ProgramError: names the pass, the batch, the device and the instruction that cannot be right.
+    """
+    rows = program.setup[0].view.num_vertices
+    memory = _Memory(rows)
+    for group, lasting in ((program.setup, True), (program.train, False), (program.evaluate, False)):
+        before = memory.alive
+        for p in group:
+            _Pass(p, memory).check()
+        left = sorted(f"{name} ({where})" for name, where in memory.alive - before if name not in TAKEN)
+        demand(lasting or not left, f"after pass '{group[-1].name if group else ''}': {', '.join(left)} never freed")
+        for name in TAKEN:
+            memory.written.pop((name, "host"), None)
+
+
+class _Memory:
+    """The vertex tensors that exist, and which of their rows have a value."""
+
+    def __init__(self, num_vertices: int) -> None:
+        self.num_vertices = num_vertices
+        self.written: dict[tuple[str, str], np.ndarray] = {(name, "host"): self._all(True) for name in GIVEN}
+        self.zeroed: dict[tuple[str, str], np.ndarray] = {}
+        self.rows: dict[str, tuple[int, ...]] = {}
+        self.slots: dict[str, dict[int, np.ndarray]] = {}  # of buffers of slots that stay, by chunk
+
+    def _all(self, value: bool) -> np.ndarray:
+        return np.full(self.num_vertices, value)
+
+    @property
+    def alive(self) -> set[tuple[str, str]]:
+        return set(self.written)
+
+    def place(self, x: moves.Place) -> None:
+        key = x.name, x.where
+        demand(key not in self.written, f"{x.name} is placed twice")
+        self.written[key], self.zeroed[key] = self._all(False), self._all(x.zero is True)
+        if isinstance(x.zero, np.ndarray):
+            self.zeroed[key][x.zero] = True
+        if x.where == "device":
+            self.rows[x.name] = x.rows
+
+    def free(self, x: moves.Free) -> None:
+        demand((x.name, x.where) in self.written or x.where == "chunk", f"{x.name} is freed, but it is not there")
+        self.written.pop((x.name, x.where), None)
+        if x.where == "device":
+            self.rows.pop(x.name, None)
+
+    def read(self, name: str, where: str, rows: np.ndarray) -> None:
+        demand((name, where) in self.written, f"{name} ({where}) is not there")
+        known = self.written[name, where][rows]
+        if (name, where) in self.zeroed:
+            known = known | self.zeroed[name, where][rows]
+        demand(bool(known.all()), f"row {int(rows[np.argmin(known)]) if len(rows) else 0} of {name} was never written")
+
+    def write(self, name: str, where: str, rows: np.ndarray, stores: Stores) -> None:
+        key = name, where
+        if where == "chunk" and key not in self.written:
+            self.written[key], self.zeroed[key] = self._all(False), self._all(False)
+        demand(key in self.written, f"{name} ({where}) is not there")
+        stored = np.broadcast_to(stores, rows.shape)
+        wrong = stored & self.written[key][rows]
+        demand(not wrong.any(), f"a later writer of row {rows[np.argmax(wrong)] if len(rows) else 0} of {name} stores")
+        wrong = ~stored & ~(self.written[key] | self.zeroed[key])[rows]
+        demand(not wrong.any(), f"the first writer of row {rows[np.argmax(wrong)] if len(rows) else 0} of {name} adds")
+        self.written[key][rows] = True
+
+
+class _Pass:
+    def __init__(self, p: PassProgram, memory: _Memory) -> None:
+        self.p, self.memory = p, memory
+        self.at = f"pass '{p.name}'"
+
+    def check(self) -> None:
+        p = self.p
+        for x in p.before:
+            self._try(x, lambda x=x: self.memory.place(x) if isinstance(x, moves.Place) else None)
+        if any(p.staging) or any(isinstance(x, STREAMS) for x in p.body):
+            self._check_waits()
+        self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
+        self._check_schedule()
+        for step, batch in enumerate(p.order):
+            self.slots.begin(step)
+            self.batch = batch
+            self.registers: set[str] = set()
+            self.chunks = [(i, p.chunk(i, batch)) for i in range(len(p.buffers))]
+            self.chunks = [(i, chunk) for i, chunk in self.chunks if p.view.num_dst[chunk]]
+            for x in p.body:
+                self._try(x, lambda x=x: self._step(x), batch)
+        adds = {x.cache for x in p.every if isinstance(x, ADDS) and x.cache in self.slots.held}
+        self._named(f"{self.at}, at its end", lambda: self.slots.end(adds))
+        everything = np.arange(self.memory.num_vertices)
+        for x in p.after:
+            if isinstance(x, moves.EdgeLoss):
+                self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
+        for x in p.frees:
+            self._try(x, lambda x=x: self.memory.free(x))
+
+    def _try(self, x: Instruction, step: object, batch: int | None = None) -> None:
+        where = self.at if batch is None else f"{self.at}, batch {batch}"
+        self._named(f"{where}, {x.verb}", step)
+
+    def _named(self, where: str, step: object) -> None:
+        try:
+            step()  # type: ignore[operator]
+        except ProgramError as error:
+            raise ProgramError(f"{where}: {error}") from None
+
+    def _check_schedule(self) -> None:
+        p = self.p
+        batches = sorted(p.order)
+        demand(batches in ([], list(range(p.schedule.shape[1]))), f"{self.at}: batches are left out or run twice")
+        for i in range(len(p.buffers) if batches else 0):
+            ran = np.bincount(p.schedule[i], minlength=p.view.chunks)
+            busy = p.view.num_dst[i * p.view.chunks : (i + 1) * p.view.chunks] > 0
+            demand(bool((ran[busy] == 1).all()), f"{self.at}, device {i}: a chunk is left out or runs twice")
+
+    def _own_rows(self, chunk: int) -> np.ndarray:
+        active = self.p.view.active_rows(chunk)
+        return np.arange(*self.p.view.chunk_start[chunk : chunk + 2]) if active is None else active
+
+    def _step(self, x: Instruction) -> None:
+        slots, memory = self.slots, self.memory
+        if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
+            getattr(slots, x.verb)(x, self.batch)
+        if isinstance(x, moves.Load | moves.Flush):
+            for i in range(len(self.p.buffers)):
+                pick = x.picks.of(i, self.batch)
+                rows = x.picks.table(i).row[pick]
+                if isinstance(x, moves.Load):
+                    memory.read(x.tensor, "host", rows)
+                else:
+                    memory.write(x.tensor, "host", rows, x.stores[i][pick] if x.stores else False)
+        elif isinstance(x, moves.Read):
+            for _, chunk in self.chunks:
+                memory.read(x.name, "host", self._own_rows(chunk))
+        elif isinstance(x, moves.BringSlots):
+            self.sources = {chunk: x.slots.of(i, self.batch) for i, chunk in self.chunks}
+        elif isinstance(x, moves.Fill) and x.slots is not None:
+            for i, chunk in self.chunks:
+                memory.slots.setdefault(x.buffer, {})[chunk] = x.slots.of(i, self.batch)
+        elif isinstance(x, moves.Fill) and (x.buffer, "device") in memory.written:
+            for _, chunk in self.chunks:
+                memory.write(x.buffer, "device", self._own_rows(chunk), True)
+        elif isinstance(x, moves.Send):
+            demand(x.name in self.sent, "nothing was written to be sent")
+            for _, chunk in self.chunks:
+                memory.write(x.name, "host", self._own_rows(chunk), _of(x.stores, self._own_rows(chunk)))
+        elif isinstance(x, moves.Compute):
+            self._compute(x)
+        if isinstance(x, moves.Read | moves.Bring | moves.BringSlots):
+            self.registers.add(x.name)
+
+    def _compute(self, x: moves.Compute) -> None:
+        self.sent: set[str] = set()
+        inside = {name for y in x.body if isinstance(y, computing.Resume) for name in y.inputs}
+        for y in x.body:
+            self._named(y.verb, lambda y=y: self._inside(y, inside))
+        touched = {name for y in x.body for name in (*y.makes, *y.reads)}
+        left = sorted(self.registers & touched)
+        demand(not left, f"registers never dropped: {', '.join(left)}")
+
+    def _inside(self, y: Instruction, tolerated: set[str]) -> None:
+        memory = self.memory
+        if isinstance(y, computing.Drop):
+            missing = set(y.names) - self.registers - tolerated
+            demand(not missing, f"there is no register {', '.join(sorted(missing))}")
+            self.registers -= set(y.names)
+            return
+        if isinstance(y, computing.Resume):
+            kept = set(self.registers)
+            for again in y.again:
+                self._inside(again, tolerated)
+            self.registers = kept
+            return
+        needs: Iterable[str] = y.reads
+        if isinstance(y, computing.Sum | computing.TransposeSum):
+            needs = (*needs, "indptr", "local_source")
+        missing = set(needs) - self.registers
+        demand(not missing, f"register {', '.join(sorted(missing))} is read before it is made")
+        for _, chunk in self.chunks:
+            rows = self._own_rows(chunk)
+            if isinstance(y, computing.Own | computing.Take):
+                memory.read(y.name, "device" if isinstance(y, computing.Own) else "chunk", rows)
+            elif isinstance(y, computing.Write) and y.where != "host":
+                memory.write(y.name, y.where, rows, _of(y.stores, rows))
+            elif isinstance(y, computing.Sum) and y.place not in (None, "aggregate"):
+                memory.write(str(y.place), "device", rows, True)
+        if isinstance(y, computing.Write) and y.where == "host":
+            self.sent.add(y.name)
+        if isinstance(y, computing.Here):
+            self.registers.add(y.name)
+            if y.name == "slot_of_source":
+                self.sources = memory.slots[y.buffer]
+        if isinstance(y, USES_CACHE):
+            demand("slot_of_source" in self.registers, "the slots of sources are not there")
+            for i, chunk in self.chunks:
+                needed = self.p.view.neighbour_set(chunk)
+                self.slots.take(y.cache, i, self.sources[chunk], needed, f"chunk {chunk}")
+                if isinstance(y, ADDS) and (y.cache, "device") in memory.written:
+                    memory.write(y.cache, "device", needed, False)
+                elif (y.cache, "device") in memory.written:
+                    memory.read(y.cache, "device", needed)
+        self.registers |= set(y.makes)
+
+    def _check_waits(self) -> None:
+        """Between instructions that conflict there is what orders them."""
+        body = self.p.body
+        words = [_word(x) for x in body]
+
+        def need(word: str, after: tuple[type, ...], before: tuple[type, ...]) -> None:
+            ends = [k for k, x in enumerate(body) if isinstance(x, before)]
+            starts = [k for k, x in enumerate(body) if isinstance(x, after)]
+            lo, hi = max(starts, default=-1), min((k for k in ends), default=len(body))
+            found = word in words[lo + 1 : hi]
+            demand(found, f"{self.at}: no '{word}' in its place, between instructions {lo + 1} and {hi}")
+
+        need("wait load sent", (), ON_LOAD)
+        need("host_wait brought", (), ON_LOAD)
+        need("signal load brought", ON_LOAD, ON_COMPUTE)
+        need("wait compute brought", ON_LOAD, ON_COMPUTE)
+        need("follow flush compute", ON_COMPUTE, ON_FLUSH)
+        need("wait flush added", ON_COMPUTE, ON_FLUSH)
+        need("signal flush sent", ON_FLUSH, ())
+        need("signal host added", ON_FLUSH, ())
+        demand(
+            words.index("signal load brought") < words.index("wait compute brought"), f"{self.at}: 'brought' is late"
+        )
+        if any(isinstance(x, moves.Pull) for x in body):
+            need("meet load", (moves.Load,), (moves.Pull,))
+        if any(isinstance(x, moves.Push) for x in body):
+            need("meet compute", (moves.Compute,), (moves.Push,))
+            need("meet compute", (moves.Push,), ON_FLUSH)
+
+
+def _word(x: Instruction) -> str:
+    parts = (getattr(x, name, "") for name in ("stream", "other", "event"))
+    return " ".join((x.verb, *(part for part in parts if isinstance(part, str) and part)))
+
+
+def _of(stores: Stores, rows: np.ndarray) -> Stores:
+    return stores if isinstance(stores, bool) else stores[rows]

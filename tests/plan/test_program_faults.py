@@ -1,0 +1,193 @@
+"""Deliberate faults in programs, drawn at random: the checker finds each before anything runs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from hongtu.hardware import CPU, H200
+from hongtu.plan.cache.transfer import DeviceTransfers
+from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.program import computing, moves
+from hongtu.plan.program.check import check_program
+from hongtu.plan.program.instruction import Picks, SlotsOfSources
+from hongtu.plan.program.slots import ProgramError
+from tests.plan.test_listing import program_of
+
+FAULTS = 200
+SMALL = {"strategy": Strategy(resident=False, group=False), "memory": 30_000}
+PROGRAMS = (
+    {"model": "gcn"} | SMALL, {"model": "sage", "strategy": "paper"}, {"model": "gat", "hardware": H200} | SMALL,
+    {"model": "gin", "hardware": H200},
+)  # fmt: skip
+
+
+@functools.cache
+def program(number):
+    return program_of(**({"hardware": CPU} | PROGRAMS[number]))
+
+
+def without(body, k):
+    return (*body[:k], *body[k + 1 :])
+
+
+def changed_body(p, change):
+    """The pass with another body of ``compute``."""
+    body = tuple(replace(x, body=change(x.body)) if isinstance(x, moves.Compute) else x for x in p.body)
+    return replace(p, body=body)
+
+
+def drop_move(p, rng):
+    """An instruction on rows, of a stream or around the batches is left out."""
+    kinds = (
+        moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Send, moves.BringPicks, moves.BringSlots,
+        moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet,
+    )  # fmt: skip
+    found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
+    if found:
+        k = int(rng.choice(found))
+        return replace(p, body=without(p.body, k)), p.body[k].verb
+
+
+def drop_placed(p, rng):
+    found = [k for k, x in enumerate(p.before) if isinstance(x, moves.Place)]
+    if found:
+        k = int(rng.choice(found))
+        return replace(p, before=without(p.before, k)), p.before[k].name
+
+
+def drop_free(p, rng):
+    """The engine itself frees the gradient of the features, if a pass does not: then it is no fault."""
+    found = [k for k, x in enumerate(p.frees) if x.name != "grad features"]
+    if found:
+        k = int(rng.choice(found))
+        return replace(p, frees=without(p.frees, k)), p.frees[k].name
+
+
+def drop_register(p, rng):
+    """A register is not dropped, or dropped where it is still read, or read where it was never made."""
+    (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
+    kinds = (computing.Drop, computing.Own, computing.Stage, computing.Take)
+    found = [k for k, x in enumerate(compute.body) if isinstance(x, kinds)]
+    if found:
+        k = int(rng.choice(found))
+        if isinstance(compute.body[k], computing.Stage) and not compute.body[k].gives:
+            return None
+        return changed_body(p, lambda body: without(body, k)), compute.body[k].verb
+
+
+def swap_stores(p, rng):
+    """Store for add, or add for store."""
+    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Send | moves.Flush)]
+    if found:
+        k = int(rng.choice(found))
+        stores = p.body[k].stores
+        if isinstance(stores, tuple):
+            if not any(part.any() for part in stores):
+                return None
+            other = tuple(~part for part in stores)
+        else:
+            other = not stores if isinstance(stores, bool) else ~stores
+        body = [replace(x, stores=other) if at == k else x for at, x in enumerate(p.body)]
+        return replace(p, body=tuple(body)), p.body[k].verb
+
+
+def replace_devices(p, old, new):
+    """The pass with other transfers wherever it had these."""
+
+    def changed(x):
+        values = {}
+        for field in fields(x):
+            value = getattr(x, field.name)
+            if isinstance(value, Picks | SlotsOfSources) and value.devices[0] is old[0]:
+                values[field.name] = replace(value, devices=new)
+        return replace(x, **values)
+
+    return replace(p, body=tuple(changed(x) for x in p.body))
+
+
+def wrong_slots(p, rng):
+    """Two slots of a chunk's sources, of loads or of pulls, swapped; or a pull from another row."""
+    found = [v for x in p.body for v in vars(x).values() if isinstance(v, Picks | SlotsOfSources)]
+    if not found:
+        return None
+    devices = found[0].devices
+    i = int(rng.integers(len(devices)))
+    device: DeviceTransfers = devices[i]
+    column = str(rng.choice(["sources", "loads.slot", "pulls.slot", "pulls.peer_slot"]))
+    table = None if column == "sources" else getattr(device, column.split(".")[0])
+    values = (device.slot_of_source if table is None else getattr(table, column.split(".")[1])).copy()
+    if len(np.unique(values)) < 2:
+        return None
+    a = int(rng.integers(len(values)))
+    b = int(rng.choice(np.flatnonzero(values != values[a])))
+    values[[a, b]] = values[[b, a]]
+    if table is None:
+        device = replace(device, slot_of_source=values)
+    else:
+        room, name = column.split(".")
+        device = replace(device, **{room: replace(table, **{name: values})})
+    return replace_devices(p, devices, tuple(device if k == i else d for k, d in enumerate(devices))), column
+
+
+def wrong_chunk(p, rng):
+    """A batch runs another batch's chunk once more."""
+    if p.schedule.shape[1] < 2:
+        return None
+    schedule, i = p.schedule.copy(), int(rng.integers(len(p.schedule)))
+    a, b = rng.choice(schedule.shape[1], 2, replace=False)
+    busy = p.view.num_dst[i * p.view.chunks + schedule[i, [a, b]]]
+    if not busy.all():
+        return None
+    schedule[i, a] = schedule[i, b]
+    return replace(p, schedule=schedule), f"device {i}, batch {a}"
+
+
+KINDS = (
+    drop_move, drop_move, drop_placed, drop_free, drop_register, swap_stores, wrong_slots, wrong_slots, wrong_chunk,
+)  # fmt: skip
+
+
+def draw(seed):
+    """(what was done, the faulty program)."""
+    rng = np.random.default_rng(seed)
+    while True:
+        number, kind = int(rng.integers(len(PROGRAMS))), KINDS[int(rng.integers(len(KINDS)))]
+        whole = program(number)
+        passes = list(whole.train)
+        k = int(rng.integers(len(passes)))
+        found = kind(passes[k], rng)
+        if found is not None:
+            passes[k], what = found
+            text = f"{PROGRAMS[number]['model']}, pass '{passes[k].name}': {kind.__name__}, {what}"
+            return text, replace(whole, train=tuple(passes))
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_programs_are_sound(number):
+    check_program(program(number))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_faults_are_found(block):
+    through = []
+    for seed in range(block * FAULTS // 10, (block + 1) * FAULTS // 10):
+        what, faulty = draw(seed)
+        try:
+            check_program(faulty)
+        except ProgramError:
+            continue
+        through.append(f"seed {seed}: {what}")
+    assert not through, "\n".join(through)
+
+
+def test_an_error_names_the_place():
+    whole = program(0)
+    p = whole.train[1]
+    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, moves.BringSlots))
+    faulty = replace(whole, train=(whole.train[0], replace(p, body=without(p.body, k)), *whole.train[2:]))
+    with pytest.raises(ProgramError, match=f"pass '{p.name}', batch {p.order[0]}, compute: .*slot"):
+        check_program(faulty)
