@@ -32,12 +32,6 @@ from hongtu.cuda_ext.arguments import (
 from hongtu.cuda_ext.launch import Launcher
 
 ROWS_AT_ONCE = 4  # as in rows.cu
-_COPIES = {  # (source, destination) -> kernel, elements per lane
-    (torch.float32, torch.float32): ("copy_rows_f32x", 4),
-    (torch.float64, torch.float64): ("copy_rows_f64x", 2),
-    (torch.bfloat16, torch.float32): ("copy_rows_bf16_to_f32x", 4),
-    (torch.float32, torch.bfloat16): ("copy_rows_f32_to_bf16x", 4),
-}
 _ADDS = {"plain": "add_rows", "atomic": "add_rows_atomic", "system": "add_rows_system"}
 
 
@@ -53,32 +47,22 @@ def copy_rows(
     """dst[dst_index[k]] = src[src_index[k]]: load, pull, gradient compaction.
 
     Args:
-        src: [N, F]; may be in pinned host memory, which a GPU reads at the same address. float32 or float64 as
-            ``dst``, or bfloat16 to float32, or float32 to bfloat16.
+        src: [N, F]; may be in pinned host memory, which a GPU reads at the same address. float32 or float64,
+            as ``dst``.
         src_index: int32 [K], or None for all rows in order.
         dst: [M, F]; may be in pinned host memory as well.
         dst_index: int32 [K], unique, or None for all rows in order.
         max_blocks: leaves the other multiprocessors to what runs beside a copy over a slow link.
     """
-    kernel = _COPIES.get((src.dtype, dst.dtype))
-    if kernel is None:
-        refuse("copy_rows", "src and dst", "dtypes", (src.dtype, dst.dtype), list(_COPIES))
-    name, elements = kernel
+    dtype = src.dtype
+    if dtype not in FLOATS or dst.dtype is not dtype:
+        refuse("copy_rows", "src and dst", "dtypes", (dtype, dst.dtype), "float32 or float64, both the same")
     count, width, args = _moved(launcher, "copy_rows", src, src_index, dst, dst_index)
     if count == 0 or width == 0:
         return
-    if width % elements or args[0] % (elements * src.itemsize) or args[2] % (elements * dst.itemsize):
-        elements = 1
-    _launch_rows(
-        launcher,
-        stream,
-        f"{name}{elements}",
-        args,
-        count,
-        width // elements,
-        max_blocks,
-        (src, src_index, dst, dst_index),
-    )
+    elements = lane_elements(dtype, args[0], args[2], width * dtype.itemsize)
+    name = f"copy_rows_{FLOATS[dtype]}x{elements}"
+    _launch_rows(launcher, stream, name, args, count, width // elements, max_blocks, (src, src_index, dst, dst_index))
 
 
 def add_rows(

@@ -7,23 +7,6 @@
 
 #define ROWS_AT_ONCE 4
 
-typedef unsigned short bf16;  // the upper half of a float's bits
-
-template <class To, class From>
-__device__ __forceinline__ To as(From value) {
-    return value;
-}
-template <>
-__device__ __forceinline__ float as<float, bf16>(bf16 value) {
-    return __uint_as_float((unsigned)value << 16);
-}
-template <>
-__device__ __forceinline__ bf16 as<bf16, float>(float value) {  // to nearest, ties to even; NaN stays NaN
-    const unsigned bits = __float_as_uint(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-    return (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 // Where the rows k, k + group_step(), ... of an index (null: the rows in order) start. Rows past the end repeat the last
 // one, so that the loads of the index need no branch and go out together; ``live`` tells them apart.
 __device__ __forceinline__ void find_rows(const int* index, int64 k, int64 count, int64 width,
@@ -52,9 +35,9 @@ __device__ __forceinline__ int64 past_line(const T* row, int64 width) {
 }
 
 // dst[dst_index[k]] = src[src_index[k]]
-template <class From, class To, int N>
-__device__ __forceinline__ void copy_rows(const From* __restrict__ src, const int* __restrict__ src_index,
-                                          To* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
+template <class T, int N>
+__device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* __restrict__ src_index,
+                                          T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
                                           int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
         int64 from[ROWS_AT_ONCE], to[ROWS_AT_ONCE], past[ROWS_AT_ONCE], longest = 0;
@@ -68,19 +51,13 @@ __device__ __forceinline__ void copy_rows(const From* __restrict__ src, const in
             to[i] -= past[i];
         }
         for (int64 f = threadIdx.x * N; f < longest + width; f += blockDim.x * N) {
-            Lane<From, N> value[ROWS_AT_ONCE];
+            Lane<T, N> value[ROWS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++)
                 if (live(k, i, count) && f >= past[i] && f < past[i] + width) value[i] = load<N>(src + from[i] + f);
 #pragma unroll
-            for (int i = 0; i < ROWS_AT_ONCE; i++) {
-                if (live(k, i, count) && f >= past[i] && f < past[i] + width) {
-                    Lane<To, N> out;
-#pragma unroll
-                    for (int n = 0; n < N; n++) out.at[n] = as<To>(value[i].at[n]);
-                    store<N>(dst + to[i] + f, out);
-                }
-            }
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+                if (live(k, i, count) && f >= past[i] && f < past[i] + width) store<N>(dst + to[i] + f, value[i]);
         }
     }
 }
@@ -129,17 +106,13 @@ __device__ __forceinline__ void zero_rows(T* __restrict__ dst, const int* __rest
             store<N>(dst + (dst_index ? (int64)dst_index[k] : k) * width + f, zero);
 }
 
-#define COPY_ROWS(name, From, To, N)                                                                             \
-    KERNEL(name, (const From* src, const int* src_index, To* dst, const int* dst_index, int64 count, int64 width), \
-           (copy_rows<From, To, N>(src, src_index, dst, dst_index, count, width)))
-COPY_ROWS(copy_rows_f32x4, float, float, 4)
-COPY_ROWS(copy_rows_f32x1, float, float, 1)
-COPY_ROWS(copy_rows_f64x2, double, double, 2)
-COPY_ROWS(copy_rows_f64x1, double, double, 1)
-COPY_ROWS(copy_rows_bf16_to_f32x4, bf16, float, 4)
-COPY_ROWS(copy_rows_bf16_to_f32x1, bf16, float, 1)
-COPY_ROWS(copy_rows_f32_to_bf16x4, float, bf16, 4)
-COPY_ROWS(copy_rows_f32_to_bf16x1, float, bf16, 1)
+#define COPY_ROWS(name, T, N)                                                                                  \
+    KERNEL(name, (const T* src, const int* src_index, T* dst, const int* dst_index, int64 count, int64 width), \
+           (copy_rows<T, N>(src, src_index, dst, dst_index, count, width)))
+COPY_ROWS(copy_rows_f32x4, float, 4)
+COPY_ROWS(copy_rows_f32x1, float, 1)
+COPY_ROWS(copy_rows_f64x2, double, 2)
+COPY_ROWS(copy_rows_f64x1, double, 1)
 
 #define ADD_ROWS(name, T, N, HOW)                                                                              \
     KERNEL(name, (const T* src, const int* src_index, T* dst, const int* dst_index, int64 count, int64 width), \

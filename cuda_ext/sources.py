@@ -26,7 +26,7 @@ class KernelError(RuntimeError):
 def file_of(name: str) -> str:
     """The file of a kernel, by the name of one of its instances.
 
-    >>> file_of("copy_rows_bf16_to_f32x4")
+    >>> file_of("copy_rows_f32x4")
     'rows.cu'
     """
     kernel = name

@@ -66,7 +66,7 @@ TESTS = {
     "shared.cuh": "Test",
 }
 
-QUICK = "past or blocks or bfloat16 or far"  # see most mutants, in seconds
+QUICK = "past or blocks or far"  # see most mutants, in seconds
 REFUSED = 77  # exit status
 
 

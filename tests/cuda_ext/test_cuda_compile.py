@@ -54,7 +54,7 @@ def test_wide_instances_move_16_bytes_at_once(nvrtc, file):
         if name.endswith(("x4", "x2")):
             wide += 1
             loads, stores = (re.findall(rf"\b{op}\.global[.\w]*\.v(\d)\.", code) for op in ("ld", "st"))
-            elements = name[-1] if "bf16" not in name else "4"
+            elements = name[-1]
             assert elements in loads or name.startswith("zero_rows"), name
             if not name.startswith("attend_alpha_gradient"):  # writes one element per lane
                 assert elements in stores and not re.search(r"\bst\.global\.[fbu]\d", code), name

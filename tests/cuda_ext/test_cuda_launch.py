@@ -46,14 +46,11 @@ def index(count):
 def call_all(launcher, width, dtype, num_dst=3, degree=2, shift=0):
     """Every kernel once."""
 
-    def rows(count, columns=width, of=dtype):
-        return torch.zeros(shift + count * columns, dtype=of)[shift:].view(count, columns)
+    def rows(count, columns=width):
+        return torch.zeros(shift + count * columns, dtype=dtype)[shift:].view(count, columns)
 
     num_edges, heads, both = num_dst * degree, min(width, 1), (launcher, None)
     indptr, source = torch.arange(num_dst + 1) * degree, index(num_edges) % max(1, num_dst)
-    if dtype == torch.float32:
-        kernels.copy_rows(*both, rows(num_dst, of=torch.bfloat16), None, rows(num_dst), None)
-        kernels.copy_rows(*both, rows(num_dst), None, rows(num_dst, of=torch.bfloat16), None)
     kernels.copy_rows(*both, rows(num_dst), index(num_dst), rows(num_dst), index(num_dst))
     kernels.gather_rows(*both, rows(num_dst), index(num_dst), rows(num_dst))
     for how in ("plain", "atomic", "system"):
