@@ -187,6 +187,8 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
 
 
 def _seconds_lines(result: dict[str, Any]) -> list[str]:
-    total = result["seconds_per_epoch"]
-    parts = ", ".join(f"{name} {part:.2g}" for name, part in result["seconds"].items() if abs(part) > total / 1000)
-    return [f"  {total:.2g} s per epoch predicted on {result['hardware']}, nothing overlapped: {parts}"]
+    total, seconds = result["seconds_per_epoch"], dict(result["seconds"])
+    hidden = -seconds.pop("hidden")
+    parts = ", ".join(f"{name} {part:.2g}" for name, part in seconds.items() if part > total / 1000)
+    overlapped = f"{hidden:.2g} s of the parts overlapped" if hidden > 0 else "nothing overlapped"
+    return [f"  {total:.2g} s per epoch predicted on {result['hardware']}, {overlapped}: {parts}"]

@@ -243,3 +243,12 @@ def test_rates_that_explain_epochs_are_found(artifact):
     _, slow = hongtu.bench.profile.measure._fitted(trainers, slower, replace(CPU, cache=machine.cache))
     for trainer, passes in zip(trainers, slower, strict=True):
         assert predict_seconds(trainer.plan, slow).total == pytest.approx(sum(passes.values()), rel=0.03)
+
+
+@pytest.mark.parametrize("hardware, overlapped", [("cpu", "nothing overlapped"), ("h200", "s of the parts overlapped")])
+def test_it_says_what_runs_at_the_same_time(artifact, capsys, hardware, overlapped):
+    command = ["plan", artifact.path, "--hardware", hardware, "--device-memory", "20KB", "--hidden", "4"]
+    line = next(line for line in output(capsys, *command).splitlines() if "s per epoch predicted" in line)
+    seconds = json.loads(output(capsys, *command, "--json"))["seconds"]
+    assert overlapped in line and " -" not in line
+    assert (seconds["hidden"] < 0) == (hardware == "h200")
