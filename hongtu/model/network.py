@@ -24,9 +24,8 @@ TRANSFORM, AGGREGATE, UPDATE, ROWS = range(4)
 _METHOD = (".transform", ".aggregate", ".update", "")
 
 Watch = Callable[[str, Rows, Any], None]
-Calling = Callable[
-    [int, int, tuple[Any, ...]], Callable[[Any], None]
-]  # module, kind, arguments -> what sees the result
+# module, kind, rows, what is called, arguments -> what sees the result, or None
+Calling = Callable[[int, int, Rows, Callable[..., Any], tuple[Any, ...]], "Callable[[Any], None] | None"]
 
 
 class Network:
@@ -249,11 +248,11 @@ class Network:
         return tuple(s) if form in (tuple, list) else None
 
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
-        done = None if self.calling is None else self.calling(number, kind, args)
+        done = None if self.calling is None else self.calling(number, kind, rows, call, args)
         rows_given = [arg for arg in args if isinstance(arg, Tensor) and arg.ndim == 2]
         self.given = rows_given[0].shape[1] if rows_given else 0
         dense = self.autocast is not None and kind != AGGREGATE
-        with self._call(number, kind, rows), self._autocast(rows) if dense else nullcontext():
+        with self.in_call(number, kind, rows), self._autocast(rows) if dense else nullcontext():
             out = call(*args)
         out = self._seen(number, kind, rows, _widened(out, args[0].dtype, {}) if dense else out)
         if done is not None:
@@ -271,7 +270,7 @@ class Network:
         return self.title(self._current)
 
     @contextmanager
-    def _call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
+    def in_call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
         """Set the context of one call into module ``number``; reseed torch where the module may draw from it."""
         self._current = number
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_edge_form(raw)
     _check_vertices(raw, config)
     _check_vertex_ids(raw)
+    _note_rounding(raw)
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
         raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
     if raw.edge_weight is not None:
@@ -186,6 +188,27 @@ def _check_features(raw: RawGraph) -> None:
 def _finite_as_float32(block: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return np.isfinite(block.astype(np.float32, copy=False))
+
+
+def _note_rounding(raw: RawGraph) -> None:
+    """Say which numbers an artifact cannot keep as they are."""
+    features = raw.features
+    given = {"features": features.parts if isinstance(features, TypedFeatures) else [getattr(features, "data", None)]}
+    if isinstance(features, np.ndarray):
+        given["features"] = [features]
+    given |= {piece: [getattr(raw, piece)] for piece in ("edge_weight", "edge_features", "labels")}
+    rounded = [raw.name(piece) for piece, arrays in given.items() if any(map(_rounds, arrays))]
+    if rounded:
+        print(f"hongtu: note: {', '.join(rounded)}: float64, rounded to the float32 of an artifact", file=sys.stderr)
+
+
+def _rounds(array: Any) -> bool:
+    if array is None or array.dtype != np.float64:
+        return False
+    step = max(1, BLOCK // max(1, array[:1].size))
+    blocks = (array[lo : lo + step] for lo in range(0, len(array), step))
+    with np.errstate(over="ignore"):
+        return any(not np.array_equal(block.astype(np.float32), block, equal_nan=True) for block in blocks)
 
 
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:

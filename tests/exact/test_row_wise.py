@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -104,6 +106,52 @@ class Counting(nn.Module):
     def forward(self, h):
         self.runs += self.training
         return h * (1 + self.runs)
+
+
+class Centred(nn.Module):
+    """Mixes rows in training alone."""
+
+    def forward(self, h):
+        return h - h.mean(0) if self.training else h
+
+
+class Noisy(nn.Module):
+    """Row by row, with random numbers of torch's."""
+
+    def forward(self, h):
+        return h + 0.1 * torch.randn_like(h) if self.training else h
+
+
+over_rows = partial(torch.softmax, dim=0)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: [hnn.GCNConv(6, H), Centred(), hnn.GCNConv(H, 3)],
+        lambda: [hnn.GINConv(nn.Sequential(nn.Linear(6, H), nn.Softmax(dim=0))), hnn.GCNConv(H, 3)],
+        lambda: [hnn.GINConv(nn.Sequential(nn.Linear(6, H), Centred())), hnn.GCNConv(H, 3)],
+        lambda: [hnn.GCNConv(6, H, activation=over_rows), hnn.GCNConv(H, 3)],
+        lambda: [hnn.SAGEConv(6, H, activation=over_rows), hnn.GCNConv(H, 3)],
+        lambda: [hnn.GATConv(6, H), hnn.GATConv(H, 3, activation=over_rows)],
+    ],
+    ids=[
+        "in-training",
+        "inside-gin",
+        "inside-gin-in-training",
+        "activation",
+        "activation-of-sage",
+        "activation-of-gat",
+    ],
+)
+def test_rows_mixed_anywhere_are_refused(layers):
+    with pytest.raises(InputError, match=r"layers\[[01]\].* mixes the rows"):
+        hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers())
+
+
+def test_random_numbers_of_a_module_are_no_mixing_of_rows():
+    layers = [hnn.GINConv(nn.Sequential(nn.Linear(6, H), nn.Dropout(0.5), Noisy())), Noisy(), hnn.GCNConv(H, 3)]
+    hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.model.checks import call_on, drops, is_random, modes_kept
-from hongtu.model.network import ROWS, Network
+from hongtu.model.checks import drops, is_random, modes_kept
+from hongtu.model.network import AGGREGATE, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
+from hongtu.train.survey.edges import tensors_in
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,15 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
 
 @contextmanager
 def _looking(network: Network) -> Iterator[None]:
-    """Inside, row-wise modules must not mix rows in evaluation."""
+    """Inside, what modules and layers do to rows must not mix them, neither in evaluation nor in training."""
 
-    def calling(number: int, kind: int, args: tuple[Any, ...]) -> Callable[[Any], None] | None:
-        if kind != ROWS or network.modules.training:
+    def calling(
+        number: int, kind: int, rows: Rows, call: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Callable[[Any], None] | None:
+        if kind == AGGREGATE or isinstance(getattr(call, "__self__", None), WholeGraphNorm):
             return None
-        given = [_different(rows) for rows in args]  # now: the call may overwrite them
-        return lambda out: _check_rows(network, number, given)
+        given = _mapped(_different, args)  # now: the call may overwrite them
+        return lambda out: _check_rows(network, number, kind, rows, call, given)
 
     network.calling = calling
     try:
@@ -193,20 +196,42 @@ def _looking(network: Network) -> Iterator[None]:
         network.calling = None
 
 
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same form with other tensors."""
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(change, part) for part in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
 def _different(rows: Tensor) -> Tensor:
-    """A copy of two rows; a layer may have made them equal, and their mean that of each."""
-    return rows.clone() if not torch.equal(rows[0], rows[1]) else torch.cat([rows[:1], 0.5 * rows[:1] + 0.25])
+    """A copy of the first of two rows, and another beside it: a layer may have made them, or what it adds up, equal."""
+    first = rows.detach()[:1]
+    return torch.cat([first, 0.5 * first + 0.25])
 
 
-def _check_rows(network: Network, number: int, given: list[Tensor]) -> None:
-    """Refuse a row-wise module whose output for a row depends on the other rows."""
-    call = call_on(network.modules[number])
-    alone, out = call(*(rows[:1].clone() for rows in given)), call(*given)
-    if alone.shape != out[:1].shape or not torch.allclose(alone, out[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise InputError(
-            f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
-            "whole graph; a module between layers must treat each row alone"
-        )
+@torch.no_grad()
+def _check_rows(
+    network: Network, number: int, kind: int, rows: Rows, call: Callable[..., Any], given: tuple[Any, ...]
+) -> None:
+    """Refuse what gives another row where the other rows are not there; what draws numbers of its own is not seen."""
+    statistics = None if rows.statistics is None else rows.statistics[:1]
+    one = Rows(ids=rows.ids[:1], statistics=statistics)
+    first = _mapped(lambda x: x[:1].clone(), given)
+    with network.in_call(number, kind, Rows(ids=rows.ids, statistics=rows.statistics)):
+        before, versions = torch.get_rng_state(), _buffer_versions(network)
+        out = call(*given)
+        if not torch.equal(torch.get_rng_state(), before) or _buffer_versions(network) != versions:
+            return
+    with network.in_call(number, kind, one):
+        alone = call(*first)
+    for whole, part in zip(tensors_in([out]), tensors_in([alone]), strict=True):
+        if whole.ndim != 2 or not whole.is_floating_point():
+            continue  # refused with what was expected
+        if part.shape != whole[:1].shape or not torch.allclose(part, whole[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise InputError(
+                f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
+                "whole graph; a module between layers, and what a layer does to rows, must treat each row alone"
+            )
 
 
 def _buffer_versions(network: Network) -> dict[str, int]:

@@ -1,0 +1,407 @@
+"""Random trainings beside plain torch: ``python -m tests.exact.harness --cases 2000``.
+
+A case draws a graph, a model, a loss, a grain, a strategy and a budget, trains some epochs, and between them does what
+people do: settings, hooks, frozen parameters, replaced modules, interrupts, snapshots. The other side is
+torch_geometric's model on the whole graph, to which the same is done. A case is made again by its number alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+
+import hongtu
+from hongtu.errors import InputError
+from hongtu.nn.layer import Layer
+from tests import additions, graphs, problems, training
+from tests.models import SIX, Model, vertex_losses
+from tests.problems import Problem
+
+EPOCHS = 4
+TOLERANCE = 1e-8  # of the largest gradient entry, in float64; a model may amplify what differs by 1e-16
+CAST = 0.1  # of the loss, under autocast
+LOSSES = {"classes": "cross_entropy", "labels": "bce_with_logits", "numbers": "mse"}
+ROOT = str(Path(hongtu.__file__).parent)
+
+
+class Case:
+    """One random training."""
+
+    def __init__(self, number: int) -> None:
+        self.rng = np.random.default_rng([7, number])
+        self.problem = self._problem()
+        self.model = self._model()
+        self.cast = bool(self.rng.random() < 0.06)
+        self.hooks: list[tuple[str, Callable[[Tensor], Tensor]]] = []
+        self.done: list[str] = []
+        n = int(self.rng.integers(1, 5))
+        m = int(self.rng.integers(1, 4))
+        vertices = self.problem.num_vertices
+        grain = (m, n) if m * n <= vertices else (1, 1)
+        partitioner = str(self.rng.choice(["range", "metis"])) if len(self.problem.edges[0]) else "range"
+        self.artifact = problems.prepare(self.problem, *grain, partitioner=partitioner)
+        self.options: dict[str, Any] = {
+            "loss": self.model.loss,
+            "optimizer": self.sgd,
+            "seed": additions.SEED,
+            "dtype": torch.float32 if self.cast else torch.float64,
+            "strategy": str(self.rng.choice(training.STRATEGIES)),
+            "autocast": torch.bfloat16 if self.cast else None,
+        }
+        if self.rng.random() < 0.6:
+            smallest = training.smallest_budget(self.artifact, self.layers, **self.options)
+            self.options["device_memory"] = int(smallest * self.rng.choice([1, 1, 1.2, 2]))
+        self.trainer = hongtu.Trainer(self.artifact, self.layers(), **self.options)
+        self.modules = self.model.build_reference(self.problem)
+        self.optimizer = self.sgd(self.modules.parameters())
+
+    def __repr__(self) -> str:
+        topology, options = self.artifact.topology, self.options
+        return (
+            f"{self.model.name} on {self.problem.name} ({self.problem.num_vertices} vertices, "
+            f"{len(self.problem.edges[0])} edges), {topology.num_dst.shape}, {options['strategy']}, "
+            f"{options.get('device_memory')}, autocast {self.cast}: {', '.join(self.done) or 'nothing in between'}"
+        )
+
+    @staticmethod
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.03)
+
+    def layers(self) -> list[nn.Module]:
+        return self.model.build(self.problem)
+
+    def _problem(self) -> Problem:
+        rng = self.rng
+        v = int(rng.integers(4, 70))
+        e = int(rng.choice([0, rng.integers(1, 30), rng.integers(30, 400)], p=[0.04, 0.2, 0.76]))
+        edges = rng.integers(0, v, (2, e))
+        if rng.random() < 0.3 and e:
+            edges[:, : e // 3] = edges[0, : e // 3]  # loops
+        if rng.random() < 0.3 and e:
+            edges[rng.integers(2), e // 2 :] = rng.integers(v)  # a hub
+        weights = rng.uniform(0.1, 2, e) if rng.random() < 0.4 else None
+        kind = rng.choice(["classes", "labels", "numbers"], p=[0.5, 0.3, 0.2])
+        graph = graphs.Graph(f"{kind}-{'weighted' if weights is not None else 'plain'}", edges, weights, v)
+        classes = int(rng.choice([2, 3, 5, 7] if kind != "classes" else [2, 3, 4]))
+        problem = problems.problem_of(
+            graph, width=int(rng.integers(1, 9)), classes=classes, multi_label=kind == "labels",
+            regression=kind == "numbers",
+        )  # fmt: skip
+        if rng.random() < 0.3:
+            train = np.zeros(v, dtype=bool)
+            train[rng.choice(v, size=int(rng.integers(1, 3)), replace=False)] = True
+            problem = replace(problem, masks={"train": train, "val": ~train, "test": np.zeros_like(train)})
+        self.kind = str(kind)
+        return problem
+
+    def _model(self) -> Model:
+        rng, which = self.rng, self.rng.random()
+        kinds = [*SIX, *additions.NORMS, *additions.CONNECTIONS, *additions.AGGREGATES]
+        if which < 0.15:
+            self.problem = problems.with_edge_data(self.problem)
+            kinds = [model for model in additions.EDGES if model.name != "tides"]
+        elif which < 0.25:
+            kind, parts = problems.typed(self.problem.num_vertices, int(rng.integers(99)))
+            rows = np.zeros((len(kind), 1 + max(problems.TYPE_WIDTHS)), dtype=np.float32)
+            rows[:, 0] = kind
+            for k, part in enumerate(parts):
+                rows[kind == k, 1 : 1 + part.shape[1]] = part
+            self.problem = replace(
+                problems.with_edge_data(self.problem), features=rows, vertex_type=kind, type_features=parts
+            )
+            kinds = [additions.TYPED]
+        model = self._fitting(kinds)
+        model = Model(model.name, model.layers, model.reference, model.inner, LOSSES[self.kind])
+        how = rng.random()
+        if how < 1 / 3:
+            edges = additions.some_edges(int(rng.integers(1, 60)), int(rng.integers(99))) % self.problem.num_vertices
+            negatives = int(rng.integers(1, 4))
+            link = hongtu.LinkLoss(edges, negatives=negatives, block=int(rng.choice([8, 64])))
+            if rng.random() < 0.5:
+                link = hongtu.LinkLoss(edges, decoder=additions.distance, loss=additions.hinge, negatives=negatives)
+            return additions.linked(f"{model.name} with links", link, model)
+        if how < 2 / 3:
+            return self._weighted(model)
+        return model
+
+    def _fitting(self, kinds: list[Model]) -> Model:
+        """One that takes these widths: towers divide them."""
+        for k in self.rng.permutation(len(kinds)):
+            with contextlib.suppress(ValueError):
+                kinds[k].build(self.problem)
+                return kinds[k]
+        raise AssertionError("no model takes these widths")
+
+    def _weighted(self, model: Model) -> Model:
+        """With a weight per vertex, some of them zero."""
+        weight = self.rng.uniform(0.1, 3, self.problem.num_vertices)
+        weight[self.rng.random(len(weight)) < 0.2] = 0
+        weight[self.problem.masks["train"].argmax()] = 1
+        name = model.loss
+
+        def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
+            mask, target = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
+            each = squares if name == "mse" else name
+            own = torch.from_numpy(weight)[mask]
+            return (vertex_losses(each, out[mask], target[mask]) * own).sum() / own.sum()
+
+        return additions.with_loss(
+            f"{model.name} with vertex weights", hongtu.LossTerm(name, vertex_weight=weight), whole, model
+        )
+
+    # ------------------------------------------------------------------------------------------------- both sides
+
+    def run(self) -> None:
+        """Train and compare.
+
+        Raises:
+            AssertionError: what differs.
+        """
+        for epoch in range(1 if self.cast else EPOCHS):
+            if epoch > 0 and self.rng.random() < 0.7:
+                self._event()
+            self._epoch()
+        if not self.cast:
+            self._predict()
+
+    def _epoch(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self._reference_loss()
+        if loss.requires_grad:
+            loss.backward()
+        record = self.trainer.train_epoch()
+        if self.cast:
+            expected = float(loss.detach())
+            assert abs(record.loss - expected) <= CAST * max(1, abs(expected)), (record.loss, expected)
+            return
+        training.assert_counted(self.trainer, record)
+        np.testing.assert_allclose(record.loss, float(loss.detach()), rtol=TOLERANCE, atol=TOLERANCE)
+        theirs = {name: p.grad for name, p in self.modules.named_parameters() if p.grad is not None}
+        mine = self.trainer.gradients()
+        assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
+        largest = max((float(g.abs().max()) for g in theirs.values()), default=0.0)
+        for name, gradient in theirs.items():
+            off = float((mine[name] - gradient).abs().max())
+            assert off <= TOLERANCE * max(largest, 1e-3), f"gradient of {name} is off by {off}, the largest {largest}"
+        for name, buffer in self.modules.named_buffers():
+            torch.testing.assert_close(dict(self.trainer.model.named_buffers())[name], buffer, rtol=1e-8, atol=1e-8)
+        self.optimizer.step()
+
+    def _reference_loss(self) -> Tensor:
+        if self.model.loss == "mse":
+            out = self.model.run_reference(self.modules, self.problem)
+            mask = torch.from_numpy(self.problem.masks["train"])
+            return squares(out[mask], torch.from_numpy(self.problem.labels)[mask]).mean()
+        return self.model.reference_loss(self.modules, self.problem, self.trainer.epoch)
+
+    def _predict(self) -> None:
+        self.modules.eval()
+        with torch.no_grad():
+            expected = self.model.run_reference(self.modules, self.problem)
+        self.modules.train()
+        found = self.trainer.predict()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-7, atol=1e-7)
+        if self.kind == "classes" and self.rng.random() < 0.3:
+            self._correct_and_smooth(expected.softmax(1))
+
+    def _correct_and_smooth(self, y: Tensor) -> None:
+        """As torch_geometric's, with the same operator P."""
+        self.done.append("correct and smooth")
+        vertices, mask = self.problem.num_vertices, torch.from_numpy(self.problem.masks["train"])
+        own = int(self.rng.integers(1, 4))
+        settings = (own, float(self.rng.uniform(0.1, 0.9)), own + 1, float(self.rng.uniform(0.1, 0.9)))
+        truth = torch.from_numpy(self.problem.labels)[mask]
+        given = self.problem.edge_index, self.problem.edge_weight(), vertices
+        edges, weight = pyg.conv.gcn_conv.gcn_norm(*given, add_self_loops=False, dtype=torch.float64)
+        theirs = pyg.CorrectAndSmooth(*settings, autoscale=True)
+        expected = theirs.correct(y, truth, mask, edges, weight)
+        expected = theirs.smooth(expected, truth, mask, edges, weight)
+        mine = hongtu.CorrectAndSmooth(*settings, autoscale=True)
+        operator = hongtu.Propagation(self.artifact, y.shape[1], dtype=torch.float64)
+        labels = torch.from_numpy(self.problem.labels)
+        found = mine.smooth(operator, mine.correct(operator, y, labels, mask), labels, mask)
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+    # ------------------------------------------------------------------------------------------------- in between
+
+    def _event(self) -> None:
+        events = [
+            self.freeze,
+            self.thaw,
+            self.hook,
+            self.slope,
+            self.rewrite,
+            self.replace,
+            self.interrupt,
+            self.resume,
+        ]
+        event = events[self.rng.integers(len(events))]
+        self.done.append(event.__name__)
+        event()
+
+    def _both(self) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
+        theirs = dict(self.modules.named_parameters())
+        return [(name, p, theirs[name]) for name, p in self.trainer.model.named_parameters()]
+
+    def _drawn(self) -> tuple[str, nn.Parameter, nn.Parameter] | None:
+        both = self._both()
+        return both[self.rng.integers(len(both))] if both else None
+
+    def freeze(self) -> None:
+        if (drawn := self._drawn()) and sum(p.requires_grad for _, p, _ in self._both()) > 1:
+            drawn[1].requires_grad_(False)
+            drawn[2].requires_grad_(False)
+            self.hooks = [hook for hook in self.hooks if hook[0] != drawn[0]]
+
+    def thaw(self) -> None:
+        for _, mine, theirs in self._both():
+            mine.requires_grad_(True)
+            theirs.requires_grad_(True)
+
+    def hook(self) -> None:
+        drawn = self._drawn()
+        if drawn and drawn[1].requires_grad:
+            bound = float(self.rng.choice([0.001, 0.01, 1.0]))
+            hook = (lambda g: g.clamp(-bound, bound)) if self.rng.random() < 0.5 else (lambda g: 2 * g)
+            self.hooks.append((drawn[0], hook))
+            drawn[1].register_hook(hook)
+            drawn[2].register_hook(hook)
+
+    def slope(self) -> None:
+        """Another ``negative_slope`` wherever there is one."""
+        value = float(self.rng.uniform(0, 0.5))
+        theirs = dict(self.modules.named_modules())
+        for name, module in self.trainer.model.named_modules():
+            other = theirs.get(name)
+            if isinstance(getattr(module, "negative_slope", None), float) and hasattr(other, "negative_slope"):
+                module.negative_slope = other.negative_slope = value
+
+    def rewrite(self) -> None:
+        if drawn := self._drawn():
+            with torch.no_grad():
+                drawn[1].mul_(0.5).add_(0.01)
+                drawn[2].mul_(0.5).add_(0.01)
+
+    def replace(self) -> None:
+        """Another layer is refused; the old one, put back, goes on."""
+        index = next(k for k, module in enumerate(self.trainer.model) if isinstance(module, Layer))
+        before = self.trainer.model[index]
+        self.trainer.model[index] = hongtu.nn.GCNConv(3, 3)
+        with contextlib.suppress(InputError):
+            self.trainer.train_epoch()
+            raise AssertionError("another layer in the model was taken without a word")
+        self.trainer.model[index] = before
+
+    def interrupt(self) -> None:
+        """Ctrl-C at some line: the epoch counts if it was finished, and a snapshot mends what was torn."""
+        with snapshot_of(self.trainer) as path:
+            epoch, left = self.trainer.epoch, int(self.rng.integers(1, 4000))
+
+            def trace(frame: Any, event: str, arg: Any) -> Any:
+                nonlocal left
+                if not frame.f_code.co_filename.startswith(ROOT):
+                    return None
+                left -= event == "line"
+                if left == 0:
+                    raise KeyboardInterrupt
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                self.trainer.train_epoch()
+            except KeyboardInterrupt:
+                self.done[-1] += " (stopped)"
+            finally:
+                sys.settrace(before)
+            if self.trainer._torn is not None or self.trainer.epoch != epoch:
+                self.trainer.load(path)
+
+    def resume(self) -> None:
+        """A new Trainer goes on from a snapshot."""
+        with snapshot_of(self.trainer) as path:
+            slopes = [getattr(module, "negative_slope", None) for module in self.trainer.model.modules()]
+            layers = self.layers()
+            for module, slope in zip(nn.ModuleList(additions_modules(layers)).modules(), slopes, strict=True):
+                if isinstance(slope, float):
+                    module.negative_slope = slope
+            self.trainer = hongtu.Trainer(self.artifact, layers, **self.options)
+            self.trainer.load(path)
+        for name, hook in self.hooks:
+            mine = dict(self.trainer.model.named_parameters())[name]
+            if mine.requires_grad:
+                mine.register_hook(hook)
+
+
+def squares(out: Tensor, target: Tensor) -> Tensor:
+    return (out - target).square().mean(1)
+
+
+def additions_modules(entries: list[Any]) -> list[nn.Module]:
+    return [entry[0] if isinstance(entry, tuple) else entry for entry in entries]
+
+
+@contextlib.contextmanager
+def snapshot_of(trainer: hongtu.Trainer) -> Any:
+    folder = Path(tempfile.mkdtemp(prefix="hongtu-harness-"))
+    try:
+        trainer.save(folder / "snapshot.pt")
+        yield folder / "snapshot.pt"
+    finally:
+        shutil.rmtree(folder)
+
+
+def run_case(number: int) -> tuple[int, str, str]:
+    """Its number, what it was, and what is wrong ("" if nothing is)."""
+    torch.set_num_threads(1)
+    problems._prepared.clear()
+    title, case = f"case {number}", None
+    try:
+        case = Case(number)
+        case.run()
+    except Exception:
+        return number, f"{title}: {case!r}", traceback.format_exc()
+    finally:
+        if case is not None:
+            shutil.rmtree(case.artifact.path, ignore_errors=True)
+    return number, f"{title}: {case!r}", ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="print every case")
+    given = parser.parse_args()
+    numbers, wrong, start = range(given.first, given.first + given.cases), 0, time.perf_counter()
+    with ProcessPoolExecutor(given.workers) as pool:
+        for number, title, trace in pool.map(run_case, numbers, chunksize=4):
+            wrong += bool(trace)
+            if trace or given.verbose:
+                print(f"{title}\n{trace}", flush=True)
+            if number % 100 == 99:
+                print(
+                    f"{number + 1 - given.first} cases, {wrong} wrong, {time.perf_counter() - start:.0f} s", flush=True
+                )
+    print(f"{given.cases} cases, {wrong} wrong, {time.perf_counter() - start:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
