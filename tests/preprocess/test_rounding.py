@@ -13,8 +13,8 @@ EXACT, ROUNDED = np.linspace(0, 1, 5)[:4], np.array([0.1, 0.5, 1.0, 2.0])
 
 def said(capsys, **arrays):
     given = {"features": np.ones((4, 2), dtype=np.float32), "labels": np.arange(4) % 2}
-    masks = {"train": np.ones(4, dtype=bool)}
-    hongtu.preprocess_graph(EDGES, 4, problems.new_path(), masks=masks, partitioner="range", **(given | arrays))
+    given["masks"] = {"train": np.ones(4, dtype=bool)}
+    hongtu.preprocess_graph(EDGES, 4, problems.new_path(), partitions=1, chunks=1, **(given | arrays))
     return [line for line in capsys.readouterr().err.splitlines() if "float64" in line]
 
 
