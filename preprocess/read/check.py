@@ -29,7 +29,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_edge_form(raw)
     _check_vertices(raw, config)
     _check_vertex_ids(raw)
-    _note_rounding(raw)
+    rounded = _rounded(raw)
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
         raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
     if raw.edge_weight is not None:
@@ -54,6 +54,8 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     else:
         _choose_split(raw, config.split)
         _check_masks(raw, labelled)
+    if rounded:
+        print(f"hongtu: note: {', '.join(rounded)}: float64, rounded to the float32 of an artifact", file=sys.stderr)
     return raw
 
 
@@ -190,16 +192,14 @@ def _finite_as_float32(block: np.ndarray) -> np.ndarray:
         return np.isfinite(block.astype(np.float32, copy=False))
 
 
-def _note_rounding(raw: RawGraph) -> None:
-    """Say which numbers an artifact cannot keep as they are."""
+def _rounded(raw: RawGraph) -> list[str]:
+    """Names of the numbers that an artifact cannot keep as they are."""
     features = raw.features
     given = {"features": features.parts if isinstance(features, TypedFeatures) else [getattr(features, "data", None)]}
     if isinstance(features, np.ndarray):
         given["features"] = [features]
     given |= {piece: [getattr(raw, piece)] for piece in ("edge_weight", "edge_features", "labels")}
-    rounded = [raw.name(piece) for piece, arrays in given.items() if any(map(_rounds, arrays))]
-    if rounded:
-        print(f"hongtu: note: {', '.join(rounded)}: float64, rounded to the float32 of an artifact", file=sys.stderr)
+    return [raw.name(piece) for piece, arrays in given.items() if any(map(_rounds, arrays))]
 
 
 def _rounds(array: Any) -> bool:
