@@ -5,7 +5,9 @@ Threads are set before torch and numba are imported, so torch is imported in fix
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="session", autouse=True)
+@functools.cache
 def plain_propagate() -> None:
     """torch_geometric writes a class's propagate() once, after the first instance: one with several aggregations has no
     fused form, which plain ones on a sparse matrix then lack."""
@@ -76,7 +78,11 @@ def plain_propagate() -> None:
 
 @pytest.fixture(autouse=True)
 def undefined_rows_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vertex rows that nobody has written are NaN, every time."""
+    """Vertex rows that nobody has written are NaN, every time. Tests without torch do not load it for that."""
+    if "torch_geometric" in sys.modules:
+        plain_propagate()
+    if "torch" not in sys.modules:
+        return
     from hongtu.device.simulated import Fresh
     from hongtu.engine import host_store
 
