@@ -55,13 +55,11 @@ def address_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype,
     return tensor.data_ptr()
 
 
-def optional(
-    launcher: Launcher, kernel: str, name: str, tensor: Tensor | None, dtype: torch.dtype, length: int | None = None
-) -> int:
-    """The address of a tensor of one dimension (of any length if ``length`` is None), 0 where it is None or empty."""
+def optional(launcher: Launcher, kernel: str, name: str, tensor: Tensor | None, dtype: torch.dtype, length: int) -> int:
+    """The address of a tensor of one dimension, 0 where it is None or empty."""
     if tensor is None or not tensor.shape[0]:
         return 0
-    return address(launcher, kernel, name, tensor, dtype, (tensor.shape[0] if length is None else length,))
+    return address(launcher, kernel, name, tensor, dtype, (length,))
 
 
 def lane_elements(dtype: torch.dtype, *multiples: int) -> int:

@@ -1,10 +1,10 @@
-"""Launches of the row, CSC and dropout kernels: twins of ``hongtu.kernels.sums``, ``row_copies`` and ``nn.dropout``.
+"""Launches of all kernels: twins of those in ``hongtu.kernels`` and of ``nn.dropout``'s.
 
-Legend: D destinations, S sources, C rows of a cache, E edges, F features, K rows moved, R rows. After the launcher and
-the stream they have their twins' arguments. Every function enqueues on ``stream`` (see ``Launcher.launch``) and
-returns; nothing is launched for empty inputs. Tensors are contiguous, float32
-or float64, all of one dtype; rows and slots are int32, ``indptr`` int64; None or a length of 0 means "none" (the
-identity for indices, ones for weights). Inputs and outputs must not overlap.
+Legend: D destinations, C rows of a cache or of sources, E edges, F features, H heads, K rows moved, R rows. After the
+launcher and the stream they have their twins' arguments. Every function enqueues on ``stream`` (see
+``Launcher.launch``) and returns; nothing is launched for empty inputs. Tensors are contiguous, float32 or float64, all
+of one dtype; rows and slots are int32, ``indptr`` int64; None or a length of 0 means "none" (the identity for indices,
+ones for weights). Inputs and outputs must not overlap.
 
 Raises (all): ValueError for a tensor of another dtype, shape, layout or device; KernelError from the launcher.
 """
@@ -24,11 +24,11 @@ from hongtu.cuda_ext.arguments import (
     address_anywhere,
     block_of,
     lane_elements,
-    launch_ranges,
     optional,
     refuse,
     two_dimensions,
 )
+from hongtu.cuda_ext.edge_kernels import EdgeKernel
 from hongtu.cuda_ext.launch import Launcher
 
 ROWS_AT_ONCE = 4  # as in rows.cu
@@ -54,15 +54,7 @@ def copy_rows(
         dst_index: int32 [K], unique, or None for all rows in order.
         max_blocks: leaves the other multiprocessors to what runs beside a copy over a slow link.
     """
-    dtype = src.dtype
-    if dtype not in FLOATS or dst.dtype is not dtype:
-        refuse("copy_rows", "src and dst", "dtypes", (dtype, dst.dtype), "float32 or float64, both the same")
-    count, width, args = _moved(launcher, "copy_rows", src, src_index, dst, dst_index)
-    if count == 0 or width == 0:
-        return
-    elements = lane_elements(dtype, args[0], args[2], width * dtype.itemsize)
-    name = f"copy_rows_{FLOATS[dtype]}x{elements}"
-    _launch_rows(launcher, stream, name, args, count, width // elements, max_blocks, (src, src_index, dst, dst_index))
+    _move(launcher, stream, "copy_rows", src, src_index, dst, dst_index, max_blocks, wide=True)
 
 
 def add_rows(
@@ -82,15 +74,7 @@ def add_rows(
         how: "plain" where ``dst_index`` is unique and nobody else writes these rows meanwhile, "atomic" where indices
             repeat, "system" where other devices add to them too.
     """
-    dtype = src.dtype
-    if dtype not in FLOATS or dst.dtype is not dtype:
-        refuse("add_rows", "src and dst", "dtypes", (dtype, dst.dtype), "float32 or float64, both the same")
-    count, width, args = _moved(launcher, "add_rows", src, src_index, dst, dst_index)
-    if count == 0 or width == 0:
-        return
-    elements = lane_elements(dtype, args[0], args[2], width * dtype.itemsize) if how == "plain" else 1
-    name = f"{_ADDS[how]}_{FLOATS[dtype]}x{elements}"
-    _launch_rows(launcher, stream, name, args, count, width // elements, max_blocks, (src, src_index, dst, dst_index))
+    _move(launcher, stream, _ADDS[how], src, src_index, dst, dst_index, max_blocks, wide=how == "plain")
 
 
 def zero_rows(launcher: Launcher, stream: Any, dst: Tensor, dst_index: Tensor | None) -> None:
@@ -98,21 +82,11 @@ def zero_rows(launcher: Launcher, stream: Any, dst: Tensor, dst_index: Tensor | 
     dtype, count, width = two_dimensions("zero_rows", "dst", dst)
     if dst_index is not None:
         count = dst_index.shape[0]
-    if count == 0 or width == 0:
-        return
     dst_at = address(launcher, "zero_rows", "dst", dst, dtype, dst.shape)
     args = (dst_at, optional(launcher, "zero_rows", "dst_index", dst_index, torch.int32, count), count, width)
     elements = lane_elements(dtype, dst_at, width * dtype.itemsize)
-    _launch_rows(
-        launcher,
-        stream,
-        f"zero_rows_{FLOATS[dtype]}x{elements}",
-        args,
-        count,
-        width // elements,
-        MAX_BLOCKS,
-        (dst, dst_index),
-    )
+    name = f"zero_rows_{FLOATS[dtype]}x{elements}"
+    _launch_rows(launcher, stream, name, args, width // elements, MAX_BLOCKS, (dst, dst_index))
 
 
 def gather_rows(launcher: Launcher, stream: Any, src: Tensor, index: Tensor, out: Tensor) -> None:
@@ -130,69 +104,44 @@ def scatter_add_edges(launcher: Launcher, stream: Any, local_source: Tensor, src
     add_rows(launcher, stream, src_EF, None, out_SF, local_source, "atomic")
 
 
-def csc_aggregate(
-    launcher: Launcher,
-    stream: Any,
-    indptr: Tensor,
-    local_source: Tensor,
-    slot_of_source: Tensor | None,
-    weight: Tensor | None,
-    mean: bool,
-    rows_CF: Tensor,
-    out_DF: Tensor,
-) -> None:
-    """out[d] = sum over in-edges e of d of weight[e] * rows[slot_of_source[local_source[e]]]; overwrites ``out``.
+_SEGMENTS = "indptr:int64[D+1]"
+_GRAPH = f"{_SEGMENTS} local_source:int32[E]"
+_CSC = f"{_GRAPH} slot_of_source:int32[S]? weight[E]? mean"
+_GATES = f"{_GRAPH} key[D,F] rows[C,2F]"
+_HEADS: dict[str, Any] = {"numbers": "DEH", "lanes": "", "units": lambda sizes, _: sizes["H"]}
 
-    ``mean`` divides by the number of in-edges (not of weights); a destination without any gets 0.
-    """
-    dtype, num_dst, width = two_dimensions("csc_aggregate", "out", out_DF)
-    if num_dst == 0 or width == 0:
-        return
-    num_edges = local_source.shape[0]
-    rows_at = address(launcher, "csc_aggregate", "rows", rows_CF, dtype, (rows_CF.shape[0], width))
-    out_at = address(launcher, "csc_aggregate", "out", out_DF, dtype, (num_dst, width))
-    graph = _graph(launcher, "csc_aggregate", indptr, local_source, slot_of_source, weight, mean, num_dst, dtype)
-    elements = lane_elements(dtype, rows_at, out_at, width * dtype.itemsize)
-    args = (*graph, rows_at, out_at, num_dst, num_edges, width)
-    name = f"csc_aggregate_{FLOATS[dtype]}x{elements}"
-    tensors = (indptr, local_source, slot_of_source, weight, rows_CF, out_DF)
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements, tensors)
-
-
-def csc_aggregate_transpose(
-    launcher: Launcher,
-    stream: Any,
-    indptr: Tensor,
-    local_source: Tensor,
-    slot_of_source: Tensor | None,
-    weight: Tensor | None,
-    mean: bool,
-    grad_DF: Tensor,
-    out_CF: Tensor,
-) -> None:
-    """Adds the gradient of ``csc_aggregate`` to the rows of ``out_CF``, in place, by atomics."""
-    kernel = "csc_aggregate_transpose"
-    dtype, num_dst, width = two_dimensions(kernel, "grad", grad_DF)
-    num_edges = local_source.shape[0]
-    if num_edges == 0 or width == 0:
-        return
-    grad_at = address(launcher, kernel, "grad", grad_DF, dtype, (num_dst, width))
-    out_at = address(launcher, kernel, "out", out_CF, dtype, (out_CF.shape[0], width))
-    graph = _graph(launcher, kernel, indptr, local_source, slot_of_source, weight, mean, num_dst, dtype)
-    args = (*graph, grad_at, out_at, num_dst, num_edges, width)
-    tensors = (indptr, local_source, slot_of_source, weight, grad_DF, out_CF)
-    launch_ranges(launcher, stream, f"{kernel}_{FLOATS[dtype]}x1", args, num_dst, num_edges, width, tensors)
-
-
-def segment_sum(launcher: Launcher, stream: Any, indptr: Tensor, x_EF: Tensor, out_DF: Tensor) -> None:
-    """out[d] = sum of the rows of d's in-edges; overwrites ``out``."""
-    _segments(launcher, stream, "segment_sum", indptr, x_EF, out_DF, out_DF.shape[0], x_EF.shape[0])
-
-
-def expand_rows(launcher: Launcher, stream: Any, indptr: Tensor, x_DF: Tensor, out_EF: Tensor) -> None:
-    """out[e] = x[destination of e]: the transpose of ``segment_sum``."""
-    if out_EF.shape[0]:
-        _segments(launcher, stream, "expand_rows", indptr, x_DF, out_EF, x_DF.shape[0], out_EF.shape[0])
+# transposes add to the rows of sources by atomics, a column per lane
+csc_aggregate = EdgeKernel("csc_aggregate", f"{_CSC} rows[C,F] out[D,F]", "DF")
+csc_aggregate_transpose = EdgeKernel("csc_aggregate_transpose", f"{_CSC} grad[D,F] out[C,F]", "EF", lanes="")
+segment_sum = EdgeKernel("segment_sum", f"{_SEGMENTS} x[E,F] out[D,F]", "DF")
+expand_rows = EdgeKernel("expand_rows", f"{_SEGMENTS} x[D,F] out[E,F]", "DEF")
+segment_softmax = EdgeKernel(
+    "segment_softmax",
+    f"{_SEGMENTS} logits[E,H] mask:bool[E]? extra[D,H]? out[E,H] out_extra[D,H]&extra",
+    "DH", stages=(1, 2, 3), scratch=2, **_HEADS,
+)  # fmt: skip
+segment_softmax_backward = EdgeKernel(
+    "segment_softmax_backward",
+    f"{_SEGMENTS} alpha[E,H] alpha_extra[D,H]? grad[E,H] grad_extra[D,H]&alpha_extra grad_logits[E,H] "
+    "grad_logits_extra[D,H]&alpha_extra",
+    "DH", stages=(1, 2), scratch=1, **_HEADS,
+)  # fmt: skip
+attend = EdgeKernel("attend", f"{_GRAPH} alpha[E,H] rows[C,X] out[D,F]", "DF", numbers="XHDEF", lanes="XK")
+attend_transpose = EdgeKernel(
+    "attend_transpose", f"{_GRAPH} alpha[E,H] grad[D,F] out[C,X]", "EF", numbers="XHDEF", lanes=""
+)
+attend_alpha_gradient = EdgeKernel(
+    "attend_alpha_gradient",
+    f"{_GRAPH} rows[C,X] grad[D,F] out[E,H]",
+    "EH",
+    numbers="XHDEF",
+    lanes="XK",
+    # lanes of a pair of an edge and a head, times the pairs of an average destination
+    units=lambda n, elements: min(block_of(n["K"] // elements)[0] * -(-n["E"] * n["H"] // n["D"]), 32),
+)
+gated_sum = EdgeKernel("gated_sum", f"{_GATES} out[D,F]", "DF")
+gated_sum_key_gradient = EdgeKernel("gated_sum_key_gradient", f"{_GATES} grad[D,F] out[D,F]", "DF")
+gated_sum_transpose = EdgeKernel("gated_sum_transpose", f"{_GATES} grad[D,F] out[C,2F]", "DEF", lanes="")
 
 
 def dropout(
@@ -221,63 +170,40 @@ def dropout(
     launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream, (x_RF, ids, out_RF))
 
 
-def _segments(
-    launcher: Launcher, stream: Any, kernel: str, indptr: Tensor, x: Tensor, out: Tensor, num_dst: int, num_edges: int
-) -> None:
-    dtype, num_rows, width = two_dimensions(kernel, "x", x)
-    if num_dst == 0 or width == 0:
-        return
-    x_at = address(launcher, kernel, "x", x, dtype, (num_rows, width))
-    out_at = address(launcher, kernel, "out", out, dtype, (out.shape[0], width))
-    indptr_at = address(launcher, kernel, "indptr", indptr, torch.int64, (num_dst + 1,))
-    elements = lane_elements(dtype, x_at, out_at, width * dtype.itemsize)
-    args = (indptr_at, x_at, out_at, num_dst, num_edges, width)
-    name = f"{kernel}_{FLOATS[dtype]}x{elements}"
-    launch_ranges(launcher, stream, name, args, num_dst, num_edges, width // elements, (indptr, x, out))
-
-
-def _graph(
+def _move(
     launcher: Launcher,
-    kernel: str,
-    indptr: Tensor,
-    local_source: Tensor,
-    slot_of_source: Tensor | None,
-    weight: Tensor | None,
-    mean: bool,
-    num_dst: int,
-    dtype: torch.dtype,
-) -> tuple[int, ...]:
-    num_edges = local_source.shape[0]
-    return (
-        address(launcher, kernel, "indptr", indptr, torch.int64, (num_dst + 1,)),
-        address(launcher, kernel, "local_source", local_source, torch.int32, (num_edges,)),
-        optional(launcher, kernel, "slot_of_source", slot_of_source, torch.int32),
-        optional(launcher, kernel, "weight", weight, dtype, num_edges),
-        int(mean),
-    )
-
-
-def _moved(
-    launcher: Launcher, kernel: str, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None
-) -> tuple[int, int, tuple[int, ...]]:
-    """Rows to move, their width, and the arguments of the kernel."""
+    stream: Any,
+    name: str,
+    src: Tensor,
+    src_index: Tensor | None,
+    dst: Tensor,
+    dst_index: Tensor | None,
+    max_blocks: int,
+    *,
+    wide: bool,
+) -> None:
+    """Launch what copies or adds rows; ``wide``: a lane may take several columns."""
+    dtype, copies = src.dtype, name == "copy_rows"
+    kernel = "copy_rows" if copies else "add_rows"
+    if dtype not in FLOATS or dst.dtype is not dtype:
+        refuse(kernel, "src and dst", "dtypes", (dtype, dst.dtype), "float32 or float64, both the same")
     if src.dim() != 2:
         refuse(kernel, "src", "shape", tuple(src.shape), "two dimensions")
     rows, width = src.shape
     index = src_index if dst_index is None else dst_index
     count = rows if index is None else index.shape[0]
     dst_shape = (count if dst_index is None else dst.shape[0], width)
-    args = (
-        address_anywhere(kernel, "src", src, src.dtype, (count if src_index is None else rows, width)),
-        optional(launcher, kernel, "src_index", src_index, torch.int32, count),
-        address_anywhere(kernel, "dst", dst, dst.dtype, dst_shape)
-        if kernel == "copy_rows"
-        else address(launcher, kernel, "dst", dst, dst.dtype, dst_shape),
-        optional(launcher, kernel, "dst_index", dst_index, torch.int32, count),
-        count,
-        width,
-    )
-    return count, width, args
+    src_at = address_anywhere(kernel, "src", src, dtype, (count if src_index is None else rows, width))
+    src_index_at = optional(launcher, kernel, "src_index", src_index, torch.int32, count)
+    if copies:
+        dst_at = address_anywhere(kernel, "dst", dst, dtype, dst_shape)
+    else:
+        dst_at = address(launcher, kernel, "dst", dst, dtype, dst_shape)
+    dst_index_at = optional(launcher, kernel, "dst_index", dst_index, torch.int32, count)
+    elements = lane_elements(dtype, src_at, dst_at, width * dtype.itemsize) if wide else 1
+    args = (src_at, src_index_at, dst_at, dst_index_at, count, width)
+    tensors = (src, src_index, dst, dst_index)
+    _launch_rows(launcher, stream, f"{name}_{FLOATS[dtype]}x{elements}", args, width // elements, max_blocks, tensors)
 
 
 def _launch_rows(
@@ -285,11 +211,14 @@ def _launch_rows(
     stream: Any,
     name: str,
     args: tuple[int, ...],
-    count: int,
     units: int,
     max_blocks: int,
     tensors: tuple[Tensor | None, ...],
 ) -> None:
+    """``args`` end with the rows and their width; without any nothing is launched."""
+    count, width = args[-2:]
+    if count == 0 or width == 0:
+        return
     block = block_of(units)
     blocks = -(-count // (block[1] * ROWS_AT_ONCE))
     launcher.launch(name, (min(blocks, max_blocks), 1), block, args, stream, tensors)

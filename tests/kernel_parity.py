@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cuda_ext import arguments, attention_kernels, kernels
+from hongtu.cuda_ext import arguments, kernels
 from hongtu.kernels import reference
 from hongtu.nn.dropout import dropout_key, keep_mask
 
@@ -59,12 +59,12 @@ def nan(*shape, dtype):
     return np.full(shape, np.nan, dtype)
 
 
-def agrees(machine, name, inputs, outputs, shift, module=kernels):
+def agrees(machine, name, inputs, outputs, shift):
     """The kernel does what its reference does; ``inputs`` may hold length-0 arrays for "none"."""
     expected = [out.astype(np.float64) for out in outputs]
     wide = [x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in inputs]
     getattr(reference, name)(*wide, *expected)
-    found = machine.run(getattr(module, name), inputs, outputs, shift)
+    found = machine.run(getattr(kernels, name), inputs, outputs, shift)
     for a, b in zip(found, expected, strict=True):
         close(a, b)
 
@@ -220,12 +220,12 @@ class AttentionParity:
             logits = 30 * random(num_edges, heads, dtype=dtype)
             extra = 30 * random(num_dst if with_extra else 0, heads, dtype=dtype, seed=1)
             out = [np.full_like(logits, np.nan), np.full_like(extra, np.nan)]
-            agrees(machine, "segment_softmax", [indptr, logits, mask, extra], out, shift, attention_kernels)
+            agrees(machine, "segment_softmax", [indptr, logits, mask, extra], out, shift)
             alpha = random(num_edges, heads, dtype=dtype, seed=2)
             alpha_extra = random(len(extra), heads, dtype=dtype, seed=3)
             grad, grad_extra = random(num_edges, heads, dtype=dtype, seed=4), random(len(extra), heads, dtype=dtype)
             inputs = [indptr, alpha, alpha_extra, grad, grad_extra]
-            agrees(machine, "segment_softmax_backward", inputs, out, shift, attention_kernels)
+            agrees(machine, "segment_softmax_backward", inputs, out, shift)
 
     @pytest.mark.parametrize("graph", ["many", "hubs"])
     def test_attention_in_few_blocks(self, machine, graph, monkeypatch):
@@ -240,10 +240,10 @@ class AttentionParity:
         indptr, logits = np.array([0, degree], np.int64), np.full((degree, 1), logit, dtype)
         inputs = [indptr, logits, np.empty(0, bool), np.empty((0, 1), dtype)]
         out = [np.full_like(logits, np.nan), np.empty((0, 1), dtype)]
-        [share, _] = machine.run(attention_kernels.segment_softmax, inputs, out)
+        [share, _] = machine.run(kernels.segment_softmax, inputs, out)
         np.testing.assert_allclose(share, 1 / degree, rtol=1e-5)
         logits[0] = logit + 1000  # far above the others, which other slices hold
-        [share, _] = machine.run(attention_kernels.segment_softmax, inputs, out)
+        [share, _] = machine.run(kernels.segment_softmax, inputs, out)
         np.testing.assert_array_equal(share[:, 0], [1] + [0] * (degree - 1))
 
     @pytest.mark.parametrize("shift", SHIFTS)
@@ -259,24 +259,24 @@ class AttentionParity:
             num_dst, num_edges = len(indptr) - 1, len(local_source)
             rows, alpha = random(num_src, width + further, dtype=dtype), random(num_edges, heads, dtype=dtype)
             grad, before = random(num_dst, width, dtype=dtype), random(num_src, width + further, dtype=dtype, seed=1)
-            edges, module = [indptr, local_source], attention_kernels
-            agrees(machine, "attend", [*edges, alpha, rows], [nan(num_dst, width, dtype=dtype)], shift, module)
-            agrees(machine, "attend_transpose", [*edges, alpha, grad], [before], shift, module)
+            edges = [indptr, local_source]
+            agrees(machine, "attend", [*edges, alpha, rows], [nan(num_dst, width, dtype=dtype)], shift)
+            agrees(machine, "attend_transpose", [*edges, alpha, grad], [before], shift)
             out = nan(num_edges, heads, dtype=dtype)
-            agrees(machine, "attend_alpha_gradient", [*edges, rows, grad], [out], shift, module)
+            agrees(machine, "attend_alpha_gradient", [*edges, rows, grad], [out], shift)
 
     @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("graph,width", GRAPHS_AND_WIDTHS)
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_gated_sum(self, machine, graph, width, dtype, shift):
         indptr, local_source, num_src = graph_of(graph)
-        num_dst, module = len(indptr) - 1, attention_kernels
+        num_dst = len(indptr) - 1
         key, grad = random(num_dst, width, dtype=dtype), random(num_dst, width, dtype=dtype, seed=1)
         rows, before = random(num_src, 2 * width, dtype=dtype), random(num_src, 2 * width, dtype=dtype, seed=1)
         inputs, out = [indptr, local_source, key, rows], nan(num_dst, width, dtype=dtype)
-        agrees(machine, "gated_sum", inputs, [out], shift, module)
-        agrees(machine, "gated_sum_key_gradient", [*inputs, grad], [out], shift, module)
-        agrees(machine, "gated_sum_transpose", [*inputs, grad], [before], shift, module)
+        agrees(machine, "gated_sum", inputs, [out], shift)
+        agrees(machine, "gated_sum_key_gradient", [*inputs, grad], [out], shift)
+        agrees(machine, "gated_sum_transpose", [*inputs, grad], [before], shift)
 
 
 class DropoutParity:

@@ -62,9 +62,9 @@ class CudaKernels:
         self.launcher = launcher
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        from hongtu.cuda_ext import attention_kernels, kernels
+        from hongtu.cuda_ext import kernels
 
-        found = getattr(kernels, name, None) or getattr(attention_kernels, name)
+        found = getattr(kernels, name)
 
         def call(*args: Any, **options: Any) -> None:
             stream = cuda.current_stream().cuda_stream if self.launcher.on_gpu else None

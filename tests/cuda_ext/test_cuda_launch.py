@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cuda_ext import attention_kernels, driver, host_build, kernels
+from hongtu.cuda_ext import driver, host_build, kernels
 from hongtu.cuda_ext.arguments import HUB, block_of
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
@@ -63,16 +63,16 @@ def call_all(launcher, width, dtype, num_dst=3, degree=2, shift=0):
     kernels.segment_sum(*both, indptr, rows(num_edges), rows(num_dst))
     kernels.expand_rows(*both, indptr, rows(num_dst), rows(num_edges))
     kernels.dropout(*both, rows(num_dst), torch.arange(num_dst), 2**63, 2**31, 2.0, rows(num_dst))
-    shares, module = rows(num_edges, heads), attention_kernels
-    module.segment_softmax(*both, indptr, shares, None, None, rows(num_edges, heads), None)
-    module.segment_softmax_backward(*both, indptr, shares, None, shares, None, rows(num_edges, heads), None)
-    module.attend(*both, indptr, source, shares, rows(num_dst), rows(num_dst))
-    module.attend_transpose(*both, indptr, source, shares, rows(num_dst), rows(num_dst))
-    module.attend_alpha_gradient(*both, indptr, source, rows(num_dst), rows(num_dst), rows(num_edges, heads))
+    shares = rows(num_edges, heads)
+    kernels.segment_softmax(*both, indptr, shares, None, None, rows(num_edges, heads), None)
+    kernels.segment_softmax_backward(*both, indptr, shares, None, shares, None, rows(num_edges, heads), None)
+    kernels.attend(*both, indptr, source, shares, rows(num_dst), rows(num_dst))
+    kernels.attend_transpose(*both, indptr, source, shares, rows(num_dst), rows(num_dst))
+    kernels.attend_alpha_gradient(*both, indptr, source, rows(num_dst), rows(num_dst), rows(num_edges, heads))
     gates = (*both, indptr, source, rows(num_dst), rows(num_dst, 2 * width))
-    module.gated_sum(*gates, rows(num_dst))
-    module.gated_sum_key_gradient(*gates, rows(num_dst), rows(num_dst))
-    module.gated_sum_transpose(*gates, rows(num_dst), rows(num_dst, 2 * width))
+    kernels.gated_sum(*gates, rows(num_dst))
+    kernels.gated_sum_key_gradient(*gates, rows(num_dst), rows(num_dst))
+    kernels.gated_sum_transpose(*gates, rows(num_dst), rows(num_dst, 2 * width))
 
 
 @needs_compiler
@@ -138,10 +138,10 @@ def test_bad_tensors_are_refused_before_a_launch():
         r"shape of weight: found \(3,\)": lambda: kernels.csc_aggregate(
             on_cpu, None, indptr, source, None, torch.ones(3), False, rows, out
         ),
-        r"heads of alpha: found 4, expected a divisor of the width 6": lambda: attention_kernels.attend(
+        r"heads of alpha: found 4, expected a divisor of the width 6": lambda: kernels.attend(
             on_cpu, None, indptr, source, torch.zeros(2, 4), rows, out
         ),
-        r"columns of rows: found 5, expected 6 or more": lambda: attention_kernels.attend(
+        r"columns of rows: found 5, expected 6 or more": lambda: kernels.attend(
             on_cpu, None, indptr, source, torch.zeros(2, 3), torch.zeros(4, 5), out
         ),
     }.items():
@@ -210,7 +210,7 @@ def test_the_order_of_threads_does_not_matter(graph, width):
     logits, none = 30 * random(indptr[-1], 2), np.empty((0, 2))
     inputs, out = [indptr, logits, np.empty(0, bool), none], [np.empty_like(logits), none]
     orders = [machine, Machine(HostLauncher(), None, "cpu")]
-    a, b = (each.run(attention_kernels.segment_softmax, inputs, out)[0] for each in orders)
+    a, b = (each.run(kernels.segment_softmax, inputs, out)[0] for each in orders)
     np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
