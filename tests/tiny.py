@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 
 from hongtu.graph.topology import Topology, build_topology
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import LayerShape, NetworkShape
+from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.search.build import make_plan
 
 EDGES = ((1, 0), (2, 0), (4, 1), (1, 2), (4, 3), (5, 3), (5, 4), (1, 5), (2, 6), (5, 7), (6, 7))  # by destination
 V = 8
@@ -61,3 +66,15 @@ def network(*layers: LayerShape, **options: Any) -> NetworkShape:
 
 GCN = network(layer(4, trained=False), layer(3), constant_layers=1)
 GAT = network(layer(4, 3, linear=False), layer(3, 2, linear=False))
+
+
+def plan(shape: NetworkShape, strategy: str | Strategy, choice: Choice | None = None) -> ExecutionPlan:
+    """Of a model on the graph, with transfers, nothing probed."""
+    chunks = topology()
+    return make_plan(chunks, chunks.input_order, shape, get_strategy(strategy), choice=choice)
+
+
+def named(program: Program, name: str) -> PassProgram:
+    """The pass of that name."""
+    (found,) = (p for p in (*program.setup, *program.train, *program.evaluate) if p.name == name)
+    return found

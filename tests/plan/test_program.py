@@ -1,0 +1,362 @@
+"""Programs of two-layer models on eight vertices, written down by hand: what each batch runs, with which operands."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.definition import FEATURES, gradient
+from hongtu.plan.program import moves
+from hongtu.plan.program.check import check_program
+from hongtu.plan.program.compile import compile_plan
+from tests import tiny
+from tests.tiny import named
+
+V = tiny.V
+FULL, PAPER = "full", "paper"
+
+
+def program_of(shape, strategy, choice=None):
+    program = compile_plan(tiny.plan(shape, strategy, choice))
+    check_program(program)
+    return program
+
+
+def line(x):
+    """The verb, then operands that are words: names, lists of names, switches that are on."""
+    words = [x.verb]
+    for field in fields(x):
+        value = getattr(x, field.name)
+        if value is True:
+            words.append(field.name)
+        elif isinstance(value, str) and field.name not in ("why", "link"):
+            words.append(value)
+        elif isinstance(value, tuple) and value and all(v is None or isinstance(v, str) for v in value):
+            words.append(",".join(str(v or "-") for v in value))
+    return " ".join(words)
+
+
+def text(body):
+    """A line for each instruction; of ``compute``, its body behind it, indented."""
+    lines = []
+    for x in body:
+        lines.append(line(x))
+        lines += ["  " + line(y) for y in x.body] if isinstance(x, moves.Compute) else []
+    return "\n".join(lines)
+
+
+def check(found, expected):
+    assert text(found) == textwrap.dedent(expected).strip()
+
+
+def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
+    check(
+        named(program_of(tiny.GCN, PAPER), "forward 0").body,
+        """
+        bring_picks load_slots slot
+        bring_picks load_rows row
+        load z0 cache
+        bring_picks pull_to slot
+        bring_picks pull_from peer_slot
+        pull cache
+        read ids
+        read statistics
+        bring indptr pointers
+        bring local_source edges
+        bring_slots slot_of_source
+        bring edge_weight edges
+        read z0
+        compute
+          sum cache weighted aggregate a
+          combine z0 a
+          drop z0
+          write a0 host a stores
+          stage a z1
+          drop a
+          write z1 host z1 stores
+          drop z1
+        send z1 stores
+        send a0 stores
+        """,
+    )
+
+
+def test_backward_zeroes_computes_pushes_sends_and_flushes():
+    program = program_of(tiny.GCN, PAPER)
+    p = named(program, "backward 1")
+    check(
+        p.body,
+        """
+        bring_picks load_slots slot
+        bring_picks pull_to slot
+        bring_picks push_from slot
+        bring_picks push_to peer_slot
+        bring_picks flush_slots slot
+        read ids
+        read statistics
+        bring indptr pointers
+        bring local_source edges
+        bring_slots slot_of_source
+        bring edge_weight edges
+        read a1
+        read grad output
+        zero gradient_cache load_slots
+        zero gradient_cache pull_to
+        compute graph
+          enter a1
+          stage a1 output gradients_only
+          drop a1,output
+          differentiate grad output d a1
+          drop grad output
+          uncombine d a1 d a,d s0
+          drop d a1
+          transpose_sum d a gradient_cache weighted
+          drop d a
+          write grad z1 host d s0
+          drop d s0
+        push gradient_cache
+        send grad z1
+        flush grad z1 gradient_cache
+        """,
+    )
+    assert p.order == range(1, -1, -1) and named(program, "forward 1").order == range(2)
+    # begins with batch 1: the chunks of 2, 3 and of 6, 7 store their rows, and row 6 is then flushed to and adds; then
+    # those of 0, 1 and 4, 5; the flushes of rows 1, 2, 4 and 5 come last of all
+    (send,), (flush,) = ([x for x in p.body if isinstance(x, kind)] for kind in (moves.Send, moves.Flush))
+    assert send.stores.tolist() == [True] * 8 and [stores.any() for stores in flush.stores] == [False, False]
+    (place,) = (x for x in p.before if isinstance(x, moves.Place))
+    assert (place.where, place.rows, place.shape, place.zero.tolist()) == ("host", (V,), (3,), [])
+    picks = {x.name: x.picks for x in p.body if isinstance(x, moves.BringPicks)}
+    assert [picks[name].mirrors for name in ("load_slots", "pull_to", "push_from", "flush_slots")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert [picks[name].retiring for name in ("load_slots", "pull_to", "push_from", "flush_slots")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    forward = {x.name: x.picks for x in named(program, "forward 1").body if isinstance(x, moves.BringPicks)}
+    assert not any(picks.retiring for picks in forward.values())
+
+
+def test_the_first_writer_of_a_row_stores():
+    """Fused: batch by batch in order, so that chunks (0, 0) and (1, 0) store before rows 1, 2, 4 and 5 are flushed
+    after their last batch; row 6 of device 1 too; rows 2, 3, 6 and 7 get their own in batch 1."""
+    p = named(program_of(tiny.GCN, FULL, Choice(fuse=True)), "fused 1")
+    (send,) = (x for x in p.body if isinstance(x, moves.Send))
+    assert send.stores.all()
+    # without what chunks give themselves, flushes are the first, and what nobody reads is zeroed
+    alone = tiny.network(tiny.layer(4, trained=False), tiny.layer(3, combined=False, s=()), constant_layers=1)
+    p = named(program_of(alone, FULL, Choice(fuse=True)), "fused 1")
+    (flush,), (place,) = (
+        [x for x in xs if isinstance(x, kind)] for xs, kind in ((p.body, moves.Flush), (p.before, moves.Place))
+    )
+    assert all(stores.all() for stores in flush.stores) and place.zero.tolist() == [0, 3, 7]
+    assert not [x for x in p.body if isinstance(x, moves.Send)]
+
+
+def test_an_aggregate_that_is_no_sum_gathers_and_gives_gradients_of_all_it_took():
+    check(
+        next(x for x in named(program_of(tiny.GAT, PAPER), "backward 0").body if isinstance(x, moves.Compute)).body,
+        """
+        gather cache z
+        enter z,z0,s0.1
+        aggregate z0,s0.1 graph z a
+        drop z
+        stage a z0,s0.1 z1,s1.1 gradients_only
+        drop z0,s0.1,a,z1,s1.1
+        differentiate grad z1,grad s1.1 d z,d z0,d s0.1
+        drop grad z1,grad s1.1
+        add_to_cache d z gradient_cache
+        drop d z
+        write grad z0 host d z0
+        drop d z0
+        write grad s0.1 host d s0.1 stores
+        drop d s0.1
+        """,
+    )
+
+
+def test_what_stays_is_its_own_cache_and_moves_nowhere():
+    resident = frozenset({"z1", gradient("z1")})
+    p = named(program_of(tiny.GCN, FULL, Choice(fuse=True, resident=resident)), "fused 1")
+    check(
+        p.body,
+        """
+        bring_picks pull_to slot
+        bring_picks pull_from peer_slot
+        pull z1
+        bring_picks push_from slot
+        bring_picks push_to peer_slot
+        read ids
+        read statistics
+        bring indptr pointers
+        bring local_source edges
+        bring_slots slot_of_source
+        bring edge_weight edges
+        read labels
+        read loss_bits
+        zero grad z1 pull_to
+        compute graph
+          own z1
+          sum z1 weighted aggregate a
+          combine z1 a
+          drop z1
+          enter a
+          stage a output
+          drop a
+          loss output grad output
+          drop output
+          differentiate grad output d a
+          drop grad output
+          uncombine d a d a,d s0
+          transpose_sum d a grad z1 weighted
+          drop d a
+          write grad z1 device d s0
+          drop d s0
+        push grad z1
+        """,
+    )
+    (place,) = p.before
+    assert (place.name, place.where, place.rows, place.zero) == (gradient("z1"), "device", (6, 5), True)
+    assert [(x.name, x.where) for x in p.frees] == [("z1", "device")]
+
+
+def test_what_is_kept_is_resumed():
+    program = program_of(tiny.GCN, FULL, Choice(fuse=True, keep=True, resident=frozenset({"a0", "z1", gradient("z1")})))
+    check(
+        named(program, "forward 0").body,
+        """
+        read ids
+        read statistics
+        compute graph saves
+          own a0
+          copy ids,statistics
+          stage a0 z1
+          drop a0
+          write z1 device z1 stores holds
+          drop z1
+          save
+        """,
+    )
+    check(
+        named(program, "backward 0").body,
+        """
+        read ids
+        read statistics
+        compute graph
+          own grad z1
+          resume
+          differentiate grad z1
+          drop grad z1
+        """,
+    )
+    last = named(program, "setup 0")
+    assert [(x.name, x.where) for x in last.frees] == [("z0", "host"), (FEATURES, "host")]
+    assert [x.name for x in last.before] == ["a0"]
+    (aggregate,) = (x for x in last.body if isinstance(x, moves.Compute))
+    check(
+        aggregate.body,
+        """
+        sum cache weighted aggregate a
+        combine z0 a
+        drop z0
+        write a0 device a stores
+        drop a
+        """,
+    )
+
+
+def test_set_up_fills_what_stays():
+    resident = frozenset({FEATURES})
+    program = program_of(tiny.GAT, FULL, Choice(fuse=True, resident=resident, structure=True))
+    first = program.setup[0]
+    check(
+        first.body,
+        """
+        fill structure ids ids rows
+        fill structure indptr indptr
+        fill structure local_source local_source
+        fill structure slot_of_source forward 0 slot_of_source
+        fill structure edge_weight edge_weight
+        fill structure sources sources
+        fill structure edge_id_start edge_id_start rows
+        fill structure slot_of_source fused 1 slot_of_source
+        fill structure slot_of_source backward 0 slot_of_source
+        fill structure slot_of_source evaluate 0 slot_of_source
+        fill structure slot_of_source evaluate 1 slot_of_source
+        fill features features rows
+        """,
+    )
+    rows = {x.name: x.rows for x in first.before}
+    assert rows["structure ids"] == rows[FEATURES] == (4, 4) and rows["structure indptr"] == (6, 6)
+    assert rows["structure local_source"] == (6, 5) and rows["structure sources"] == (6, 5)
+    start = {x.buffer: [s.tolist() for s in x.start] for x in first.body}
+    assert start[FEATURES] == [[0, 2, 4], [0, 2, 4]] and start["structure sources"] == [[0, 3, 6], [0, 2, 5]]
+    assert [(x.name, x.where) for x in first.frees] == [(FEATURES, "host")]
+
+
+STAGED = """
+    wait load sent
+    host_wait brought
+    bring_picks load_slots slot
+    bring_picks load_rows row
+    load z1 cache
+    bring_picks pull_to slot
+    meet load
+    bring_picks pull_from peer_slot
+    pull cache
+    bring_picks push_from slot
+    bring_picks push_to peer_slot
+    bring_picks flush_slots slot
+    signal load brought
+    wait compute brought
+    zero gradient_cache load_slots
+    zero gradient_cache pull_to
+    compute graph
+    meet compute
+    push gradient_cache
+    meet compute
+    follow flush compute
+    wait flush added
+    send grad z1
+    send grad s1.1 stores
+    flush grad z1 gradient_cache
+    signal flush sent
+    signal host added
+    """
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_streams_wait_where_memories_differ(sets):
+    p = named(program_of(tiny.GAT, PAPER, Choice(staging=sets)), "backward 1")
+    found = [line(x) for x in p.body if not isinstance(x, moves.Read | moves.Bring | moves.BringSlots)]
+    assert found == [each.strip() for each in STAGED.strip().splitlines()]
+    assert p.sets == sets and all(buffer.sets == sets for buffer in p.staging[0].values())
+    plain = named(program_of(tiny.GAT, PAPER), "backward 1")
+    kinds = moves.Wait | moves.HostWait | moves.Signal | moves.Follow | moves.Meet
+    assert not [x for x in plain.body if isinstance(x, kinds)] and plain.sets == 1 and plain.staging == ({}, {})
+
+
+def test_pruned_chunks_bring_where_their_rows_are():
+    train = np.arange(V) == 1  # reads row 4, which reads row 5
+    fields_of_loss = (train, train | (np.arange(V) == 4), train | np.isin(np.arange(V), (4, 5)))
+    program = program_of(tiny.GAT, FULL, Choice(fuse=True, fields=fields_of_loss))
+    p = named(program, "fused 1")
+    assert (
+        p.view.active.tolist() == [1]
+        and next(line(x) for x in p.body if isinstance(x, moves.Bring)) == "bring row_in_chunk destinations"
+    )
+    assert "bring active destinations" in [line(x) for x in p.body]
+    (place, other) = p.before
+    assert place.name == gradient("z1") and place.zero.tolist() == [] and other.zero.tolist() == [4]
+    (flush,) = (x for x in p.body if isinstance(x, moves.Flush))
+    assert flush.picks.table(1).row.tolist() == [4] and [stores.tolist() for stores in flush.stores] == [[], [True]]
