@@ -125,7 +125,7 @@ def train(trainer: hongtu.Trainer, epochs: int, title: str) -> list[EpochRecord]
 
     def show(record: EpochRecord) -> None:
         scores = "".join(f"  {split} {score:.4f}" for split, score in record.metrics.items())
-        print(f"  epoch {record.epoch + 1:3d}  loss {record.loss:.6f}{scores}  {record.seconds:.2f} s", flush=True)
+        print(f"  epoch {record.epoch:3d}  loss {record.loss:.6f}{scores}  {record.seconds:.2f} s", flush=True)
 
     return trainer.fit(epochs, eval_every=max(epochs // 2, 1), progress=False, on_epoch=show)
 

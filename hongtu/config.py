@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from hongtu.errors import InputError
@@ -161,6 +163,29 @@ def parse_bytes(text: str | int) -> int:
     if size <= 0:
         raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB")
     return size
+
+
+def size(nbytes: float, *, up: bool = False) -> str:
+    """Bytes for people; ``up``: never less than they are, so that what is typed from it is enough.
+
+    >>> size(1536), size(3 * 2**30), size(1025, up=True)
+    ('1.5 KiB', '3.0 GiB', '1.1 KiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            number = nbytes / 1024**power
+            return f"{math.ceil(number * 10) / 10 if up else number:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What an unknown word may have meant, to go on with in a message; nothing where none of the known is near.
+
+    >>> nearest("hiden", ["hidden", "heads"]), nearest("colour", ["hidden", "heads"])
+    ('; did you mean hidden?', '')
+    """
+    found = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _integer(name: str, value: Any, least: int, also: str = "") -> int:

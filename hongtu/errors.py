@@ -25,7 +25,9 @@ class OutputError(RuntimeError):
     """What a run was to write could not be written: a full disk, a directory that may not be written to."""
 
     def __init__(self, path: object, error: OSError) -> None:
-        super().__init__(f"{path}: cannot be written ({error.strerror}); {_REMEDY.get(error.errno or 0, _OTHERWISE)}")
+        super().__init__(
+            f"{path}: cannot be written ({error.strerror or error}); {_REMEDY.get(error.errno or 0, _OTHERWISE)}"
+        )
 
 
 _REMEDY = {

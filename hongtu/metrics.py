@@ -48,7 +48,7 @@ class EpochRecord:
     """One training epoch.
 
     Attributes:
-        epoch: number of epochs trained before this one.
+        epoch: its number, from 1.
         loss: mean loss over the train mask.
         seconds: wall-clock seconds.
         bytes: bytes moved per link (see the module docstring).

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hongtu import __version__
 from hongtu.bench.host_load import BUSY, OthersShare
-from hongtu.cli.plan_text import size
+from hongtu.config import size
 from hongtu.errors import InputError
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
+from hongtu.config import nearest
 from hongtu.errors import InputError
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
@@ -20,6 +23,15 @@ COMMANDS = (
 class _Parser(argparse.ArgumentParser):
     """Reports a bad argument as one line."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses here, where the options of a command are known, what the parser of all commands would refuse."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option.lstrip("-") for action in self._actions for option in action.option_strings]
+            meant = nearest(unknown[0].lstrip("-").partition("=")[0], options)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
@@ -28,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser = _Parser(prog="hongtu", description="Train GNNs on whole graphs larger than device memory.")
     parser.add_argument("--version", action="version", version=f"hongtu {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"hongtu.cli.{name}").add_parser(subparsers)
     return parser
@@ -43,11 +55,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         with terminable():
-            arguments = build_parser().parse_args(argv)
-            arguments.run(arguments)
+            parser = build_parser()
+            arguments = parser.parse_args(argv)
+            if arguments.command is None:
+                parser.print_help()
+            else:
+                arguments.run(arguments)
+            sys.stdout.flush()
         return 0
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 128 + signal.SIGPIPE
     except (Exception, KeyboardInterrupt) as error:
         print(f"hongtu: {describe(error)}", file=sys.stderr)
         return exit_code(error)

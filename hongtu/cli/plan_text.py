@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hongtu.config import size
+
 _ORDERS = {"input": "input order", "paper": "Algorithm 4's order"}
 
 
@@ -69,18 +71,6 @@ def _explain(p: dict[str, Any], vertices: int) -> list[str]:
             listed = ", ".join(f"{name} [{columns}]{stars[name]}" for name, columns in names.items())
             lines.append(f"    {verb:<12}{listed}{details.get(verb, '')}")
     return lines
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people.
-
-    >>> size(1536), size(3 * 2**30)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if nbytes >= 1024**power:
-            return f"{nbytes / 1024**power:.1f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _does(p: dict[str, Any]) -> str:

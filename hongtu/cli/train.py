@@ -269,8 +269,8 @@ def make_trainer(options: argparse.Namespace, budget: int | None) -> Any:
 
 def _print_epoch(record: Any) -> None:
     scores = _scores(record.metrics)
-    if scores or record.epoch == 0:
-        print(f"epoch {record.epoch + 1:4d}  loss {record.loss:.4f}{scores}  {record.seconds:.3f} s", flush=True)
+    if scores or record.epoch == 1:
+        print(f"epoch {record.epoch:4d}  loss {record.loss:.4f}{scores}  {record.seconds:.3f} s", flush=True)
 
 
 def _scores(metrics: dict[str, Any]) -> str:

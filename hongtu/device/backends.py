@@ -57,12 +57,14 @@ class CpuBackend:
         return [CpuDevice(f"device {i}", budget, traffic) for i in range(partitions)]
 
 
-def get_backend(device: str | Backend) -> Backend:
-    """The backend of "cpu", "cuda", "cuda:K" or "simulated".
+def get_backend(device: str | torch.device | Backend) -> Backend:
+    """The backend of "cpu", "cuda", "cuda:K" or "simulated", or of a ``torch.device``.
 
     Raises:
         InputError: for another name, or where there is no such GPU.
     """
+    if isinstance(device, torch.device):
+        device = str(device)
     if not isinstance(device, str):
         return device
     if device == "cpu":

@@ -74,6 +74,13 @@ class Artifact:
             edge_type=arrays.get("edge_type"),
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"Artifact({str(self.path)!r}: {self.num_vertices:,} vertices, {self.num_edges:,} edges, "
+            f"{self.feature_width} features, {self.num_classes} classes ({self.task}), "
+            f"{self.topology.partitions} partitions x {self.topology.chunks} chunks)"
+        )
+
     @property
     def num_vertices(self) -> int:
         return self.manifest["vertices"]

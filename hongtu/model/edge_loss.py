@@ -81,11 +81,6 @@ class EdgeLoss:
     def __init__(self, given: LinkLoss, artifact: Artifact) -> None:
         if given.negatives < 1 or given.block < 1:
             raise InputError(f"LinkLoss: negatives {given.negatives}, block {given.block}; expected at least 1")
-        for part in (given.decoder, given.loss):
-            if isinstance(part, nn.Module) and any(True for _ in part.parameters()):
-                raise InputError(
-                    f"LinkLoss: {type(part).__name__} has parameters, which would not be trained; give them to a layer"
-                )
         self._given, self._artifact = given, artifact
         vertices = artifact.num_vertices
         self._new_id = np.empty(vertices, dtype=np.int32)
@@ -121,8 +116,21 @@ class EdgeLoss:
         """Any vertex may be an end of a negative pair."""
         return None
 
-    def check_output(self, columns: int) -> None:
-        """Any width does."""
+    def check_output(self, columns: int, dtype: torch.dtype) -> None:
+        """Any width does; what scores and loss depend on besides the rows would not be trained.
+
+        Raises:
+            InputError: naming its shape.
+        """
+        rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in (1, 1, self._given.negatives)]
+        with torch.enable_grad():
+            losses = self._losses(*rows)
+        for leaf in _leaves(losses):
+            if not any(leaf is given for given in rows):
+                raise InputError(
+                    f"LinkLoss: its decoder or loss has parameters, one of shape {tuple(leaf.shape)}, which would not "
+                    "be trained; give them to a layer"
+                )
 
     def backward(self, out_VC: Tensor, grad_VC: Tensor, seed: int, epoch: int) -> float:
         """Add the gradient of the loss by the output to ``grad_VC``; both on the host, in new order.
@@ -215,6 +223,19 @@ class EdgeLoss:
             bad = given.min() if given.min() < 0 else given.max()
             raise InputError(f"LinkLoss: {split} edges hold vertex {bad}, expected 0 to {vertices - 1}")
         return self._new_id[given]
+
+
+def _leaves(result: Tensor) -> Iterator[Tensor]:
+    """The tensors with ``requires_grad`` that a result was computed from."""
+    seen: set[Any] = set()
+    functions = [result.grad_fn]
+    while functions:
+        function = functions.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            functions += [before for before, _ in function.next_functions]
+            if hasattr(function, "variable"):
+                yield function.variable
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

@@ -92,7 +92,7 @@ class MeanLoss:
         pairs = zip(self._terms, self._losses, strict=True)
         return [term.loss for term, loss in pairs if isinstance(loss, PerVertex) and isinstance(term.loss, nn.Module)]
 
-    def check_output(self, columns: int) -> None:
+    def check_output(self, columns: int, dtype: torch.dtype) -> None:
         """Refuse a model whose output does not fit the labels or the loss.
 
         Raises:

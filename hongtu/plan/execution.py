@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from hongtu.config import size
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.buffers import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, Pass
@@ -15,6 +16,13 @@ from hongtu.plan.program.program import PassProgram, Program
 
 class ExecutionPlan(PlannedMemory):
     """Everything that is decided before the first epoch. Its program is what runs; predictions are sums over that."""
+
+    def __repr__(self) -> str:
+        peaks = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in self.peak_bytes.items())
+        return (
+            f"ExecutionPlan({self.topology.partitions} partitions x {self.topology.chunks} chunks, "
+            f"{len(self.passes.train)} passes; peaks: {peaks}; moved per epoch: {size(sum(self.bytes.values()))})"
+        )
 
     @cached_property
     def program(self) -> Program:

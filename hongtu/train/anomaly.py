@@ -37,10 +37,12 @@ def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn
         return
     for name, parameter in engine.network.modules.named_parameters():
         if not _finite(parameter):
-            raise AnomalyError(f"epoch {epoch}: parameter {name} is {_first(parameter)} before it; {REMEDY}")
+            raise AnomalyError(f"epoch {epoch + 1}: parameter {name} is {_first(parameter)} before it; {REMEDY}")
     with _watching(engine, _Watch(engine, epoch)):
         engine.train(epoch)
-    raise AnomalyError(f"epoch {epoch}: the loss or a gradient is not finite, but no chunk's part of it is; {REMEDY}")
+    raise AnomalyError(
+        f"epoch {epoch + 1}: the loss or a gradient is not finite, but no chunk's part of it is; {REMEDY}"
+    )
 
 
 class _Watch:
@@ -77,7 +79,7 @@ class _Watch:
         _, _, (i, j) = self.engine.place
         of = "" if vertex is None else f" for vertex {vertex}"
         raise AnomalyError(
-            f"epoch {self.epoch}: {what} is {value}{of}, in batch {self.engine.batch} (chunk ({i}, {j})); {REMEDY}",
+            f"epoch {self.epoch + 1}: {what} is {value}{of}, in batch {self.engine.batch} (chunk ({i}, {j})); {REMEDY}",
             vertex,
         )
 

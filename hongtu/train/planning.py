@@ -153,7 +153,7 @@ def plan_network(
         )
 
     never = (False,) * len(network.layers)
-    loss.check_output(shape_with(never).output)
+    loss.check_output(shape_with(never).output, dtype)
     sides = never
     if strategy.transform_first:
         sides = _choose_sides(artifact, network, shape_with, strategy, hardware, linked=budget is not None)

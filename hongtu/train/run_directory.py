@@ -82,7 +82,7 @@ class RunDirectory:
         return None
 
     def rewind(self, epoch: int) -> None:
-        """Forget what a run that was stopped left behind: lines of epochs from ``epoch`` on, which will be trained
+        """Forget what a run that was stopped left behind: lines of epochs after ``epoch``, which will be trained
         again, a line that is not whole, and files that are not."""
         try:
             for partial in self.path.glob(f".*{PARTIAL}*"):
@@ -91,7 +91,7 @@ class RunDirectory:
             if not file.is_file():
                 return
             lines = file.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _is_before(line, epoch)]
+            kept = [line for line in lines if _is_until(line, epoch)]
             if kept != lines:
                 partial = self.path / f".{LOG}{PARTIAL}rewind"
                 partial.write_bytes(b"".join(kept))
@@ -110,10 +110,10 @@ class RunDirectory:
         return {file: int(match[1]) for file, match in found.items() if match}
 
 
-def _is_before(line: bytes, epoch: int) -> bool:
+def _is_until(line: bytes, epoch: int) -> bool:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return False
     number = entry.get("epoch") if isinstance(entry, dict) else None
-    return line.endswith(b"\n") and isinstance(number, int) and number < epoch
+    return line.endswith(b"\n") and isinstance(number, int) and number <= epoch

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.config import parse_bytes
+from hongtu.config import parse_bytes, size
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
 from hongtu.engine.parameter_hooks import hooks_once
@@ -96,7 +96,7 @@ class Trainer:
         *,
         loss: Losses | LinkLoss = "cross_entropy",
         optimizer: OptimizerFactory = adam,
-        device: str | Backend = "cpu",
+        device: str | torch.device | Backend = "cpu",
         device_memory: int | str | None = None,
         strategy: str | Strategy = "full",
         seed: int = 0,
@@ -149,6 +149,10 @@ class Trainer:
         self._gradients: dict[str, Tensor] = {}
         self._torn: str | None = None  # what was stopped half-way, and cannot be made good from here
 
+    def __repr__(self) -> str:
+        budget = "no limit" if self._budget is None else size(self._budget)
+        return f"Trainer({self.artifact}, {self.model}, {budget} per device, {self.epoch} epochs trained)"
+
     @contextmanager
     def _whole_or_torn(self, what: str) -> Iterator[None]:
         """What happens inside is done whole, or nothing but ``load`` works any more."""
@@ -167,7 +171,7 @@ class Trainer:
         """One exact gradient step over the whole graph."""
         self._check_whole()
         start, loss, parameters = self._runtime.run(self._differentiate)
-        with self._whole_or_torn(f"the step of epoch {self.epoch}"):
+        with self._whole_or_torn(f"the step of epoch {self.epoch + 1}"):
             return self._step(start, loss, parameters)
 
     def _step(self, start: float, loss: float, parameters: list[nn.Parameter]) -> EpochRecord:
@@ -180,9 +184,8 @@ class Trainer:
             self.embedding.weight.grad = None
             self._engine.drop_input_gradient()
             self._engine.count_once(self.embedding.state_bytes)
-        record = self._engine.record(self.epoch, loss, perf_counter() - start)
         self.epoch += 1
-        return record
+        return self._engine.record(self.epoch, loss, perf_counter() - start)
 
     def _differentiate(self, engine: Engine) -> tuple[float, float, list[nn.Parameter]]:
         """When it began, the loss, and all that is learned, with its gradients."""

@@ -91,4 +91,6 @@ def as_masks(masks: Any) -> dict[str, np.ndarray]:
     given = {split: as_array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
     if "train" not in given:
         raise InputError("masks: 'train' is missing; give it, or pass random_split=(0.6, 0.2, 0.2)")
-    return {split: given.get(split, np.zeros_like(given["train"])) for split in SPLITS}
+    train = given["train"]
+    none = np.zeros(train.shape if train.dtype == bool else 0, dtype=train.dtype)  # numbers of vertices: no number
+    return {split: given.get(split, none) for split in SPLITS}

@@ -234,6 +234,8 @@ def _refuse_value(position: str, value: Any) -> None:
 
 
 def _check_labels(raw: RawGraph) -> None:
+    if raw.labels.dtype.kind in "iu" and raw.labels.shape[1:] == (1,):
+        raw.labels = raw.labels[:, 0]  # as OGB has them
     labels, vertices = raw.labels, raw.num_vertices
     kind, rank = labels.dtype.kind, labels.ndim
     good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
@@ -323,9 +325,10 @@ def _choose_split(raw: RawGraph, split: int) -> None:
     vertices, several = raw.num_vertices, False
     chosen = {}
     for name, mask in raw.masks.items():
+        mask = _of_numbers(mask, vertices)
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
         remedy = "save one value for each vertex" if mask.dtype == bool else "save it as numpy.bool_"
-        expected = f"bool [{vertices}] or [S, {vertices}] ({raw.vertices_from})"
+        expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
         _expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
         if mask.ndim == 2:
             several = True
@@ -333,9 +336,27 @@ def _choose_split(raw: RawGraph, split: int) -> None:
                 raise InputError(f"{raw.name(name)}: {len(mask)} splits, but --split is {split}; pass a smaller one")
             mask = mask[split]
         chosen[name] = np.array(mask)
+    if several and not split and len(mask := raw.masks["train"]) > 1 and mask.ndim == 2:
+        note = f"{raw.name('train')}: {len(mask)} splits, of which the first is used; --split K takes another"
+        print(f"hongtu: note: {note}", file=sys.stderr)
     if split and not several:
         raise InputError(f"{raw.name('train')}: one split only, but --split is {split}; leave --split out")
     raw.masks = chosen
+
+
+def _of_numbers(mask: np.ndarray, vertices: int) -> np.ndarray:
+    """The mask of distinct vertex numbers, as OGB gives splits; anything else as it is.
+
+    >>> _of_numbers(np.array([3, 0]), 4).tolist()
+    [True, False, False, True]
+    """
+    if mask.dtype.kind not in "iu" or mask.ndim != 1 or len(mask) >= vertices:
+        return mask  # as many as there are vertices: zeros and ones, more likely
+    if len(np.unique(mask)) < len(mask) or ((mask < 0) | (mask >= vertices)).any():
+        return mask
+    chosen = np.zeros(vertices, dtype=bool)
+    chosen[mask] = True
+    return chosen
 
 
 def _check_masks(raw: RawGraph, labelled: np.ndarray) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, OutputError
 from hongtu.files import check_output
 from hongtu.graph.format import ARRAYS, MANIFEST
 from hongtu.graph.writer import ArtifactWriter, create_array
@@ -116,6 +116,8 @@ class Workspace:
             raise KeyboardInterrupt(
                 f"interrupted; {self.directory} holds what is finished: pass --resume to continue, or remove it"
             ) from None
+        if isinstance(error, OSError) and error.filename is None:  # what numpy and mapped files say of a full disk
+            raise OutputError(self.path, error) from error
 
     def stage(self, name: str, compute: Callable[[], dict[str, Any]], edges: int = 0) -> dict[str, Any]:
         """The outputs of a stage, computed or, where it is finished, read.

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -33,10 +35,10 @@ def test_preprocess_options_are_the_fields_of_the_config():
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ([], "the following arguments are required: COMMAND"),
         (["fly"], "invalid choice: 'fly'"),
         (["preprocess"], "required: INPUT, ARTIFACT"),
-        (["preprocess", "a", "b", "--bogus"], "unrecognized arguments: --bogus"),
+        (["preprocess", "a", "b", "--bogus"], "unrecognized arguments: --bogus (see `hongtu preprocess --help`)"),
+        (["train", "a", "--hiden=3"], "--hiden=3; did you mean hidden? (see `hongtu train --help`)"),
         (["preprocess", "a", "b", "--partitions", "two"], "invalid int value: 'two'"),
         (["preprocess", "a", "b", "--partitions", "0"], "partitions: 0, expected an integer from 1"),
         (
@@ -55,7 +57,7 @@ def test_bad_arguments_are_one_line_and_code_2(argv, message, capsys):
     assert out == "" and err.startswith("hongtu: ") and err.count("\n") == 1 and message in err
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
 def test_help(argv, capsys):
     assert main(argv) == 0
     assert "hongtu" in capsys.readouterr().out
@@ -108,6 +110,35 @@ def test_module_entry_point(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "" and "24 vertices" in done.stdout
     assert hongtu.open_artifact(output).num_vertices == 24
+
+
+def test_a_reader_that_has_enough_ends_the_command_without_a_word():
+    """As in `hongtu --help | head -0`; with the pipe's buffer full, or at the flush."""
+    command = f"{sys.executable} -m hongtu train --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout in ("141\n", "0\n") and done.stderr == ""
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = write(tmp_path / "in", pieces())
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 1
+    err = capsys.readouterr().err
+    assert f"{tmp_path / 'out'}: cannot be written (No space left on device); free some space there" in err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in"]
+
+
+def test_what_is_printed_in_a_notebook_is_short(tmp_path):
+    assert main(["preprocess", str(write(tmp_path / "in", pieces())), str(tmp_path / "out"), *SMALL]) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    trainer = hongtu.Trainer(artifact, [hongtu.nn.GCNConv(artifact.feature_width, 3)], device_memory="1MiB")
+    assert "24 vertices, 60 edges" in repr(artifact) and "2 partitions x 3 chunks" in repr(artifact)
+    assert "GCNConv" in repr(trainer) and "1.0 MiB per device, 0 epochs" in repr(trainer)
+    assert "device 0" in repr(trainer.plan) and "moved per epoch" in repr(trainer.plan)
+    assert all(len(repr(thing)) < 700 for thing in (artifact, trainer, trainer.plan))
 
 
 def test_import_is_light():

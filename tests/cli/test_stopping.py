@@ -150,7 +150,7 @@ def test_a_signal_ends_the_command_and_resuming_loses_nothing(number, code, word
     before = signal.getsignal(signal.SIGTERM)
 
     def send(record):
-        if record.epoch == 6:
+        if record.epoch == 7:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr("hongtu.cli.train._print_epoch", send)

@@ -16,6 +16,7 @@ from tests.models import SIX
 from tests.training import EXACT, check
 
 GCN = SIX[0]
+BILINEAR = nn.Bilinear(3, 3, 1, bias=False)
 
 
 @pytest.mark.parametrize("budget", ["smallest", None])
@@ -87,13 +88,21 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         (hongtu.LinkLoss(np.zeros((3, 2), int)), r"train edges int64 \(3, 2\)"),
         (hongtu.LinkLoss(np.full((2, 1), 64)), "hold vertex 64, expected 0 to 63"),
         (hongtu.LinkLoss(val_edges=np.zeros((2, 0), int)), "val edges"),
-        (hongtu.LinkLoss(decoder=nn.Bilinear(3, 3, 1)), "Bilinear has parameters"),
+        (hongtu.LinkLoss(decoder=BILINEAR), r"has parameters, one of shape \(1, 3, 3\), which would not be trained"),
+        (hongtu.LinkLoss(decoder=lambda u, v: BILINEAR(u, v).squeeze(1)), r"one of shape \(1, 3, 3\)"),
     ],
 )
 def test_wrong_links_are_refused(link, message):
     problem = problems.awkward()
     with pytest.raises(InputError, match=message):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link)
+
+
+def test_a_decoder_may_use_what_is_not_learned():
+    problem, fixed = problems.awkward(), torch.ones(3)
+    link = hongtu.LinkLoss(negatives=3, decoder=lambda u, v: (u * fixed * v).sum(1))
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link)
+    assert trainer.train_epoch().loss > 0
 
 
 def test_a_loss_of_the_wrong_shape_is_refused():

@@ -109,7 +109,13 @@ def test_classes(tmp_path):
     assert multilabel.classes == 3 and multilabel.labels.dtype == np.float32
 
 
-def test_several_splits(tmp_path):
+def test_labels_in_one_column(tmp_path):
+    column = replaced(labels=np.arange(24)[:, None] % 3)
+    raw = read_directory(write(tmp_path, column), PreprocessConfig(partitions=1, chunks=1))
+    assert raw.labels.tolist() == (np.arange(24) % 3).tolist() and raw.classes == 3
+
+
+def test_several_splits(tmp_path, capsys):
     arrays = pieces()
     arrays["train_mask"] = np.stack([arrays["train_mask"], np.roll(arrays["train_mask"], 3)])
     arrays["train_mask"][1, 0] = False
@@ -118,6 +124,8 @@ def test_several_splits(tmp_path):
         raw = read_directory(source, PreprocessConfig(partitions=1, chunks=1, split=split))
         assert np.array_equal(raw.masks["train"], arrays["train_mask"][split])
         assert np.array_equal(raw.masks["val"], arrays["val_mask"])
+        note = "train_mask.npy: 2 splits, of which the first is used; --split K takes another"
+        assert (note in capsys.readouterr().err) == (split == 0)
 
 
 def test_flags_replace_what_is_there(tmp_path):
@@ -169,6 +177,8 @@ def test_in_memory_forms():
     given["masks"] = {"train": given["masks"]["train"].tolist()}
     raw = from_arrays(config=config, **given)
     assert raw.masks["train"].sum() == 8 and not raw.masks["val"].any() and not raw.masks["test"].any()
+    raw = from_arrays(config=config, **{**given, "masks": {"train": [5, 3], "test": [0]}})
+    assert np.flatnonzero(raw.masks["train"]).tolist() == [3, 5] and np.flatnonzero(raw.masks["test"]).tolist() == [0]
     raw = from_arrays(config=config, **{**given, "edges": [[], []], "features": scipy.sparse.coo_array(np.eye(24))})
     assert raw.edges.shape == (2, 0) and raw.features.format == "csr"
 

@@ -70,7 +70,7 @@ def test_a_value_is_found(strategy, budget):
     before = copy.deepcopy(trainer.model.state_dict())
     poison._where = "forward"
     pattern = (
-        rf"epoch 1: what layers\[2\] \(Poison\) returned is inf for vertex {VICTIM}, in batch \d \(chunk \(\d, \d\)"
+        rf"epoch 2: what layers\[2\] \(Poison\) returned is inf for vertex {VICTIM}, in batch \d \(chunk \(\d, \d\)"
     )
     with pytest.raises(AnomalyError, match=pattern) as caught:
         trainer.train_epoch()
@@ -106,7 +106,7 @@ def test_a_parameter_is_found():
     trainer, _ = make()
     with torch.no_grad():
         trainer.model[1].bias[2] = float("nan")
-    with pytest.raises(AnomalyError, match=r"epoch 0: parameter 1\.bias is nan before it"):
+    with pytest.raises(AnomalyError, match=r"epoch 1: parameter 1\.bias is nan before it"):
         trainer.train_epoch()
 
 
@@ -123,7 +123,7 @@ def test_embeddings_are_looked_at_too():
             trainer.train_epoch()
     with torch.no_grad():
         trainer.embedding.weight[3] = 0
-    assert trainer.train_epoch().epoch == 1
+    assert trainer.train_epoch().epoch == 2
 
 
 def test_without_detection_the_run_goes_on(tmp_path):

@@ -36,7 +36,7 @@ def lines(directory):
 def test_the_last_snapshots_are_kept(tmp_path):
     make_trainer(artifact()).fit(7, run_dir=tmp_path, save_every=2, keep=2)
     assert names(tmp_path) == ["epochs.jsonl", "snapshot-6.pt", "snapshot-7.pt"]
-    assert [line["epoch"] for line in lines(tmp_path)] == list(range(7))
+    assert [line["epoch"] for line in lines(tmp_path)] == list(range(1, 8))
 
 
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path):
@@ -57,7 +57,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path):
     assert len(lines(tmp_path / "run")) == 4
     again.fit(4, eval_every=3, run_dir=tmp_path / "run", save_every=4)
     assert same_result(tmp_path / "whole", tmp_path / "run")
-    assert [entry["epoch"] for entry in again.history] == list(range(8))
+    assert [entry["epoch"] for entry in again.history] == list(range(1, 9))
     assert again.history[2]["metrics"] == whole.history[2]["metrics"] != {}
     assert drawn == (torch.rand(1), np.random.rand(), random.random())
     assert [line["loss"] for line in lines(tmp_path / "run")] == [line["loss"] for line in lines(tmp_path / "whole")]
@@ -82,9 +82,9 @@ def test_a_damaged_snapshot_is_set_aside(tmp_path):
 def test_a_line_that_is_not_whole_is_dropped(tmp_path):
     make_trainer(artifact()).fit(3, run_dir=tmp_path, save_every=3)
     with open(tmp_path / "epochs.jsonl", "a") as stream:
-        stream.write('{"epoch": 3, "loss": 0.')
+        stream.write('{"epoch": 4, "loss": 0.')
     make_trainer(artifact()).resume(tmp_path)
-    assert [line["epoch"] for line in lines(tmp_path)] == [0, 1, 2]
+    assert [line["epoch"] for line in lines(tmp_path)] == [1, 2, 3]
     assert not make_trainer(artifact()).resume(tmp_path / "absent") and not (tmp_path / "absent").exists()
 
 

@@ -112,7 +112,7 @@ def test_fit_evaluates_now_and_then_and_after_the_last(tmp_path):
     seen = []
     records = trainer.fit(7, eval_every=3, run_dir=tmp_path / "run", on_epoch=seen.append)
     assert seen == records
-    assert [record.epoch for record in records] == list(range(7))
+    assert [record.epoch for record in records] == list(range(1, 8))
     assert [bool(record.metrics) for record in records] == [False, False, True, False, False, True, True]
     assert all(record.metrics.keys() == {"train", "val", "test"} for record in records if record.metrics)
     lines = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]

@@ -87,9 +87,9 @@ WRONG = {
         "float32 [64, C] for multi-label",
     ),
     "forgotten masks": (lambda: preprocess(masks=None), "masks: missing", "random_split=(0.6, 0.2, 0.2)"),
-    "masks of vertex numbers": (
-        lambda: preprocess(masks={"train": np.arange(20)}),
-        "masks['train']: int64 of shape (20,), expected bool [64]",
+    "masks of zeros and ones": (
+        lambda: preprocess(masks={"train": MASKS["train"].astype(int)}),
+        "masks['train']: int64 of shape (64,), expected bool [64]",
         "numpy.bool_",
     ),
     "masks that overlap": (
@@ -109,6 +109,7 @@ WRONG = {
         "graph: not an artifact",
         "hongtu preprocess",
     ),
+    "a GPU of torch's where none is": (lambda: make(device=torch.device("cuda")), "no CUDA GPU", "hongtu doctor"),
     "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
     "a device that is none": (lambda: make(device="gpu"), "device 'gpu'", "cuda"),
     "a budget in words": (lambda: make(device_memory="2 gigs"), "2 gigs", "GiB"),

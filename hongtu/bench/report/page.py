@@ -290,7 +290,7 @@ SECTIONS = (
         "run",
         "A run",
         "Loss and scores by epoch.",
-        (("epoch", lambda row: str(row["epoch"] + 1)), ("loss", value("loss", "{:.4f}")),
+        (("epoch", lambda row: str(row["epoch"])), ("loss", value("loss", "{:.4f}")),
          ("seconds", value("seconds", "{:.3f}")),
          ("val", lambda row: "" if row["metrics"].get("val") is None else f"{row['metrics']['val']:.4f}")),
         ((pictures.run, "Loss and accuracy against epochs"),),

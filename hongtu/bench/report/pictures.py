@@ -167,12 +167,12 @@ def estimates(rows: Rows) -> str:
 def run(rows: Rows) -> str:
     """Loss and, where a run was evaluated, accuracy against epochs."""
     figure, axes = _figure()
-    epochs = [row["epoch"] + 1 for row in rows]
+    epochs = [row["epoch"] for row in rows]
     axes.plot(epochs, [row["loss"] for row in rows], color=COLOURS[0], label="loss")
     axes.set(xlabel="epoch", ylabel="loss")
     right = None
     for k, split in enumerate(("train", "val", "test"), start=1):
-        points = [(row["epoch"] + 1, row["metrics"][split]) for row in rows if row["metrics"].get(split) is not None]
+        points = [(row["epoch"], row["metrics"][split]) for row in rows if row["metrics"].get(split) is not None]
         if points:
             right = right or axes.twinx()
             right.plot(*zip(*points, strict=True), "--", marker=".", color=COLOURS[k], label=f"{split} (right)")

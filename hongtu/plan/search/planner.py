@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from hongtu.config import size
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
@@ -186,9 +187,10 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
         of = f"; it is the one vertex {first if original_id is None else int(original_id[first])} with all its in-edges"
         if topology.num_dst[i * topology.chunks : (i + 1) * topology.chunks].max() == 1:
             remedy = "only more memory helps"
+    smallest = smallest_budget(plan)
     return BudgetError(
-        f"device_memory is {budget} bytes, the smallest that works is {smallest_budget(plan)}: device {i} in pass "
-        f"'{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to {plan.workspace.get(p.name, 0)} "
-        f"(chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
-        smallest_budget(plan),
+        f"device_memory is {budget} bytes, the smallest that works is {smallest} ({size(smallest, up=True)}): "
+        f"device {i} in pass '{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to "
+        f"{plan.workspace.get(p.name, 0)} (chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
+        smallest,
     )
