@@ -87,9 +87,7 @@ def _does(p: dict[str, Any]) -> str:
         if p["stage"] is None:
             return f"aggregate of layer {layer}, which is the same in every epoch"
         first = f"aggregate of layer {layer}, then" if p["exchanges"] else f"from the aggregate of layer {layer},"
-        return f"{first} {stage}{', which stays until backward' if p['keep'] and not p['again'] else ''}"
-    if p["again"]:
-        return f"what {stage} begins with again, then gradients of both and of the aggregate"
+        return f"{first} {stage}{', which stays until backward' if p['keep'] else ''}"
     if p["keep"]:
         return f"gradients of {stage} and of the aggregate of layer {layer}, from what forward left"
     how = "its checkpoint" if not p["exchanges"] else "its neighbours, aggregated again"

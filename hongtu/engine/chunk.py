@@ -5,7 +5,6 @@ Legend: D destinations, S sources, E in-edges of the chunk; C slots of a cache; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from hongtu.device.base import Device, Stores
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.moments import Moments
-from hongtu.engine.saved import Entry, Graph, Missing, Place, Settled, edges_of, move_saved, saving
+from hongtu.engine.saved import Entry, Graph, Place, Settled, edges_of, move_saved, saving
 from hongtu.graph.sparse_rows import PARTS
 from hongtu.graph.topology import ChunkTopology
 from hongtu.kernels.dispatch import kernels_for
@@ -25,7 +24,6 @@ from hongtu.model.network import Network
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program import instruction as operands
-from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram
 
 
@@ -151,11 +149,8 @@ class Chunk:
             torch.set_grad_enabled(x.graph),
             saving(self.places) if x.saves else nullcontext(),
         ):
-            self._run(x.body)
-
-    def _run(self, body: Iterable[Instruction]) -> None:
-        for x in body:
-            getattr(self, x.verb)(x)
+            for instruction in x.body:
+                getattr(self, instruction.verb)(instruction)
 
     def here(self, x: computing.Here) -> None:
         own = self.number - self.i * self.p.view.chunks
@@ -317,20 +312,13 @@ class Chunk:
         return self.at.pieces[key]
 
     def save(self, x: computing.Save) -> None:
-        if x.again:
-            self.graph.missing = Missing(self.places, self.device.made_by_layers)
         for place in self.places:
             place.move(self.settled.of(place.rows))
         self.places.clear()
         self.at.graphs[x.stage, self.number] = self.graph
 
     def resume(self, x: computing.Resume) -> None:
-        saved = self.at.graphs.pop((x.stage, self.number))
-        if saved.missing is not None:
-            registers = dict(self.registers)
-            saved.missing.restore(lambda: self._run(x.again))
-            self.registers = registers
-        self.graph = saved
+        self.graph = self.at.graphs.pop((x.stage, self.number))
 
     def through_moments(self, x: computing.ThroughMoments) -> None:
         more = self.network.norm(x.stage).gradient_through_statistics(self.registers[x.x])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,54 +102,6 @@ def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
             place.move(same.data)
 
 
-class Missing:
-    """What a stage saved, left out until it is computed again.
-
-    A storage is there again when the operation that saved it first has run; when all are, the rest of the stage need
-    not run. (``torch.utils.checkpoint`` waits for each operation that saved one: for two linear maps of the same rows
-    it runs the first of these, too.)
-
-    Args:
-        places: what the stage saved, in order.
-        made: whether a storage is the stage's own; others stay.
-    """
-
-    def __init__(self, places: list[Place], made: Callable[[Tensor], bool]) -> None:
-        found: dict[int, tuple[int, list[tuple[Place, Form]]]] = {}  # by storage, the first number and all places
-        for number, place in enumerate(places):
-            if made(place.rows):
-                _, there = found.setdefault(place.rows.untyped_storage()._cdata, (number, []))
-                there.append((place, _form(place.rows)))
-        self._by_first = dict(found.values())
-        for there in self._by_first.values():
-            for place, (dtype, _) in there:
-                place.move(torch.empty(0, dtype=dtype))
-
-    def restore(self, stage: Callable[[], Any]) -> None:
-        """Run the stage, with gradients, until all is there."""
-        waiting, number = dict(self._by_first), itertools.count()
-
-        def save(x: Tensor) -> Tensor:
-            for place, form in waiting.pop(next(number), ()):
-                place.move(_tensor(x.untyped_storage(), form))
-            if not waiting:
-                raise _Restored
-            return x.detach()
-
-        with suppress(_Restored), saved_tensors_hooks(save, lambda x: x):
-            if waiting:
-                stage()
-        if waiting:
-            raise RuntimeError(
-                "a stage did not save again what it saved in forward; layers must compute the same from the same rows, "
-                "and draw random numbers from torch or by hongtu.nn.Dropout only"
-            )
-
-
-class _Restored(Exception):
-    """Ends a stage early."""
-
-
 class Settled:
     """What one chunk keeps, in the memory that its device has for it; one copy of every storage.
 
@@ -179,12 +129,10 @@ class Graph:
     Attributes:
         entries: by register, what gradients are wanted of.
         outs: outputs of the stage, None for those that depend on nothing trained.
-        missing: what has to be restored before.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     outs: list[GradientEdge | None] = field(default_factory=list)
-    missing: Missing | None = None
 
     def backward(self, gradients: list[Tensor | None]) -> None:
         """Backpropagate the gradients of the outputs, and forget the graph."""

@@ -156,7 +156,6 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
         "direction": p.direction,
         "when": p.when,
         "keep": p.keep,
-        "again": p.again,
         "hops": p.hops,
         "vertices": int(plan.view(p).num_dst.sum()),
         "reads": tensors(*p.inputs, *p.gradients),

@@ -178,7 +178,7 @@ def test_plan_model_is_the_trainers_plan(artifact):
     assert plan.bytes == trainer.plan.bytes == trainer.train_epoch().bytes
     assert plan.peak_bytes == trainer.plan.peak_bytes
     first, last = Products(2 * 6 * 8, 2 * (6 + 8)), Products(2 * 8 * 3, 2 * (8 + 3))
-    work = StageWork(products=first + last, entry=first, mapped=last, before=first, widest=8)
+    work = StageWork(products=first + last, entry=first, mapped=last, widest=8)
     found = [replace(stage, sweeps=Sweeps()) for stage in plan.shape.stage_work]
     assert found == [StageWork(), work, StageWork()]  # layer 0's sum is kept, layer 1 narrows first
 

@@ -49,7 +49,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     pieces: frozenset[str] = frozenset()
     if keep and not prune:
         pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
-        left = [p.keep and p.direction == "backward" and not p.again for p in train]
+        left = [p.keep and p.direction == "backward" for p in train]
         train = [replace(p, has=pieces) if found else p for p, found in zip(train, left, strict=True)]
     return PassList(
         train=_with_lifetimes(train, kept, keep=_results(shape)),
@@ -191,7 +191,7 @@ class _Builder:
         layer, train = self.shape.layers[k], when == "train"
         last, returns = train and k == self.last, train and self._goes_back(k)
         loss = last and not self.shape.edge_loss
-        keep = returns and self.keep and not last
+        keep = returns and self._keeps(k)
         from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -209,7 +209,6 @@ class _Builder:
             loss=loss,
             edge_loss=last and self.shape.edge_loss,
             keep=keep,
-            again=keep and self._again(k),
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k) if train else None,
         )
@@ -219,10 +218,9 @@ class _Builder:
         values = names.taken(k + 1)
         own = (names.z[k],) if layer.norm else names.s[k]
         direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
-        from_cache, keep = k == self.cached - 1, self.keep and k < self.last
+        from_cache, keep = k == self.cached - 1, self._keeps(k)
         linear = from_cache or (layer.linear and not fused)
-        again = keep and self._again(k)
-        checkpoint = f"a{k}" if linear and (again or not keep) else None
+        checkpoint = f"a{k}" if linear and not keep else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
@@ -237,18 +235,20 @@ class _Builder:
             direct=direct,
             loss=fused,
             keep=keep,
-            again=again,
             holds=self._held(k + 1) if keep else (),
             hops=self._hops(k),
         )
 
-    def _again(self, k: int) -> bool:
-        """Whether the stage behind layer k is worth no memory: it begins with what stays anyway, the cached aggregate,
-        and what it computes for its last linear map takes at most an eighth of the products of an epoch."""
-        if k != self.cached - 1 or not self.shape.stage_work:
+    def _keeps(self, k: int) -> bool:
+        """Whether what the stage behind layer k computes stays until backward. It is worth no memory where the stage
+        begins with what stays anyway, the cached aggregate, and computing it again takes at most an eighth of the
+        products of an epoch."""
+        if not self.keep or k == self.last:
             return False
+        if k != self.cached - 1 or not self.shape.stage_work:
+            return True
         forward_and_backward = 3 * sum(work.products.parameters for work in self.shape.stage_work)
-        return 8 * self.shape.stage_work[k + 1].before.parameters <= forward_and_backward
+        return 8 * self.shape.stage_work[k + 1].again.parameters > forward_and_backward
 
     def _stage_0_backward(self) -> list[Pass]:
         if not self._goes_back(-1):

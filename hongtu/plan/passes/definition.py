@@ -50,7 +50,6 @@ class Pass:
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         keep: what the stage computed stays on the device until backward, which then computes nothing again.
-        again: of that, what layers made is left out, and computed again before its backward.
         holds: vertex tensors that what is kept may lie in.
         has: vertex tensors that backward need not read, for what is kept has of them what it needs.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
@@ -75,7 +74,6 @@ class Pass:
     loss: bool = False
     edge_loss: bool = False
     keep: bool = False
-    again: bool = False
     holds: tuple[str, ...] = ()
     has: frozenset[str] = frozenset()
     hops: int | None = None

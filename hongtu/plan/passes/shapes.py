@@ -134,7 +134,6 @@ class StageWork:
         products: its linear maps.
         entry: of these, those of its own input, whose gradient may not be wanted.
         mapped: those of a transform at its end whose result is not computed again for its gradients.
-        before: those before the transform at its end.
         widest: columns of what one of them gives.
         sweeps: everything else; combine: of the aggregate before the stage what is added to the engine's own sum.
         function: of an aggregate that is no such sum, what it does forward, and for its gradients.
@@ -143,11 +142,15 @@ class StageWork:
     products: Products = Products()
     entry: Products = Products()
     mapped: Products = Products()
-    before: Products = Products()
     widest: int = 0
     sweeps: Sweeps = Sweeps()
     combine: Sweeps = Sweeps()
     function: tuple[EdgeSweeps, EdgeSweeps] = (EdgeSweeps(), EdgeSweeps())
+
+    @property
+    def again(self) -> Products:
+        """Those that are computed again where nothing is kept for their gradients."""
+        return self.products + self.mapped.times(-1)
 
 
 @dataclass(frozen=True, kw_only=True)

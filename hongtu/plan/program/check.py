@@ -186,25 +186,18 @@ class _Pass:
 
     def _compute(self, x: moves.Compute) -> None:
         self.sent: set[str] = set()
-        inside = {name for y in x.body if isinstance(y, computing.Resume) for name in y.inputs}
         for y in x.body:
-            self._named(y.verb, lambda y=y: self._inside(y, inside))
+            self._named(y.verb, lambda y=y: self._inside(y))
         touched = {name for y in x.body for name in (*y.makes, *y.reads)}
         left = sorted(self.registers & touched)
         demand(not left, f"registers never dropped: {', '.join(left)}")
 
-    def _inside(self, y: Instruction, tolerated: set[str]) -> None:
+    def _inside(self, y: Instruction) -> None:
         memory = self.memory
         if isinstance(y, computing.Drop):
-            missing = set(y.names) - self.registers - tolerated
+            missing = set(y.names) - self.registers
             demand(not missing, f"there is no register {', '.join(sorted(missing))}")
             self.registers -= set(y.names)
-            return
-        if isinstance(y, computing.Resume):
-            kept = set(self.registers)
-            for again in y.again:
-                self._inside(again, tolerated)
-            self.registers = kept
             return
         needs: Iterable[str] = y.reads
         if isinstance(y, computing.Sum | computing.TransposeSum):

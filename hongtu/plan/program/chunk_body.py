@@ -59,14 +59,12 @@ class _Body:
         for name in p.outputs:
             yield self._write(name, (name,), holds=name in p.holds)
         if p.keep:
-            yield computing.Save(stage=self._stage, again=p.again)
+            yield computing.Save(stage=self._stage)
 
     def backward(self) -> Iterator[Instruction]:
         p, shape = self.p, self.shape
         if p.keep:
-            again = tuple(self._values(graph=True)) if p.again else ()
-            inputs = tuple(name for instruction in again for name in instruction.reads)
-            yield computing.Resume(stage=self._stage, again=again, inputs=inputs)
+            yield computing.Resume(stage=self._stage)
         else:
             yield from self._values(graph=True)
         if p.loss:

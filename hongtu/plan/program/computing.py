@@ -180,10 +180,9 @@ class Write(Instruction):
 
 @kind
 class Save(Instruction):
-    """Keep the recorded operations for a later pass; ``again``: without what they made, which is then made again."""
+    """Keep the recorded operations for a later pass."""
 
     stage: int
-    again: bool
 
 
 # ------------------------------------------------------------------------------------------------------- backward
@@ -191,12 +190,9 @@ class Save(Instruction):
 
 @kind
 class Resume(Instruction):
-    """Take what an earlier pass saved; ``again``: what makes anew what was left out, reading ``inputs``."""
+    """Take what an earlier pass saved."""
 
-    READS = ("inputs",)
     stage: int
-    again: tuple[Instruction, ...]
-    inputs: tuple[str, ...]
 
 
 @kind

@@ -242,11 +242,10 @@ class Described:
         return Line(f"{there[x.where]} <- {' + '.join(x.parts) or 'zeros'}", note=f"{how}{holds}")
 
     def save(self, x: computing.Save) -> Line:
-        return Line(f"stage {x.stage} for backward", note="to be made again" if x.again else "")
+        return Line(f"stage {x.stage} for backward")
 
     def resume(self, x: computing.Resume) -> Line:
-        again = f", made again by {', '.join(made.verb for made in x.again)}" if x.again else ""
-        return Line(f"stage {x.stage} as it was saved{again}")
+        return Line(f"stage {x.stage} as it was saved")
 
     def through_moments(self, x: computing.ThroughMoments) -> Line:
         return Line(f"{x.gradient} += by way of mean and variance of {x.x}")
