@@ -19,7 +19,7 @@ WORDS = {
     "exchange": "caches", "flush": "flushes", "inputs": "reads", "gradients": "takes", "written": "writes",
     "creates": "makes", "frees": "frees", "holds": "holds", "moments": "moments of",
 }  # fmt: skip
-SWITCHES = ("loss", "edge_loss", "keep", "again")
+SWITCHES = ("loss", "edge_loss", "keep")
 
 
 def text(passes):
@@ -198,20 +198,19 @@ makes grad z0, grad s0.1; frees grad z1, grad s1.1, z1; holds z1; keep
     assert plan_passes(GAT, FULL, **options | {"prune": True}).pieces == frozenset()
 
 
-@pytest.mark.parametrize("before, again", [(30, True), (31, False)])
-def test_what_little_work_makes_is_made_again(before, again):
+@pytest.mark.parametrize("again, keeps", [(30, False), (31, True)])
+def test_what_little_work_makes_is_not_kept(again, keeps):
     """An eighth of three times all products: 8 * 30 <= 3 * 80 < 8 * 31."""
     work = (
         StageWork(),
-        StageWork(products=Products(60, 1), before=Products(before, 1)),
+        StageWork(products=Products(60, 1), mapped=Products(60 - again, 1)),
         StageWork(products=Products(20, 1)),
     )
     passes = plan_passes(replace(GCN, stage_work=work), FULL, fuse=True, keep=True, prune=False)
-    assert [p.again for p in passes.train] == [again, False, again]
-    assert passes.train[-1].source == ("a0" if again else None)
-    assert not any(
-        p.again for p in plan_passes(replace(GAT, stage_work=work), FULL, fuse=True, keep=True, prune=False).train
-    )
+    assert [p.keep for p in passes.train] == [keeps, False, keeps]
+    assert passes.train[-1].source == (None if keeps else "a0")
+    passes = plan_passes(replace(GAT, stage_work=work), FULL, fuse=True, keep=True, prune=False)
+    assert all(p.keep for p in passes.train if p.direction != "fused")
 
 
 def test_pruned_passes_compute_as_many_hops_as_there_are_layers_above():
