@@ -140,13 +140,8 @@ def steps(runs: Sequence[Run], settings: Settings) -> int:
 
 
 def _order(case: Case, settings: Settings) -> Order:
-    return Order(
-        artifact=str(case.artifact),
-        model=case.model,
-        run=case.run,
-        device=settings.device,
-        hardware=settings.hardware,
-    )
+    about = {"device": settings.device, "hardware": settings.hardware}
+    return Order(artifact=str(case.artifact), model=case.model, run=case.run, **about)
 
 
 def _started(

@@ -2,74 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from itertools import count
+from multiprocessing import get_context
 from typing import Any
 
+from hongtu.bench import worker as inside
 from hongtu.bench.worker import FIRST, Order
-from hongtu.errors import BudgetError, InputError
+from hongtu.errors import InputError
 
 
 class Process:
-    """A process for systems."""
+    """A process for systems, which have numbers; it does what it is told in turn."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "hongtu.bench.worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._number, self._unanswered = count(FIRST), 0
-
-    def number(self) -> int:
-        """Of a new system."""
-        return next(self._number)
-
-    def say(self, line: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._unanswered += 1
-        with suppress(BrokenPipeError):  # there will be no answer
-            self._process.stdin.write(json.dumps(line) + "\n")
-            self._process.stdin.flush()
-
-    def answer(self, label: str) -> dict[str, Any]:
-        """To the first line that has none yet.
-
-        Raises:
-            InputError: what the process refuses, word for word (BudgetError: with the smallest that works).
-            RuntimeError: when it has ended.
-        """
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline()
-        self._unanswered -= 1
-        if not answer:
-            code = self._process.wait()
-            why = "out of memory?" if code == -9 else "its error is above"
-            raise RuntimeError(f"{label}: the process ended with {code} ({why})")
-        found = json.loads(answer)
-        if "refused" in found:
-            message = f"{label}: {found['refused']}"
-            raise BudgetError(message, found["smallest"]) if found["smallest"] else InputError(message)
-        return found
-
-    def catch_up(self) -> None:
-        """Pass over what nobody waits for."""
-        while self._unanswered:
-            with suppress(InputError):
-                self.answer("")
+        context = get_context("spawn")  # with nothing of this one's memory
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=inside.print_to_stderr)
+        self.numbers = count(FIRST)
+        self.submit = self._pool.submit
 
     def close(self) -> None:
         """End it."""
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                assert stream is not None
-                stream.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Worker:
@@ -86,29 +43,44 @@ class Worker:
         self.epochs: list[dict[str, Any]] = []
         self._shared = process is not None
         self._process = process or Process()
-        self._number = self._process.number()
-        self._process.say({"system": self._number, "order": order.to_dict()})
+        self._number = next(self._process.numbers)
+        self._made = self._process.submit(inside.make, self._number, order)
 
     def ready(self) -> None:
-        """Wait until it is; in a shared process those who started first wait first."""
-        self._process.answer(self.run.label)
+        """Wait until it is."""
+        self._answer(self._made)
 
     def do(self, what: str) -> dict[str, Any]:
-        """One of the worker's verbs."""
-        self._process.say({"system": self._number, "do": what})
-        return self._process.answer(self.run.label)
+        """One of the worker's verbs.
+
+        Raises:
+            InputError: what the process refuses, word for word (BudgetError: with the smallest that works).
+            RuntimeError: when it has ended.
+        """
+        return self._answer(self._process.submit(inside.do, self._number, what))
 
     def epoch(self) -> dict[str, Any]:
         return self.do("epoch")
 
     def close(self) -> None:
         """End the system."""
-        if self._shared:
-            with suppress(RuntimeError):  # the process is gone already
-                self._process.say({"system": self._number, "do": "drop"})
-                self._process.catch_up()
-        else:
+        if not self._shared:
             self._process.close()
+        elif not self._made.cancel():
+            self._made.exception()  # whatever it is, nobody asks any more
+            with suppress(RuntimeError):  # the process is gone already
+                self.do("drop")
+
+    def _answer(self, answer: Future[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return answer.result()
+        except InputError as refused:
+            refused.args = (f"{self.run.label}: {refused}",)
+            raise
+        except BrokenProcessPool:
+            raise RuntimeError(
+                f"{self.run.label}: its process was killed (out of memory?), or its error is above"
+            ) from None
 
 
 @contextmanager

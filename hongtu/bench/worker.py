@@ -1,21 +1,13 @@
-"""Systems in a process of their own: each trains an epoch when it is told to.
-
-``python -m hongtu.bench.worker`` reads JSON objects, one a line, and answers each with one: {"system": K, "order":
-Order} makes a system, {"system": K, "do": "epoch" | "loss" | "scores" | "peak" | "drop"} makes it do so. An error that
-the user can mend is answered as {"refused": ...}.
-"""
+"""Systems of this process, which another tells what to do: each trains an epoch when it is told to."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any
 
 from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import OURS, Model, Run, named_strategy
-from hongtu.errors import InputError
 
 FIRST = 1  # number of a process's first system
 
@@ -34,13 +26,6 @@ class Order:
     run: Run
     device: str = "cpu"
     hardware: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Order:
-        return cls(**fields | {"model": Model(**fields["model"]), "run": Run(**fields["run"])})
 
 
 class Ours:
@@ -132,32 +117,31 @@ def peak(system: Any, base: int | None, device: str) -> dict[str, Any]:
     return found | (system.about() if isinstance(system, Ours) else {})
 
 
-class Systems:
-    """Those of this process, by number."""
+_systems: dict[int, tuple[Order, Any]] = {}  # those of this process, by number
+_base: int | None = None  # memory of the imports, where there has been only one system
 
-    def __init__(self) -> None:
-        self._systems: dict[int, tuple[Order, Any]] = {}
-        self._base: int | None = None
 
-    def answer(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Do what a line says."""
-        number = line["system"]
-        if "order" in line:
-            order = Order.from_dict(line["order"])
-            self._base = _memory_of_imports(order) if number == FIRST else None
-            self._systems[number] = order, make_system(order)
-            return {"ready": True}
-        if line["do"] == "drop":  # one that was refused is not there
-            self._systems.pop(number, None)
-            return {}
-        order, system = self._systems[number]
-        if line["do"] == "epoch":
-            return epoch(system, order.device)
-        if line["do"] == "loss":
-            return {"loss": system.loss()}
-        if line["do"] == "scores":
-            return {split: score if score == score else None for split, score in system.scores().items()}
-        return peak(system, self._base, order.device)
+def make(number: int, order: Order) -> dict[str, Any]:
+    """Make a system of this process."""
+    global _base
+    _base = _memory_of_imports(order) if number == FIRST else None
+    _systems[number] = order, make_system(order)
+    return {}
+
+
+def do(number: int, what: str) -> dict[str, Any]:
+    """Have a system do something: "epoch", "loss", "scores", "peak" or "drop"."""
+    if what == "drop":  # one that was refused is not there
+        _systems.pop(number, None)
+        return {}
+    order, system = _systems[number]
+    if what == "epoch":
+        return epoch(system, order.device)
+    if what == "loss":
+        return {"loss": system.loss()}
+    if what == "scores":
+        return {split: score if score == score else None for split, score in system.scores().items()}
+    return peak(system, _base, order.device)
 
 
 def _memory_of_imports(order: Order) -> int:
@@ -174,24 +158,6 @@ def _memory_of_imports(order: Order) -> int:
     return peak_resident()
 
 
-def serve(lines: TextIO, answers: TextIO) -> None:
-    """Answer every line until there is none."""
-    systems = Systems()
-    for line in lines:
-        try:
-            found = systems.answer(json.loads(line))
-        except InputError as error:
-            found = {"refused": str(error), "smallest": getattr(error, "smallest", 0)}
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
-
-
-def main() -> None:
-    """Keep stdout for answers: what libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
+def print_to_stderr() -> None:
+    """Keep stdout for results: what libraries print goes to stderr."""
     os.dup2(2, 1)
-    serve(sys.stdin, answers)
-
-
-if __name__ == "__main__":
-    main()
