@@ -24,7 +24,7 @@ from hongtu.bench.records import append, machine
 from hongtu.bench.report.text import host_bytes
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
-from hongtu.plan.plot import stacked_bars
+from hongtu.plan.plot import COLOURS, add_legend, make_figure, require_matplotlib, to_svg
 from hongtu.train.planning import plan_model
 
 PAPER_CHUNKS, FINER = 32, 16
@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     parser.add_argument("--plot", type=Path, help="stacked bars of seconds (measured) or bytes (planned)")
     options = parser.parse_args()
+    if options.plot is not None:
+        require_matplotlib()
     with tempfile.TemporaryDirectory() as folder:
         rows = climb(options, options.work or Path(folder))
     print(table(options, rows))
@@ -158,12 +160,22 @@ def table(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
 
 def picture(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     title = f"{options.graph.name}: {options.model}, {options.layers} layers, m = {options.partitions}"
-    if all("parts" in row for row in rows):
-        bars = [(row["rung"], list(row["parts"].values())) for row in rows]
-        return stacked_bars(bars, list(PARTS), title, "seconds per epoch")
-    links = ("load", "flush", "read", "write", "pull", "push", "topology")
-    bars = [(row["rung"], [row["bytes"][link] / 2**30 for link in links]) for row in rows]
-    return stacked_bars(bars, links, title, "GiB per epoch, planned")
+    parts, label = list(PARTS), "seconds per epoch"
+    heights = [row.get("parts") for row in rows]
+    if None in heights:
+        parts, label = ["load", "flush", "read", "write", "pull", "push", "topology"], "GiB per epoch, planned"
+        heights = [{link: row["bytes"][link] / 2**30 for link in parts} for row in rows]
+    figure, axes = make_figure(height=4.8)
+    base = [0.0] * len(rows)
+    for k, part in enumerate(parts):
+        own = [height[part] for height in heights]
+        axes.bar(range(len(rows)), own, bottom=base, color=COLOURS[k % len(COLOURS)], label=part)
+        base = [a + b for a, b in zip(base, own, strict=True)]
+    axes.set_xticks(range(len(rows)), [row["rung"] for row in rows], rotation=50, ha="right")
+    axes.set(ylabel=label)
+    axes.set_title(title)
+    add_legend(axes)
+    return to_svg(figure)
 
 
 if __name__ == "__main__":

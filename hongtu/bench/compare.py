@@ -140,8 +140,13 @@ def steps(runs: Sequence[Run], settings: Settings) -> int:
 
 
 def _order(case: Case, settings: Settings) -> Order:
-    about = {"device": settings.device, "hardware": settings.hardware}
-    return Order(artifact=str(case.artifact), model=case.model, run=case.run, **about)
+    return Order(
+        artifact=str(case.artifact),
+        model=case.model,
+        run=case.run,
+        device=settings.device,
+        hardware=settings.hardware,
+    )
 
 
 def _started(

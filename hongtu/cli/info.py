@@ -124,5 +124,8 @@ def check_plot(file: str) -> None:
     Raises:
         InputError: naming the remedy.
     """
+    from hongtu.plan.plot import require_matplotlib
+
+    require_matplotlib()
     if not file.endswith(".svg") or not Path(file).parent.is_dir() or Path(file).is_dir():
         raise InputError(f"--plot {file}: expected a file ending in .svg, in a directory that exists")

@@ -19,7 +19,7 @@ from hongtu.plan.cache.reuse import uses_of
 from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
-from hongtu.plan.plot import Series, line_chart
+from hongtu.plan.plot import traffic
 
 CURVE_POINTS = 17
 
@@ -174,22 +174,20 @@ def traffic_chart(topology: Topology, title: str, plan: ExecutionPlan | None = N
     Args:
         plan: mark the cache sizes and rows of its passes as well.
     """
-    v = topology.num_vertices
-    series, floor = [], 0
-    for colour, size in enumerate((1, 4) if topology.chunks >= 4 else (1,)):
+    v, curves = topology.num_vertices, []
+    for size in (1, 4) if topology.chunks >= 4 else (1,):
         grain = topology if size == 1 else topology.grouped(size)
         counter = LoadCounter(grain, grain.input_order)
-        floor = counter.floor
-        curve = [(slots / v, rows / v) for slots, rows in counter.curve()]
-        chunks = f"{topology.partitions} x {grain.chunks} chunks"
-        series.append(Series(f"lookahead, {chunks}", curve, colour))
-        paper = (sum(counter.smallest) / v, counter.paper_rows / v)
-        series.append(Series(f"paper's reuse, {chunks}", [paper], colour, markers=True))
-    if plan is not None and plan.transfers:
-        points = {
-            (sum(device.capacity for device in transfers.devices) / v, transfers.rows_loaded / v)
-            for transfers in plan.transfers.values()
-        }
-        series.append(Series("this plan's passes", sorted(points), 2, markers=True))
-    series.append(Series("floor: every row read, once", [(0, floor / v)], level=True))
-    return line_chart(series, title, "cache slots of all devices / |V|", "rows loaded per pass / |V|")
+        curves.append(
+            {
+                "label": f"{topology.partitions} x {grain.chunks} chunks",
+                "curve": [(slots / v, rows / v) for slots, rows in counter.curve()],
+                "paper": (sum(counter.smallest) / v, counter.paper_rows / v),
+                "floor": counter.floor / v,
+            }
+        )
+    points = {
+        (sum(device.capacity for device in transfers.devices) / v, transfers.rows_loaded / v)
+        for transfers in (() if plan is None else plan.transfers.values())
+    }
+    return traffic(curves, title, sorted(points))

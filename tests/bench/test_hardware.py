@@ -18,7 +18,6 @@ from hongtu.plan.cost.work import LOSS_SWEEPS
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.passes.strategy import STRATEGIES
-from hongtu.plan.plot import Series, line_chart, ticks
 from hongtu.plan.report import LoadCounter, traffic_chart
 from hongtu.plan.search.build import make_plan
 from hongtu.preprocess.volume import count_volume
@@ -244,28 +243,6 @@ def test_loads_are_counted_as_planned(m, n):
             assert counter.lookahead_rows(capacity) == planned.rows_loaded
         rows = [loaded for _, loaded in counter.curve()]
         assert rows == sorted(rows, reverse=True) and rows[-1] == counter.floor
-
-
-def test_ticks():
-    assert ticks(0)[-1] == 1.0 and ticks(1.0)[-1] == 1.0 and ticks(6.2)[-1] == 8.0
-    for highest in (1e-3, 0.3, 1, 7.77, 12345.6):
-        found = ticks(highest)
-        assert found[0] == 0 and found[-2] < highest <= found[-1] * (1 + 1e-9) and 3 <= len(found) <= 8
-
-
-def test_chart_is_well_formed():
-    series = [
-        Series("a < b & c", [(0.5, 3.0), (1.0, 1.0)]),
-        Series("marks", [(0.5, 4.0)], 1, markers=True),
-        Series("floor", [(0, 0.9)], level=True),
-    ]
-    root = ElementTree.fromstring(line_chart(series, "title <1>", "x & y", "y"))
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert root.tag == f"{SVG}svg" and {"a < b & c", "marks", "floor", "title <1>", "x & y"} <= set(texts)
-    assert len(list(root.iter(f"{SVG}polyline"))) == 2  # the line and its sample in the legend
-    width, height = float(root.get("width")), float(root.get("height"))
-    for circle in root.iter(f"{SVG}circle"):
-        assert 0 < float(circle.get("cx")) < width and 0 < float(circle.get("cy")) < height
 
 
 @pytest.mark.parametrize("m, n", [(1, 1), (2, 4), (3, 9)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -144,6 +145,12 @@ def test_what_stays_is_marked_wherever_it_is_named(artifact, capsys):
     stays = set().union(*(p["resident"] for p in passes))
     assert {"a0", "z1", "grad z1"} <= stays
     assert [set(p["resident"]) & names for p, names in zip(passes, named, strict=True)] == [stays & n for n in named]
+
+
+def test_a_plot_without_matplotlib_names_the_extra(artifact, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for command in ("plan", "info"):
+        assert "hongtu[report]" in refusal(capsys, command, artifact.path, "--plot", tmp_path / "chart.svg")
 
 
 def test_refusals(artifact, capsys, tmp_path):

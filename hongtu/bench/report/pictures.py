@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from hongtu.bench.report.growth import exponent
-from hongtu.errors import InputError
-from hongtu.plan.plot import COLOURS
+from hongtu.plan import plot
+from hongtu.plan.plot import COLOURS, add_legend, make_figure, to_svg
 
 Rows = Sequence[dict[str, Any]]
 PHASES = ("load", "read", "topology", "pull", "compute", "push", "write", "flush", "idle")
 PHASE_COLOURS = ("#0b62a4", "#5a9fd4", "#a8cbe8", "#7a3f9d", "#c4500b", "#b58bd0", "#8fbf9a", "#2a7d3f", "#9a9a9a")
 
 
-def require_matplotlib() -> None:
-    """Refuse where there is none.
-
-    Raises:
-        InputError: with the pip line.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError("pictures need matplotlib: pip install 'hongtu[report]'") from None
-
-
 def phases(rows: Rows) -> str:
     """Stacked bars: seconds of an epoch by phase, one bar per system that counts them."""
     rows = [row for row in rows if "phases" in row]
-    figure, axes = _figure(height=0.6 + 0.32 * len(rows))
+    figure, axes = make_figure(height=0.6 + 0.32 * len(rows))
     left = [0.0] * len(rows)
     for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
         part = [row["phases"].get(phase, 0.0) for row in rows]
@@ -42,13 +27,13 @@ def phases(rows: Rows) -> str:
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, ncols=5, frameon=False)
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def systems(rows: Rows) -> str:
     """Bars with their spread: seconds of an epoch of every system, on a logarithmic axis."""
     rows = [row for row in rows if "seconds" in row]
-    figure, axes = _figure(height=0.6 + 0.3 * len(rows))
+    figure, axes = make_figure(height=0.6 + 0.3 * len(rows))
     seconds = [row["seconds"] for row in rows]
     around = [[s - row["spread"][0] for s, row in zip(seconds, rows)],
               [row["spread"][1] - s for s, row in zip(seconds, rows)]]  # fmt: skip
@@ -58,7 +43,7 @@ def systems(rows: Rows) -> str:
     _logarithmic(axes, "x")
     axes.invert_yaxis()
     axes.set_xlabel("seconds of one epoch (median; whiskers: fastest and slowest)")
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def _names(rows: Rows) -> list[str]:
@@ -70,32 +55,23 @@ def _names(rows: Rows) -> list[str]:
 
 def ladder(rows: Rows) -> str:
     """Bars: bytes over the host link, rung by rung."""
-    figure, axes = _figure(height=3.6)
+    figure, axes = make_figure(height=3.6)
     axes.bar([row["rung"] for row in rows], [row["host_bytes"] / 2**20 for row in rows], color=COLOURS[0])
     axes.tick_params(axis="x", rotation=35)
     for label in axes.get_xticklabels():
         label.set_horizontalalignment("right")
     axes.set_ylabel("MiB over the host link per epoch")
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def traffic(rows: Rows) -> str:
-    """Lines: rows loaded per pass against cache size; the paper's reuse as a mark."""
-    figure, axes = _figure()
-    for k, row in enumerate(rows):
-        slots, loaded = zip(*row["curve"], strict=True)
-        colour = COLOURS[k % len(COLOURS)]
-        axes.plot(slots, loaded, color=colour, label=f"{row['graph']}, {row['chunks']} chunks: lookahead")
-        axes.plot(*row["paper"], "o", color=colour, label="the paper's reuse")
-        axes.axhline(row["floor"], color=colour, linestyle=":", linewidth=1)
-    axes.set(xlabel="cache slots / |V|", ylabel="rows loaded per pass / |V|", ylim=(0, None))
-    _legend(axes)
-    return _svg(figure)
+    """Lines: rows loaded per pass against cache size."""
+    return plot.traffic([row | {"label": f"{row['graph']}, {row['chunks']} chunks"} for row in rows])
 
 
 def budgets(rows: Rows) -> str:
     """A line per model: seconds of an epoch against the share of memory that it was given."""
-    figure, axes = _figure()
+    figure, axes = make_figure()
     for k, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
         own = sorted((row for row in rows if row["model"] == model), key=lambda row: -row["share"])
         shares, seconds = [100 * row["share"] for row in own], [row["seconds"] for row in own]
@@ -105,16 +81,13 @@ def budgets(rows: Rows) -> str:
     axes.minorticks_off()
     axes.invert_xaxis()
     axes.set(xlabel="device memory, of what is needed in memory", ylabel="seconds of one epoch", ylim=(0, None))
-    _legend(axes)
-    return _svg(figure)
+    add_legend(axes)
+    return to_svg(figure)
 
 
 def growth(rows: Rows) -> str:
     """Two log-log plots: seconds and bytes against the number of vertices, with their exponents."""
-    import matplotlib.pyplot as plt
-
-    _style()
-    figure, both = plt.subplots(1, 2, figsize=(7.6, 3.4), layout="constrained")
+    figure, both = make_figure(height=3.4, panels=2)
     vertices = [row["vertices"] for row in rows]
     for axes, key, unit, scale in zip(both, ("seconds", "counted_bytes"), ("seconds", "GiB"), (1, 2**30), strict=True):
         values = [row[key] / scale for row in rows]
@@ -124,19 +97,16 @@ def growth(rows: Rows) -> str:
         axes.loglog(vertices, fitted, "-", color="#8a8a8a", label=f"exponent {slope:.3f}")
         axes.set_xticks(vertices, [f"{v / 1e6:g}M" for v in vertices])
         axes.minorticks_off()
-        low = 10 ** math.floor(math.log10(min(values)))
-        ticks = [low * f for f in (1, 2, 5, 10, 20, 50, 100) if min(values) / 1.5 <= low * f <= max(values) * 1.5]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set(
-            xlabel="vertices (15 edges each)", ylabel=f"{unit} of one epoch" if key == "seconds" else f"{unit}, peak"
-        )
-        _legend(axes)
-    return _svg(figure)
+        _logarithmic(axes, "y")
+        what = f"{unit} of one epoch" if key == "seconds" else f"{unit}, peak"
+        axes.set(xlabel="vertices (15 edges each)", ylabel=what)
+        add_legend(axes)
+    return to_svg(figure)
 
 
 def accuracy(rows: Rows) -> str:
     """Lines: validation accuracy against seconds trained."""
-    figure, axes = _figure()
+    figure, axes = make_figure()
     rows = [row for row in rows if row.get("curve")]
     for k, (row, name) in enumerate(zip(rows, _names(rows), strict=True)):
         points = [(point["seconds"], point.get("val")) for point in row["curve"]]
@@ -145,13 +115,13 @@ def accuracy(rows: Rows) -> str:
         axes.plot(*zip(*points), style, marker=".", color=COLOURS[k % len(COLOURS)], label=name)
     axes.set(xlabel="seconds trained", ylabel="accuracy on the validation vertices")
     _logarithmic(axes, "x")
-    _legend(axes)
-    return _svg(figure)
+    add_legend(axes)
+    return to_svg(figure)
 
 
 def estimates(rows: Rows) -> str:
     """Predicted against measured seconds, with the 15% band."""
-    figure, axes = _figure()
+    figure, axes = make_figure()
     measured, predicted = [row["seconds"] for row in rows], [row["predicted_seconds"] for row in rows]
     ends = [min(measured + predicted) / 1.3, max(measured + predicted) * 1.3]
     axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="#8a8a8a", alpha=0.3, label="15%")
@@ -160,13 +130,13 @@ def estimates(rows: Rows) -> str:
     _logarithmic(axes, "y")
     axes.loglog(measured, predicted, "o", color=COLOURS[0], label="held-out configurations")
     axes.set(xlabel="measured seconds of one epoch", ylabel="predicted", xlim=ends, ylim=ends)
-    _legend(axes)
-    return _svg(figure)
+    add_legend(axes)
+    return to_svg(figure)
 
 
 def run(rows: Rows) -> str:
     """Loss and, where a run was evaluated, accuracy against epochs."""
-    figure, axes = _figure()
+    figure, axes = make_figure()
     epochs = [row["epoch"] for row in rows]
     axes.plot(epochs, [row["loss"] for row in rows], color=COLOURS[0], label="loss")
     axes.set(xlabel="epoch", ylabel="loss")
@@ -178,26 +148,9 @@ def run(rows: Rows) -> str:
             right.plot(*zip(*points, strict=True), "--", marker=".", color=COLOURS[k], label=f"{split} (right)")
     if right is not None:
         right.set_ylabel("accuracy")
-        _legend(right)
-    _legend(axes)
-    return _svg(figure)
-
-
-def _style() -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({
-        "svg.fonttype": "none", "svg.hashsalt": "hongtu", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    })  # fmt: skip
-
-
-def _figure(height: float = 3.8) -> tuple[Any, Any]:
-    import matplotlib.pyplot as plt
-
-    _style()
-    return plt.subplots(figsize=(7.6, max(height, 1.6)), layout="constrained")
+        add_legend(right)
+    add_legend(axes)
+    return to_svg(figure)
 
 
 def _logarithmic(axes: Any, which: str) -> None:
@@ -209,20 +162,3 @@ def _logarithmic(axes: Any, which: str) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(lambda number, _: f"{number:g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def _legend(axes: Any, columns: int = 2) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, ncols=columns, frameon=False)
-
-
-def _svg(figure: Any) -> str:
-    """Without the prologue, so that it can stand inside a page."""
-    import matplotlib.pyplot as plt
-
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-    text = out.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # it names hosts
-    return text[text.index("<svg") :]
