@@ -68,10 +68,17 @@ GCN = network(layer(4, trained=False), layer(3), constant_layers=1)
 GAT = network(layer(4, 3, linear=False), layer(3, 2, linear=False))
 
 
-def plan(shape: NetworkShape, strategy: str | Strategy, choice: Choice | None = None) -> ExecutionPlan:
-    """Of a model on the graph, with transfers, nothing probed."""
-    chunks = topology()
-    return make_plan(chunks, chunks.input_order, shape, get_strategy(strategy), choice=choice)
+def plan(
+    shape: NetworkShape,
+    strategy: str | Strategy,
+    choice: Choice | None = None,
+    sizes: tuple[int, int] = (2, 2),
+    schedule: np.ndarray | None = None,
+) -> ExecutionPlan:
+    """Of a model on the graph, with transfers, nothing probed; sizes: partitions and chunks."""
+    chunks = topology(*sizes)
+    order = chunks.input_order if schedule is None else schedule
+    return make_plan(chunks, order, shape, get_strategy(strategy), choice=choice)
 
 
 def named(program: Program, name: str) -> PassProgram:

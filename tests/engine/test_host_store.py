@@ -1,0 +1,73 @@
+"""Host rows by name: what is held, what is lent, how many bytes count, and rows of a CSR tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from hongtu.engine.host_store import HostStore
+from hongtu.graph.sparse_rows import PARTS
+
+V = 6
+
+
+def test_rows_count_while_they_are_held():
+    host = HostStore(V, torch.float64)
+    host.create("x", 3, zero=True)
+    assert host["x"].shape == (V, 3) and not host["x"].any() and host.rows("x", 2, 5).shape == (3, 3)
+    host.create("y", 2, zero=False)
+    host.staging(100)
+    host.staging(40)
+    host.keep_pageable("ids", torch.arange(V))
+    host.count_pageable(7)
+    assert host.peak_bytes == {"pinned host": (3 + 2) * V * 8 + 100, "pageable host": V * 8 + 7}
+    host.free("y")
+    host.reset_peak()
+    assert host.peak_bytes["pinned host"] == 3 * V * 8 + 40
+    host.staging(0)
+    host.create("z", 1, zero=False)
+    assert host.peak_bytes["pinned host"] == (3 + 1) * V * 8 and host.names() == {"x", "ids", "z"}
+    host.free_except({"x", "ids"})
+    host.reset_peak()
+    assert host.peak_bytes["pinned host"] == 3 * V * 8 and host.names() == {"x", "ids"}
+
+
+def test_what_is_not_pinned_stays_where_it_is():
+    given = torch.arange(2.0 * V, dtype=torch.float64).reshape(V, 2)
+    host = HostStore(V, torch.float64)
+    assert host.keep("x", given) is given and host.peak_bytes["pinned host"] == given.nbytes
+    host.free("x")
+    assert "x" not in host.names()
+    single = HostStore(V, torch.float32)
+    assert single.keep("x", given).dtype == torch.float32
+
+
+def test_pinned_rows_are_a_copy():
+    given = torch.ones(V, 2, dtype=torch.float64)
+    host = HostStore(V, torch.float64, torch.empty)
+    held = host.keep("x", given)
+    assert held.data_ptr() != given.data_ptr() and torch.equal(held, given)
+
+
+def test_a_name_is_held_once():
+    host = HostStore(V, torch.float32)
+    host.create("x", 1, zero=True)
+    with pytest.raises(AssertionError, match="x"):
+        host.create("x", 1, zero=True)
+    with pytest.raises(AssertionError, match="x"):
+        host.keep_pageable("x", torch.zeros(1))
+
+
+def test_rows_of_a_csr_tensor():
+    dense = np.random.default_rng(0).random((V, 5)) * (np.random.default_rng(1).random((V, 5)) < 0.5)
+    rows = scipy.sparse.csr_matrix(dense)
+    host = HostStore(V, torch.float64)
+    arrays = rows.indptr.astype(np.int64), rows.indices, rows.data
+    for part, array in zip(PARTS, arrays, strict=True):
+        host.keep_pageable(f"x {part}", torch.from_numpy(array))
+    for index in (None, np.array([0, 2], dtype=np.int32), np.array([1], dtype=np.int32), np.empty(0, dtype=np.int32)):
+        start, column, value = host.sparse_rows("x", 2, 5, index)
+        found = scipy.sparse.csr_matrix((value, column, start), shape=(len(start) - 1, 5)).toarray()
+        np.testing.assert_array_equal(found, dense[2:5] if index is None else dense[2 + index])
