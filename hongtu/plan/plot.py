@@ -10,7 +10,7 @@ from typing import Any
 from hongtu.errors import InputError
 
 COLOURS = ("#0b62a4", "#c4500b", "#2a7d3f", "#7a3f9d", "#8a6d00", "#b3243d")
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "hongtu", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.titlelocation": "left",
 }  # fmt: skip
