@@ -88,10 +88,10 @@ def command(graph: Path, folder: Path, flags: list[str]) -> dict[str, Any]:
 
 def kernels(edges: np.ndarray, vertices: int, folder: Path) -> dict[str, Any]:
     """Edges per second of the two stages alone, and the seconds of the plain counting sort."""
-    graph = build_csc(edges[0], edges[1], None, vertices)
+    graph = build_csc(edges[0], edges[1], vertices)
     chunk_start = even_blocks(graph.in_edge_start, CHUNKS)
     plain_sort(edges[:, :1000], vertices, folder)
-    sort = best(lambda: build_csc(edges[0], edges[1], None, vertices))
+    sort = best(lambda: build_csc(edges[0], edges[1], vertices))
     sets = best(lambda: neighbour_sets(chunk_start, graph.in_edge_start, graph.source))
     plain = best(lambda: plain_sort(edges, vertices, folder), 2)
     count = edges.shape[1]

@@ -78,9 +78,9 @@ def compare(options: argparse.Namespace) -> dict:
 
 def cluster(edges: np.ndarray, num_vertices: int, share: float, undirected: bool) -> np.ndarray:
     """bool [V]: one of ``1 / share`` parts of a partition."""
-    graph = csc.build_csc(edges[0], edges[1], None, num_vertices, undirected=undirected)
+    graph = csc.build_csc(edges[0], edges[1], num_vertices, undirected=undirected)
     if undirected:
-        graph = csc.Csc(*coalesce(graph.in_edge_start, graph.source, None))
+        graph = csc.Csc(*coalesce(*graph)[:2])
     everyone = np.ones(num_vertices, dtype=bool)
     name = "kaminpar" if kaminpar_installed() else "metis"
     arrays = graph.in_edge_start, graph.source

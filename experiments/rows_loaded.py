@@ -52,8 +52,8 @@ def read(path: Path, undirected: bool) -> csc.Csc:
     meta = path / "meta.json"
     nodes = json.loads(meta.read_text()).get("nodes") if meta.exists() else None
     num_vertices = int(edges.max()) + 1 if nodes is None else nodes
-    graph = csc.build_csc(edges[0], edges[1], None, num_vertices, undirected=undirected)
-    return csc.Csc(*coalesce(graph.in_edge_start, graph.source, None)) if undirected else graph
+    graph = csc.build_csc(edges[0], edges[1], num_vertices, undirected=undirected)
+    return csc.Csc(*coalesce(*graph)[:2]) if undirected else graph
 
 
 def measure(graph: csc.Csc, m: int, seed: int) -> dict:

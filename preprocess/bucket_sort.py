@@ -24,48 +24,35 @@ def in_memory(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def group_by_key(
-    pairs: list[tuple[np.ndarray, np.ndarray]],
-    weight: np.ndarray | None,
-    num_vertices: int,
-    create: Create,
-    dtype: str = "int32",
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    pairs: list[tuple[np.ndarray, np.ndarray]], num_vertices: int, create: Create, dtype: str = "int32"
+) -> tuple[np.ndarray, np.ndarray]:
     """The values of each key, in input order.
 
     Args:
-        pairs: arrays of (keys, values), each integers [E], one list after the other.
-        weight: float [E] of every pair of arrays, or None.
+        pairs: arrays of (keys, values), integers of one length, one list after the other.
         num_vertices: V; keys are from 0 to V - 1.
-        create: makes the arrays "start", "value" and "weight".
+        create: makes the arrays "start" and "value".
         dtype: of the values that are returned.
 
     Returns:
-        start int64 [V + 1], values and weights float32 (or None). Takes 6 bytes per edge beside them, 10 with
-        weights.
+        start int64 [V + 1] and values. Takes 6 bytes per edge beside them.
 
-    >>> group_by_key([(np.array([1, 0, 1]), np.array([7, 8, 9]))], None, 2, in_memory)[:2]
+    >>> group_by_key([(np.array([1, 0, 1]), np.array([7, 8, 9]))], 2, in_memory)
     (array([0, 1, 3]), array([8, 7, 9], dtype=int32))
     """
     threads, buckets = numba.get_num_threads(), (num_vertices >> BITS) + 1
-    bounds = np.linspace(0, len(pairs[0][0]), threads + 1).astype(np.int64)
-    counts = np.concatenate([_count(_rows(keys), bounds, buckets) for keys, _ in pairs])
+    bounds = [np.linspace(0, len(keys), threads + 1).astype(np.int64) for keys, _ in pairs]
+    counts = np.concatenate([_count(_rows(keys), own, buckets) for (keys, _), own in zip(pairs, bounds, strict=True)])
     total = int(counts.sum())
     ends = np.cumsum(counts.T).reshape(counts.T.shape)  # bucket by bucket, thread by thread
     at = np.ascontiguousarray((ends - counts.T).T)
-    has_weight = weight is not None
-    weights = weight if has_weight else np.empty(0, dtype=np.float32)
     local, values = np.empty(total, dtype=np.uint16), np.empty(total, dtype=dtype)
-    carried = np.empty(total if has_weight else 0, dtype=np.float32)
     for k, (keys, found) in enumerate(pairs):
-        own = at[k * threads : (k + 1) * threads]
-        _scatter(_rows(keys), _rows(found), weights, has_weight, bounds, own, local, values, carried)
+        _scatter(_rows(keys), _rows(found), bounds[k], at[k * threads : (k + 1) * threads], local, values)
     start = create("start", "int64", (num_vertices + 1,))
     sorted_value = create("value", dtype, (total,))
-    sorted_weight = create("weight", "float32", (total,)) if has_weight else None
-    bucket_start = np.concatenate([[0], ends[:, -1]]).astype(np.int64)
-    into = sorted_weight if has_weight else np.empty(0, dtype=np.float32)
-    _place(bucket_start, local, values, carried, has_weight, start, sorted_value, into)
-    return start, sorted_value, sorted_weight
+    _place(np.concatenate([[0], ends[:, -1]]).astype(np.int64), local, values, start, sorted_value)
+    return start, sorted_value
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
@@ -86,7 +73,7 @@ def _count(keys, bounds, buckets):
 
 
 @numba.njit(cache=True, parallel=True)
-def _scatter(keys, values, weight, has_weight, bounds, at, local, bucketed, carried):
+def _scatter(keys, values, bounds, at, local, bucketed):
     """To the buckets; ``at`` int64 [T, B] is where each thread writes in each."""
     mask = (1 << BITS) - 1
     for t in numba.prange(len(bounds) - 1):
@@ -97,12 +84,10 @@ def _scatter(keys, values, weight, has_weight, bounds, at, local, bucketed, carr
             next_at[bucket] = k + 1
             local[k] = keys[e] & mask
             bucketed[k] = values[e]
-            if has_weight:
-                carried[k] = weight[e]
 
 
 @numba.njit(cache=True, parallel=True)
-def _place(bucket_start, local, bucketed, carried, has_weight, start, value, weight):
+def _place(bucket_start, local, bucketed, start, value):
     num_vertices = len(start) - 1
     start[num_vertices] = bucket_start[-1]
     for b in numba.prange(len(bucket_start) - 1):
@@ -119,5 +104,3 @@ def _place(bucket_start, local, bucketed, carried, has_weight, start, value, wei
             place = at[local[k]]
             at[local[k]] = place + 1
             value[place] = bucketed[k]
-            if has_weight:
-                weight[place] = carried[k]

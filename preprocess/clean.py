@@ -8,111 +8,77 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.errors import InputError
 from hongtu.preprocess.bucket_sort import Create, in_memory
 
-Lists = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # in_edge_start int64 [V + 1], source int32, weight float32
-NO_WEIGHT = np.empty(0, dtype=np.float32)
+BLOCK = 1 << 22  # edges looked at in one step
+
+
+def without_loop(source: np.ndarray, destination: np.ndarray, num_vertices: int) -> np.ndarray:
+    """The vertices that have no self-loop, ascending, of the type of ``source``.
+
+    >>> without_loop(np.int32([0, 1, 2]), np.int32([0, 2, 1]), 3).tolist()
+    [1, 2]
+    """
+    lacking = np.ones(num_vertices, dtype=bool)
+    for lo in range(0, len(source), BLOCK):
+        part = source[lo : lo + BLOCK]
+        lacking[part[part == destination[lo : lo + BLOCK]]] = False
+    return np.flatnonzero(lacking).astype(source.dtype)
 
 
 def coalesce(
-    in_edge_start: np.ndarray, source: np.ndarray, weight: np.ndarray | None, create: Create = in_memory
-) -> Lists:
-    """In-edge lists with ascending sources, each once; the weights of equal edges are summed in float64.
+    in_edge_start: np.ndarray, source: np.ndarray, origin: np.ndarray | None = None, create: Create = in_memory
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """In-edge lists with ascending sources, each once.
 
-    The given arrays are used as room to work in.
+    Args:
+        in_edge_start, source: the lists; the sources are sorted where they are.
+        origin: integers [E] beside the sources, brought into their order; None: there are none.
+        create: makes the new lists, "start" and "value".
 
-    Raises:
-        InputError: when a sum overflows float32.
+    Returns:
+        the new lists, int64 [V + 1] and int32 [A], and bool [E]: whether a sorted source differs from the one before.
 
-    >>> coalesce(np.array([0, 3]), np.int32([2, 0, 2]), np.float32([1, 5, 3]))
-    (array([0, 2]), array([0, 2], dtype=int32), array([5., 4.], dtype=float32))
+    >>> origin = np.int32([0, 1, 2])
+    >>> [array.tolist() for array in (*coalesce(np.array([0, 3]), np.int32([2, 0, 2]), origin), origin)]
+    [[0, 2], [0, 2], [True, True, False], [1, 0, 2]]
     """
-    has_weight = weight is not None
-    kept, overflow = _coalesce(in_edge_start, source, weight if has_weight else NO_WEIGHT, has_weight)
-    if overflow:
-        raise InputError("edge_weight: the sum over duplicate edges overflows float32; scale the weights down")
-    return _copied(in_edge_start, kept, source, weight, np.zeros(len(kept), dtype=np.bool_), create)
-
-
-def add_self_loops(
-    in_edge_start: np.ndarray, source: np.ndarray, weight: np.ndarray | None, create: Create = in_memory
-) -> Lists:
-    """A self-loop of weight 1 after the in-edges of each vertex that has none.
-
-    >>> add_self_loops(np.array([0, 1, 2]), np.int32([0, 0]), None)[:2]
-    (array([0, 1, 3]), array([0, 0, 1], dtype=int32))
-    """
-    lacking = _without_loop(in_edge_start, source)
-    return _copied(in_edge_start, np.diff(in_edge_start), source, weight, lacking, create)
-
-
-def _copied(in_edge_start, kept, source, weight, loop, create) -> Lists:
-    """The first ``kept`` edges of every list, and where ``loop`` says so a self-loop after them."""
+    first = np.empty(len(source), dtype=np.bool_)
+    kept = _sort(in_edge_start, source, np.empty(0, dtype=np.int32) if origin is None else origin, first)
     start = create("start", "int64", in_edge_start.shape)
     start[0] = 0
-    np.cumsum(kept + loop, out=start[1:])
-    has_weight = weight is not None
-    new_source = create("value", "int32", (int(start[-1]),))
-    new_weight = create("weight", "float32", new_source.shape) if has_weight else None
-    given, into = (weight, new_weight) if has_weight else (NO_WEIGHT, NO_WEIGHT)
-    _copy(in_edge_start, kept, source, given, has_weight, loop, start, new_source, into)
-    return start, new_source, new_weight
+    np.cumsum(kept, out=start[1:])
+    merged = create("value", "int32", (int(start[-1]),))
+    _compact(in_edge_start, source, first, start, merged)
+    return start, merged, first
 
 
 @numba.njit(cache=True, parallel=True)
-def _coalesce(in_edge_start, source, weight, has_weight):
-    """Each list sorted and merged at its own front; how many are left of each, and whether a sum overflows."""
+def _sort(in_edge_start, source, origin, first):
+    """Fills ``first``; how many of each list are."""
     kept = np.zeros(len(in_edge_start) - 1, dtype=np.int64)
-    overflow = np.zeros(len(in_edge_start) - 1, dtype=np.bool_)
-    largest = np.float64(np.finfo(np.float32).max)
     for v in numba.prange(len(in_edge_start) - 1):
-        first, end = in_edge_start[v], in_edge_start[v + 1]
-        if first == end:
-            continue
-        if has_weight:
-            order = np.argsort(source[first:end], kind="mergesort")  # stable: sums in input order
-            sources, weights = source[first:end][order], weight[first:end][order]
+        lo, hi = in_edge_start[v], in_edge_start[v + 1]
+        if len(origin) > 0:
+            order = np.argsort(source[lo:hi], kind="mergesort")  # stable: input order
+            origin[lo:hi] = origin[lo:hi][order]
+            source[lo:hi] = source[lo:hi][order]
         else:
-            sources, weights = np.sort(source[first:end]), weight
-        at = first - 1
-        total = 0.0
-        for k in range(end - first):
-            if k == 0 or sources[k] != sources[k - 1]:
-                at += 1
-                source[at] = sources[k]
-                total = 0.0
-            if has_weight:
-                total += np.float64(weights[k])
-                weight[at] = total
-                # a sum is complete where the next source is another
-                if (k + 1 == end - first or sources[k + 1] != sources[k]) and abs(total) > largest:
-                    overflow[v] = True
-        kept[v] = at + 1 - first
-    return kept, overflow.any()
+            source[lo:hi] = np.sort(source[lo:hi])
+        for e in range(lo, hi):
+            first[e] = e == lo or source[e] != source[e - 1]
+            kept[v] += first[e]
+    return kept
 
 
 @numba.njit(cache=True, parallel=True)
-def _without_loop(in_edge_start, source):
-    lacking = np.ones(len(in_edge_start) - 1, dtype=np.bool_)
-    for v in numba.prange(len(in_edge_start) - 1):
+def _compact(in_edge_start, source, first, start, merged):
+    for v in numba.prange(len(start) - 1):
+        k = start[v]
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            if source[e] == v:
-                lacking[v] = False
-    return lacking
-
-
-@numba.njit(cache=True, parallel=True)
-def _copy(in_edge_start, kept, source, weight, has_weight, loop, start, new_source, new_weight):
-    for v in numba.prange(len(kept)):
-        for k in range(kept[v]):
-            new_source[start[v] + k] = source[in_edge_start[v] + k]
-            if has_weight:
-                new_weight[start[v] + k] = weight[in_edge_start[v] + k]
-        if loop[v]:
-            new_source[start[v + 1] - 1] = v
-            if has_weight:
-                new_weight[start[v + 1] - 1] = 1.0
+            if first[e]:
+                merged[k] = source[e]
+                k += 1
 
 
 def normalize_rows(block: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ Legend: V vertices, E edges, T threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -13,45 +13,43 @@ import numpy as np
 from hongtu.preprocess.bucket_sort import Create, group_by_key, in_memory
 
 
-@dataclass(frozen=True)
-class Csc:
+class Csc(NamedTuple):
     """In-edges of every vertex.
 
     Attributes:
         in_edge_start: int64 [V + 1].
         source: int32 [E].
-        weight: float32 [E] or None.
     """
 
     in_edge_start: np.ndarray
     source: np.ndarray
-    weight: np.ndarray | None
 
 
 def build_csc(
     source: np.ndarray,
     destination: np.ndarray,
-    weight: np.ndarray | None,
     num_vertices: int,
     *,
     undirected: bool = False,
+    loops: np.ndarray | None = None,
     create: Create = in_memory,
 ) -> Csc:
-    """A stable counting sort of the edges by destination; ``undirected`` adds the reverse of every edge after them all.
+    """A stable counting sort of the edges by destination; ``undirected`` adds the reverse of every edge after them all,
+    and then come self-loops of the vertices ``loops``.
 
     >>> # five vertices; edges 3->1, 0->2, 4->1, 3->0, 0->4
-    >>> csc = build_csc(np.int32([3, 0, 4, 3, 0]), np.int32([1, 2, 1, 0, 4]), None, 5)
+    >>> csc = build_csc(np.int32([3, 0, 4, 3, 0]), np.int32([1, 2, 1, 0, 4]), 5, loops=np.int32([0]))
     >>> csc.in_edge_start.tolist(), csc.source.tolist()
-    ([0, 1, 3, 4, 4, 5], [3, 3, 4, 0, 0])
+    ([0, 2, 4, 5, 5, 6], [3, 0, 3, 4, 0, 0])
     """
-    pairs = [(destination, source)] + ([(source, destination)] if undirected else [])
-    return Csc(*group_by_key(pairs, weight, num_vertices, create))
+    pairs = [(destination, source), *([(source, destination)] if undirected else [])]
+    return Csc(*group_by_key(pairs + ([] if loops is None else [(loops, loops)]), num_vertices, create))
 
 
 def renumber(csc: Csc, original_id: np.ndarray, create: Create = in_memory) -> Csc:
     """The same graph where vertex v is what was vertex ``original_id[v]``; each in-edge list keeps its order.
 
-    >>> csc = Csc(np.array([0, 1, 1, 3]), np.int32([2, 0, 1]), None)  # 2->0, 0->2, 1->2
+    >>> csc = Csc(np.array([0, 1, 1, 3]), np.int32([2, 0, 1]))  # 2->0, 0->2, 1->2
     >>> new = renumber(csc, np.int32([2, 0, 1]))  # the new vertex 0 was vertex 2
     >>> new.in_edge_start.tolist(), new.source.tolist()
     ([0, 2, 3, 3], [1, 2, 0])
@@ -62,13 +60,8 @@ def renumber(csc: Csc, original_id: np.ndarray, create: Create = in_memory) -> C
     start[0] = 0
     np.cumsum(np.diff(csc.in_edge_start)[original_id], out=start[1:])
     source = create("value", "int32", csc.source.shape)
-    has_weight = csc.weight is not None
-    weight = create("weight", "float32", csc.weight.shape) if has_weight else None
-    none = np.empty(0, dtype=np.float32)
-    given, into = (csc.weight, weight) if has_weight else (none, none)
-    bounds = even_blocks(start, BLOCKS * numba.get_num_threads())
-    _renumber(csc.in_edge_start, csc.source, given, has_weight, original_id, new_id, bounds, start, source, into)
-    return Csc(start, source, weight)
+    _renumber(*csc, original_id, new_id, even_blocks(start, BLOCKS * numba.get_num_threads()), start, source)
+    return Csc(start, source)
 
 
 BLOCKS = 8  # of vertices, per thread
@@ -87,13 +80,13 @@ def even_blocks(in_edge_start: np.ndarray, blocks: int) -> np.ndarray:
 
 def degrees(csc: Csc) -> tuple[np.ndarray, np.ndarray]:
     """In-degree and out-degree, int64 [V]."""
-    return np.diff(csc.in_edge_start), _out_degree(csc.source, len(csc.in_edge_start) - 1)
+    return np.diff(csc.in_edge_start), np.bincount(csc.source, minlength=len(csc.in_edge_start) - 1)
 
 
 def statistics(csc: Csc) -> dict[str, int]:
     """Counts for the manifest: repeated edges (beyond the first), self-loops, vertices without an edge to another."""
     bounds = even_blocks(csc.in_edge_start, numba.get_num_threads())
-    duplicates, loops, isolated = _statistics(csc.in_edge_start, csc.source, bounds)
+    duplicates, loops, isolated = _statistics(*csc, bounds)
     return {
         "duplicate_edges": int(duplicates),
         "self_loops": int(loops),
@@ -103,23 +96,13 @@ def statistics(csc: Csc) -> dict[str, int]:
 
 
 @numba.njit(cache=True, parallel=True)
-def _renumber(in_edge_start, source, weight, has_weight, original_id, new_id, bounds, start, new_source, new_weight):
+def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
     for block in numba.prange(len(bounds) - 1):
         for v in range(bounds[block], bounds[block + 1]):
             k = start[v]
             for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
                 new_source[k] = new_id[source[e]]
-                if has_weight:
-                    new_weight[k] = weight[e]
                 k += 1
-
-
-@numba.njit(cache=True)
-def _out_degree(source, num_vertices):
-    degree = np.zeros(num_vertices, dtype=np.int64)
-    for e in range(len(source)):
-        degree[source[e]] += 1
-    return degree
 
 
 @numba.njit(cache=True, parallel=True)

@@ -34,6 +34,7 @@ from hongtu.preprocess import (
 from hongtu.preprocess.workspace import Workspace
 
 SPLITS = ("train", "val", "test")
+BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
 
 def preprocess_directory(
@@ -165,12 +166,12 @@ def _run(
         n, e = config.resolve_chunks(raw["vertices"]), raw["input_edges"]
         partitioner = _plan(raw, config, work)
         graph = work.stage("csc", lambda: _csc(raw, config, work), e)
-        work.drop("edges", "edge_weight")
+        work.drop("edges")
         in_edges = (graph.get("start"), graph.get("source"))  # dropped where a later stage is finished
         parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config), e)
         ordered = work.stage("order", lambda: _order(in_edges, parts["part"], n, config, work), e)
         new = work.stage("renumber", lambda: _renumber(graph, ordered["original_id"], work), e)
-        work.drop("csc_start", "csc_source", "csc_weight", "csc_origin_start", "csc_origin")
+        work.drop("csc_source")
         sets = work.stage("chunks", lambda: _chunks(ordered["chunk_start"], new, work), e)
         work.drop("new_source")
         sources = (sets["source_start"], sets["sources"])
@@ -181,7 +182,11 @@ def _run(
         if files is not None and files() != given:
             raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
-        shape = {"edges": len(sets["local_source"]), "feature_width": written["width"], "weighted": "weight" in new}
+        shape = {
+            "edges": len(sets["local_source"]),
+            "feature_width": written["width"],
+            "weighted": "edge_weight" in raw,
+        }
         shape |= {key: count for key, count in written.items() if key == "sparse_numbers"}
         if "edge_types" in raw:
             shape["edge_types"] = raw["edge_types"]
@@ -205,45 +210,29 @@ def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str
 
 
 def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
-    """In-edges by destination, as the flags want them, and features made of degrees or at random."""
+    """In-edges by destination, as the flags want them, where they come from, and features made of degrees or at
+    random."""
     source, destination = raw["edges"]
-    weight = raw.get("edge_weight")
-    if weight is not None and weight.dtype not in (np.float32, np.float64):
-        weight = weight.astype(np.float32)
-    final = work.maker(start="csc_start", value="csc_source", weight="csc_weight")
-    changed = config.undirected or config.self_loops
-    first = work.maker(start="first_start", value="first_source", weight="first_weight") if changed else final
-    graph = csc.build_csc(source, destination, weight, raw["vertices"], undirected=config.undirected, create=first)
-    found = _origins(raw, graph.source, config, work)
+    given = source, destination, raw["vertices"]
+    loops = clean.without_loop(*given) if config.self_loops else None
+    final, first = work.maker(start="csc_start", value="csc_source"), work.maker(start="all_start", value="all_source")
+    how: dict[str, Any] = {"undirected": config.undirected, "loops": loops}
+    graph = csc.build_csc(*given, **how, create=first if config.undirected else final)
+    found = {}
+    if any(name in raw for name in BESIDE_EDGES):
+        create = work.maker(start="all_start", value="csc_origin")
+        found["origin"] = edge_rows.sort_origins(*given, **how, create=create)
     if config.undirected:
-        second = work.maker(start="second_start", value="second_source", weight="second_weight")
-        merged = clean.coalesce(graph.in_edge_start, graph.source, graph.weight, second if config.self_loops else final)
+        *merged, is_first = clean.coalesce(*graph, found.get("origin"), final)
         graph = csc.Csc(*merged)
-    if config.self_loops:
-        graph = csc.Csc(*clean.add_self_loops(graph.in_edge_start, graph.source, graph.weight, final))
-    work.drop(*(f"{when}_{array}" for when in ("first", "second") for array in ("start", "source", "weight")))
+        if "origin" in found:
+            found["group_start"] = np.append(np.flatnonzero(is_first), len(is_first))
+    work.drop("all_start", "all_source")
     found |= {"start": graph.in_edge_start, "source": graph.source}
-    if graph.weight is not None:
-        found["weight"] = graph.weight
     if config.features and not config.embedding:
         made = work.maker(features="made_features")
         found["features"] = read.synthesize_features(config.features, *csc.degrees(graph), config.seed, made)
     return {**found, "statistics": {"input_edges": len(source), **csc.statistics(graph)}}
-
-
-def _origins(raw: dict[str, Any], unmerged_source: np.ndarray, config: PreprocessConfig, work: Workspace) -> dict:
-    """What edge features and types are ordered by, where there are any."""
-    if "edge_features" not in raw and "edge_type" not in raw:
-        return {}
-    create = work.maker(start="csc_origin_start", value="csc_origin")
-    source, destination = raw["edges"]
-    start, origin = edge_rows.sort_origins(
-        source, destination, raw["vertices"], undirected=config.undirected, create=create
-    )
-    found = {"origin_start": start, "origin": origin}
-    if config.undirected:
-        found["origin_first"] = edge_rows.group_equal(start, unmerged_source, origin)
-    return found
 
 
 def _partition(
@@ -267,24 +256,12 @@ def _order(in_edges, part: np.ndarray, chunks: int, config: PreprocessConfig, wo
 
 
 def _renumber(graph: dict[str, Any], original_id: np.ndarray, work: Workspace) -> dict[str, Any]:
-    old = csc.Csc(graph["start"], graph["source"], graph.get("weight"))
-    create = work.maker(start="in_edge_start", value="new_source", weight="edge_weight")
-    new = csc.renumber(old, original_id, create)
-    found = {"start": new.in_edge_start, "source": new.source}
-    if new.weight is not None:
-        found["weight"] = new.weight
-    if "origin" in graph:
-        lists = graph["origin_start"], graph["origin"], graph.get("origin_first")
-        create = work.maker(origin="new_origin")
-        origin, group_start = edge_rows.renumber_origins(*lists, original_id, new.in_edge_start, create)
-        found["origin"] = origin
-        if group_start is not None:
-            found["group_start"] = group_start
-    return found
+    create = work.maker(start="in_edge_start", value="new_source")
+    return csc.renumber(csc.Csc(graph["start"], graph["source"]), original_id, create)._asdict()
 
 
 def _chunks(chunk_start: np.ndarray, graph: dict[str, Any], work: Workspace) -> dict[str, Any]:
-    found = chunks.neighbour_sets(chunk_start, graph["start"], graph["source"], work.maker())
+    found = chunks.neighbour_sets(chunk_start, graph["in_edge_start"], graph["source"], work.maker())
     return {"source_start": work.put("source_start", found[0]), "sources": found[1], "local_source": found[2]}
 
 
@@ -312,11 +289,13 @@ def _write(
     work: Workspace,
 ) -> dict[str, Any]:
     """Everything that belongs to vertices and lies beside edges, in new order."""
-    for name, dtype in (("edge_features", "float32"), ("edge_type", "int32")):
-        if name in raw:
-            into = work.maker()(name, dtype, (int(new["start"][-1]), *raw[name].shape[1:]))
-            show = partial(work.progress.within, "write")
-            edge_rows.copy_edge_rows(raw[name], new["origin"], new.get("group_start"), into, show)
+    if "origin" in graph:
+        lists = graph["origin"], graph.get("group_start"), graph["start"], new["in_edge_start"], original_id
+        edges = edge_rows.EdgeOrder(*lists)
+        for name, dtype in BESIDE_EDGES.items():
+            if name in raw:
+                into = work.maker()(name, dtype, (int(lists[3][-1]), *raw[name].shape[1:]))
+                edge_rows.copy_edge_rows(name, raw[name], edges, into, partial(work.progress.within, "write"))
     for name in ("labels", "train_mask", "val_mask", "test_mask"):
         work.put(name, raw[name][original_id])
     for name in ("vertex_id", "name_start", "name_text"):  # by original number

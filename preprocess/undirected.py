@@ -20,7 +20,7 @@ def transpose(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray
     """
     destination = np.empty(source.shape, dtype=np.int32)
     _destinations(in_edge_start, destination)
-    return group_by_key([(source, destination)], None, len(in_edge_start) - 1, in_memory)[:2]
+    return group_by_key([(source, destination)], len(in_edge_start) - 1, in_memory)
 
 
 def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.errors import InputError
-from hongtu.preprocess.clean import add_self_loops, coalesce, normalize_rows
+from hongtu.preprocess.clean import coalesce, normalize_rows, without_loop
 from hongtu.preprocess.csc import build_csc
+from hongtu.preprocess.edge_rows import EdgeOrder, copy_edge_rows, sort_origins
 
 
 @st.composite
@@ -18,60 +19,60 @@ def weighted_graphs(draw):
     return num_vertices, np.array(pairs, dtype=np.int64).reshape(-1, 2).T, np.array(weights, dtype=np.float32)
 
 
-def lists(edges, weight, num_vertices, undirected=False):
-    csc = build_csc(*edges, weight, num_vertices, undirected=undirected)
-    return csc.in_edge_start, csc.source, csc.weight
-
-
-def flat(start, source, weight):
-    """source, destination and weight of every edge, by destination."""
-    return source, np.repeat(np.arange(len(start) - 1), np.diff(start)), weight
-
-
 def dense(source, destination, weight, num_vertices):
     matrix = np.zeros((num_vertices, num_vertices))
     np.add.at(matrix, (source, destination), 1 if weight is None else weight)
     return matrix
 
 
+def weights_of(lists, first, origin, weight):
+    """Of the edges of lists in their own order, by the origins that were sorted beside them."""
+    start = lists[0]
+    group_start = None if first is None else np.append(np.flatnonzero(first), len(first))
+    order = EdgeOrder(origin, group_start, start, start, np.arange(len(start) - 1))
+    found = np.empty(int(start[-1]), np.float32)
+    copy_edge_rows("edge_weight", weight, order, found)
+    return found
+
+
 @given(weighted_graphs())
-def test_undirected_sums_weights(graph):
+def test_undirected_keeps_each_pair_once_and_sums_weights(graph):
     num_vertices, edges, weight = graph
     matrix = dense(*edges, weight, num_vertices)
-    source, destination, summed = flat(*coalesce(*lists(edges, weight, num_vertices, undirected=True)))
+    lists = build_csc(*edges, num_vertices, undirected=True)
+    origin = sort_origins(*edges, num_vertices, undirected=True)
+    alone = coalesce(lists.in_edge_start, lists.source.copy())
+    start, source, first = coalesce(*lists, origin)
+    assert np.array_equal(alone[1], source) and np.array_equal(alone[2], first)
+    destination = np.repeat(np.arange(num_vertices), np.diff(start))
     key = destination.astype(int) * num_vertices + source
     assert (np.diff(key) > 0).all()  # sorted, each pair once
+    summed = weights_of((start, source), first, origin, weight)
     assert np.array_equal(dense(source, destination, summed, num_vertices), matrix + matrix.T)
     assert set(key.tolist()) == {d * num_vertices + s for a, b in edges.T.tolist() for s, d in ((a, b), (b, a))}
 
 
 @given(weighted_graphs())
-def test_undirected_without_weights_keeps_each_pair_once(graph):
-    num_vertices, edges, _ = graph
-    matrix = dense(*edges, None, num_vertices)
-    source, destination, weight = flat(*coalesce(*lists(edges, None, num_vertices, undirected=True)))
-    assert weight is None
-    assert np.array_equal(dense(source, destination, None, num_vertices), (matrix + matrix.T) > 0)
-
-
-@given(weighted_graphs())
 def test_self_loops_are_added_where_there_is_none(graph):
     num_vertices, edges, weight = graph
-    given_lists = lists(edges, weight, num_vertices)
-    start, source, new = add_self_loops(*given_lists)
+    plain, loops = build_csc(*edges, num_vertices), without_loop(*edges, num_vertices)
     had = set(edges[0][edges[0] == edges[1]].tolist())
+    assert loops.tolist() == [v for v in range(num_vertices) if v not in had]
+    lists = build_csc(*edges, num_vertices, loops=loops)
+    old = weights_of(plain, None, sort_origins(*edges, num_vertices), weight)
+    new = weights_of(lists, None, sort_origins(*edges, num_vertices, loops=loops), weight)
     for v in range(num_vertices):
-        before = slice(given_lists[0][v], given_lists[0][v + 1])
-        found = slice(start[v], start[v + 1])
-        assert source[found].tolist() == given_lists[1][before].tolist() + ([] if v in had else [v])
-        assert new[found].tolist() == given_lists[2][before].tolist() + ([] if v in had else [1])
+        before = slice(*plain.in_edge_start[v : v + 2])
+        found = slice(*lists.in_edge_start[v : v + 2])
+        assert lists.source[found].tolist() == plain.source[before].tolist() + ([] if v in had else [v])
+        assert new[found].tolist() == old[before].tolist() + ([] if v in had else [1])
 
 
-def test_coalesce_refuses_an_overflow():
-    most = np.full(2, 3e38, dtype=np.float32)
-    with pytest.raises(InputError, match="overflows float32"):
-        coalesce(np.array([0, 2]), np.zeros(2, np.int32), most)
-    summed = coalesce(np.array([0, 3]), np.zeros(3, np.int32), np.float32([3e38, 3e38, -3e38]))[2]
+def test_sums_of_weights_refuse_an_overflow():
+    lists, first, origin = (np.array([0, 1]), np.zeros(1, np.int32)), np.array([True, False, False]), np.arange(3)
+    with pytest.raises(InputError, match="edge_weight: the sum over duplicate edges overflows float32"):
+        weights_of(lists, first[:2], origin[:2], np.full(2, 3e38, dtype=np.float32))
+    summed = weights_of(lists, first, origin, np.float32([3e38, 3e38, -3e38]))
     assert summed.tolist() == [np.float32(3e38)]  # only the whole sum counts, in float64
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hongtu.preprocess.bucket_sort import BITS
 from hongtu.preprocess.csc import build_csc, degrees, renumber, statistics
+from hongtu.preprocess.edge_rows import sort_origins
 from hongtu.preprocess.undirected import transpose
 
 
@@ -19,37 +20,34 @@ def edge_lists(draw):
 
 
 def in_edges(csc, v):
-    """(source, weight) of the in-edges of v, in order."""
-    span = slice(csc.in_edge_start[v], csc.in_edge_start[v + 1])
-    weights = [None] * (span.stop - span.start) if csc.weight is None else csc.weight[span].tolist()
-    return list(zip(csc.source[span].tolist(), weights, strict=True))
+    """Sources of the in-edges of v, in order."""
+    return csc.source[csc.in_edge_start[v] : csc.in_edge_start[v + 1]].tolist()
 
 
 @given(edge_lists())
 def test_input_order_is_kept_within_a_destination(graph):
     num_vertices, source, destination = graph
-    weight = np.arange(len(source), dtype=np.float32)  # the edge's position in the input
-    csc = build_csc(source, destination, weight, num_vertices)
+    csc, origin = build_csc(source, destination, num_vertices), sort_origins(source, destination, num_vertices)
+    assert np.array_equal(csc.source, source[origin])
     for v in range(num_vertices):
-        assert in_edges(csc, v) == [(s, w) for s, d, w in zip(source, destination, weight, strict=True) if d == v]
+        assert in_edges(csc._replace(source=origin), v) == np.flatnonzero(destination == v).tolist()
 
 
-@given(edge_lists(), st.randoms(use_true_random=False), st.booleans())
-def test_renumber_keeps_every_in_edge_list(graph, random, weighted):
+@given(edge_lists(), st.randoms(use_true_random=False))
+def test_renumber_keeps_every_in_edge_list(graph, random):
     num_vertices, source, destination = graph
-    weight = np.arange(len(source), dtype=np.float32) if weighted else None
-    csc = build_csc(source, destination, weight, num_vertices)
+    csc = build_csc(source, destination, num_vertices)
     original_id = np.array(random.sample(range(num_vertices), num_vertices), dtype=np.int32)
     new = renumber(csc, original_id)
     for v in range(num_vertices):
-        assert [(original_id[s], w) for s, w in in_edges(new, v)] == in_edges(csc, original_id[v])
+        assert original_id[in_edges(new, v)].tolist() == in_edges(csc, original_id[v])
 
 
 @given(edge_lists())
 def test_statistics(graph):
     num_vertices, source, destination = graph
     pairs = list(zip(source.tolist(), destination.tolist(), strict=True))
-    csc = build_csc(source, destination, None, num_vertices)
+    csc = build_csc(source, destination, num_vertices)
     counts = statistics(csc)
     linked = {v for s, d in pairs if s != d for v in (s, d)}
     assert counts == {
@@ -66,7 +64,7 @@ def test_statistics(graph):
 @pytest.mark.parametrize("num_vertices", [1, 5])
 def test_no_edges(num_vertices):
     none = np.empty(0, dtype=np.int32)
-    csc = renumber(build_csc(none, none, None, num_vertices), np.arange(num_vertices, dtype=np.int32)[::-1].copy())
+    csc = renumber(build_csc(none, none, num_vertices), np.arange(num_vertices, dtype=np.int32)[::-1].copy())
     assert csc.in_edge_start.tolist() == [0] * (num_vertices + 1) and len(csc.source) == 0
     assert statistics(csc)["isolated_vertices"] == num_vertices
 
@@ -78,13 +76,11 @@ def test_more_vertices_than_a_bucket_holds():
     borders = np.array([0, 1, (1 << BITS) - 1, 1 << BITS, (2 << BITS) - 1, 2 << BITS, num_vertices - 1])
     source = rng.integers(0, num_vertices, 5000)
     destination = np.where(rng.random(5000) < 0.5, rng.choice(borders, 5000), rng.integers(0, num_vertices, 5000))
-    weight = rng.standard_normal(5000)
     for dtype in (np.int32, np.int64):
-        csc = build_csc(source.astype(dtype), destination.astype(dtype), weight, num_vertices)
+        csc = build_csc(source.astype(dtype), destination.astype(dtype), num_vertices)
         order = np.argsort(destination, kind="stable")
-        assert np.array_equal(csc.source, source[order]) and np.array_equal(
-            csc.weight, weight[order].astype(np.float32)
-        )
+        assert np.array_equal(csc.source, source[order])
+        assert np.array_equal(sort_origins(source, destination, num_vertices), order)
         assert np.array_equal(np.diff(csc.in_edge_start), np.bincount(destination, minlength=num_vertices))
         start, reader = transpose(csc.in_edge_start, csc.source)
         back = np.lexsort((destination, source))

@@ -97,8 +97,8 @@ def test_undirected_sums_what_it_merges(tmp_path, self_loops):
 
 def test_more_edges_than_int32_counts_get_wider_numbers():
     source, destination = pieces()["edges"]
-    wide = group_by_key([(destination, np.arange(60))], None, 24, in_memory, "int64")[1]
-    narrow = edge_rows.sort_origins(source, destination, 24, undirected=False)[1]
+    wide = group_by_key([(destination, np.arange(60))], 24, in_memory, "int64")[1]
+    narrow = edge_rows.sort_origins(source, destination, 24)
     assert (wide.dtype, narrow.dtype) == (np.int64, np.int32) and np.array_equal(wide, narrow)
 
 

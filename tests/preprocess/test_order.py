@@ -79,7 +79,7 @@ def test_counted_loads_are_those_of_the_plan(m, n, seed, slack):
     start, source = random_graph(seed)
     part = np.random.default_rng(seed).integers(0, m, 40).astype(np.int32)
     original_id, chunk_start, _ = order_vertices("input", start, source, part, m, n, seed=0)
-    graph = renumber(Csc(start, source, None), original_id)
+    graph = renumber(Csc(start, source), original_id)
     topology = build_topology(m, chunk_start, graph.in_edge_start, graph.source)
     schedule = np.tile(np.arange(n, dtype=np.int32), (m, 1))
     rows, capacity = count_loads(original_id, chunk_start, part, m, start, source, None)

@@ -21,7 +21,7 @@ from hongtu.preprocess.partition.streaming import SLACK
 def graph(num_vertices, num_edges, seed=0):
     rng = np.random.default_rng(seed)
     source, destination = rng.integers(0, num_vertices, (2, num_edges)).astype(np.int32)
-    csc = build_csc(source, destination, None, num_vertices)
+    csc = build_csc(source, destination, num_vertices)
     return csc.in_edge_start, csc.source
 
 
@@ -29,7 +29,7 @@ def cliques(count, size):
     """``count`` cliques, their vertices interleaved."""
     clique = np.arange(count * size) % count
     source, destination = np.nonzero(clique[:, None] == clique[None, :])
-    csc = build_csc(source.astype(np.int32), destination.astype(np.int32), None, count * size)
+    csc = build_csc(source.astype(np.int32), destination.astype(np.int32), count * size)
     return clique, csc.in_edge_start, csc.source
 
 
@@ -101,7 +101,7 @@ def test_statistics_count_stored_edges():
 def test_symmetric_neighbours(num_vertices, pairs):
     pairs = [(s % num_vertices, d % num_vertices) for s, d in pairs]
     source, destination = (np.array([pair[k] for pair in pairs], dtype=np.int32) for k in (0, 1))
-    csc = build_csc(source, destination, None, num_vertices)
+    csc = build_csc(source, destination, num_vertices)
     start, neighbour = symmetric_neighbours(csc.in_edge_start, csc.source)
     for v in range(num_vertices):
         found = neighbour[start[v] : start[v + 1]].tolist()
@@ -124,7 +124,7 @@ def communities(count, size, seed=0):
     source = rng.integers(0, num_vertices, 12 * num_vertices)
     inside = members[community[source] * size + rng.integers(0, size, len(source))]
     destination = np.where(rng.random(len(source)) < 0.9, inside, rng.integers(0, num_vertices, len(source)))
-    csc = build_csc(source.astype(np.int32), destination.astype(np.int32), None, num_vertices)
+    csc = build_csc(source.astype(np.int32), destination.astype(np.int32), num_vertices)
     return csc.in_edge_start, csc.source
 
 
@@ -141,7 +141,7 @@ def test_streaming_finds_communities_and_stays_balanced():
 def test_streaming_keeps_the_locality_of_ids():
     """A ring of vertices in order: the ranges are nearly all there is to find."""
     ring = np.arange(5000, dtype=np.int32)
-    csc = build_csc(np.roll(ring, 1), ring, None, 5000)
+    csc = build_csc(np.roll(ring, 1), ring, 5000)
     part = partition_vertices("streaming", csc.in_edge_start, csc.source, 8, train_mask=ring < 5000, seed=0)
     assert partition_statistics(part, csc.in_edge_start, csc.source, 8, ring < 5000)["edge_cut"] <= 8
 
