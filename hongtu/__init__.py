@@ -6,15 +6,11 @@ Attributes are loaded on first use: ``import hongtu`` imports neither torch nor 
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
-# Torch's and numba's OpenMP threads would otherwise spin beside one another between parallel loops: an epoch can take
-# two to four times as long. So they spin for some microseconds only, and sleep then; threads that sleep at once make
-# short operations slow, too. Set before either library loads; what the user has set stays.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+from hongtu.threads import set_wait_policy
+
+set_wait_policy()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -13,6 +13,7 @@ from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.config import nearest
 from hongtu.errors import InputError
+from hongtu.threads import shared_cores
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
 COMMANDS = (
@@ -54,7 +55,7 @@ def program() -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        with terminable():
+        with terminable(), shared_cores:
             parser = build_parser()
             arguments = parser.parse_args(argv)
             if arguments.command is None:

@@ -23,6 +23,7 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.threads import shared_cores
 from hongtu.train.excess import SHARES, Correct, Excess
 from hongtu.train.survey.probe import probe_workspace
 from hongtu.train.survey.witness import Witness
@@ -106,6 +107,10 @@ class Runtime:
         Raises:
             DeviceOutOfMemory: when it cannot, or may not; names the budget that would do.
         """
+        with shared_cores:
+            return self._run(work)
+
+    def _run(self, work: Callable[[Engine], T]) -> T:
         if not self._whole:
             self._replace_engine(self._plan)
         thawed = any(parameter.requires_grad for parameter in self._frozen)
@@ -142,7 +147,8 @@ class Runtime:
     def _plan_with(self, correct: Correct | None) -> ExecutionPlan:
         """A plan for the model itself; it is tried on the CPU, and the engine takes it where it runs."""
         self._network.modules.cpu()
-        return self._make_plan(network=self._network, budget=self._budget, correct=correct)
+        with shared_cores:
+            return self._make_plan(network=self._network, budget=self._budget, correct=correct)
 
     def _plan_changed(self) -> ExecutionPlan:
         """A plan for what is trained now; where there is none, the model is again as the engine that runs has it."""
