@@ -8,15 +8,16 @@ fewest: no order wins on every graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.order.clusters import cluster_order
 from hongtu.preprocess.order.count import count_loads
 from hongtu.preprocess.order.cut import cut_chunks
-from hongtu.preprocess.order.recursive import kaminpar_order, recursive_order
+from hongtu.preprocess.order.recursive import recursive_order
+from hongtu.preprocess.parts import kaminpar_installed
 from hongtu.preprocess.undirected import symmetric_neighbours
 
 __all__ = ["ORDERS", "candidates", "cut_chunks", "order_vertices"]
@@ -38,8 +39,8 @@ def input_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, seed
 ORDERS: dict[str, Callable[..., np.ndarray]] = {
     "input": input_order,
     "clusters": cluster_order,
-    "recursive": recursive_order,
-    "kaminpar": kaminpar_order,
+    "recursive": partial(recursive_order, "metis"),
+    "kaminpar": partial(recursive_order, "kaminpar"),
 }
 
 

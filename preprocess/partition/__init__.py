@@ -1,4 +1,4 @@
-"""Stage 4: which device owns which vertex. A registry of pure functions, one file each.
+"""Stage 4: which device owns which vertex. A registry of pure functions.
 
 Each has the signature ``(in_edge_start, source, partitions, *, train_mask, seed) -> int32 [V]``.
 """
@@ -6,16 +6,16 @@ Each has the signature ``(in_edge_start, source, partitions, *, train_mask, seed
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.partition.balance import partition_statistics
-from hongtu.preprocess.partition.kaminpar import kaminpar_partition
-from hongtu.preprocess.partition.metis import metis_partition
 from hongtu.preprocess.partition.random import random_partition
 from hongtu.preprocess.partition.range import range_partition
 from hongtu.preprocess.partition.streaming import streaming_partition
+from hongtu.preprocess.partition.weighted import weighted_partition
+from hongtu.preprocess.parts import kaminpar_installed
 
 # the submodules `range` and `random` shadow those names in this file: no loops here
 __all__ = ["PARTITIONERS", "choose_partitioner", "partition_statistics", "partition_vertices"]
@@ -25,8 +25,8 @@ METIS_BYTES = 170  # per edge
 METIS_EDGES = 20_000_000  # beyond this many another one is the default
 
 PARTITIONERS: dict[str, Callable[..., np.ndarray]] = {
-    "metis": metis_partition,
-    "kaminpar": kaminpar_partition,
+    "metis": partial(weighted_partition, "metis"),
+    "kaminpar": partial(weighted_partition, "kaminpar"),
     "streaming": streaming_partition,
     "range": range_partition,
     "random": random_partition,

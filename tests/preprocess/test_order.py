@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hongtu.errors import InputError
 from hongtu.graph.topology import build_topology
 from hongtu.plan.cache.transfer import batch_limits, plan_transfers
-from hongtu.preprocess import kaminpar
+from hongtu.preprocess import parts
 from hongtu.preprocess.csc import Csc, renumber
 from hongtu.preprocess.order import MOST_EDGES, ORDERS, candidates, cut_chunks, order_vertices
 from hongtu.preprocess.order.count import count_loads
@@ -22,7 +22,7 @@ def random_graph(seed, num_vertices=40, num_edges=150):
 
 
 def skip_what_is_missing(name):
-    if name == "kaminpar" and not kaminpar.kaminpar_installed():
+    if name == "kaminpar" and not parts.kaminpar_installed():
         pytest.skip("kaminpar is not installed")
 
 
@@ -51,7 +51,7 @@ def test_auto_takes_the_fewest_loads():
 
 
 def test_without_kaminpar_metis_stands_in(monkeypatch):
-    monkeypatch.setattr(kaminpar, "kaminpar_installed", lambda: False)
+    monkeypatch.setattr(parts, "kaminpar_installed", lambda: False)
     monkeypatch.setattr("hongtu.preprocess.order.kaminpar_installed", lambda: False)
     graph = (*random_graph(5), np.zeros(40, dtype=np.int32), 1, 8, 0)
     with pytest.raises(InputError, match=r"pip install 'hongtu\[kaminpar\]'"):

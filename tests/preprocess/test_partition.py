@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.preprocess.csc import build_csc
-from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.partition import (
     METIS_EDGES,
     PARTITIONERS,
@@ -14,8 +13,9 @@ from hongtu.preprocess.partition import (
     partition_statistics,
     partition_vertices,
 )
-from hongtu.preprocess.partition.metis import symmetric_neighbours, vertex_weights
 from hongtu.preprocess.partition.streaming import SLACK
+from hongtu.preprocess.partition.weighted import symmetric_neighbours, vertex_weights
+from hongtu.preprocess.parts import kaminpar_installed
 
 
 def graph(num_vertices, num_edges, seed=0):

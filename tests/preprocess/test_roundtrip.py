@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import hongtu
 from hongtu.config import ORDERS
-from hongtu.preprocess.kaminpar import kaminpar_installed
 from hongtu.preprocess.partition import PARTITIONERS
+from hongtu.preprocess.parts import kaminpar_installed
 
 
 @st.composite

@@ -53,7 +53,7 @@ COMPOSERS = {"", "pipeline", "generate"}
 SHARED = {
     "blocks",
     "bucket_sort",
-    "kaminpar",
+    "parts",
     "undirected",
     "vertex_blocks",
 }  # what several stages use, no stage itself
