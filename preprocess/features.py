@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.graph.sparse_rows import positions
 from hongtu.preprocess.blocks import block_rows
 from hongtu.preprocess.bucket_sort import Create
 
@@ -67,20 +66,15 @@ def copy_sparse_rows(features: Any, original_id: np.ndarray, create: Create, *, 
         original_id: int32 [V].
         normalize: divide each row by ``max(1, its sum)``.
     """
-    count = np.diff(features.indptr)[original_id].astype(np.int64)
     start = create("feature_start", "int64", (len(original_id) + 1,))
     start[0] = 0
-    np.cumsum(count, out=start[1:])
+    np.cumsum(np.diff(features.indptr)[original_id], out=start[1:])
     column = create("feature_column", "int32", (int(start[-1]),))
     value = create("feature_value", "float32", column.shape)
-    given = features.indptr.astype(np.int64)
     for lo in range(0, len(original_id), BLOCK):
-        rows = slice(lo, lo + BLOCK)
-        part = slice(start[lo], start[min(lo + BLOCK, len(original_id))])
-        at = positions(given, original_id[rows].astype(np.int64))
-        column[part] = features.indices[at]
-        values = features.data[at].astype(np.float32)
+        rows = features[original_id[lo : lo + BLOCK]].astype(np.float32)
         if normalize:
-            row = np.repeat(np.arange(len(count[rows])), count[rows])
-            values /= np.bincount(row, values, len(count[rows])).clip(min=1).astype(np.float32)[row]
-        value[part] = values
+            sums = np.asarray(rows.sum(axis=1, dtype=np.float64)).ravel().clip(min=1)
+            rows.data /= np.repeat(sums.astype(np.float32), np.diff(rows.indptr))
+        part = slice(start[lo], start[lo] + rows.nnz)
+        column[part], value[part] = rows.indices, rows.data

@@ -78,19 +78,13 @@ def _chunk_overlap(cuts, sources, assigned, chunks, threads):
     return overlap.sum(axis=0)
 
 
-@numba.njit(cache=True)
-def _assign(overlap):
+def _assign(overlap: np.ndarray) -> np.ndarray:
     """The chunk for every batch, in turn; ties go to the lowest index."""
-    chunks = len(overlap)
-    chosen = np.empty(chunks, dtype=np.int32)
-    used = np.zeros(chunks, dtype=np.bool_)
-    for j in range(chunks):
-        best = -1
-        for c in range(chunks):
-            if not used[c] and (best < 0 or overlap[c, j] > overlap[best, j]):
-                best = c
-        used[best] = True
-        chosen[j] = best
+    left = overlap.copy()
+    chosen = np.empty(len(overlap), dtype=np.int32)
+    for j in range(len(overlap)):
+        chosen[j] = left[:, j].argmax()
+        left[chosen[j]] = -1
     return chosen
 
 
@@ -119,18 +113,11 @@ def _batch_overlap(cuts, sources, assigned, chunks, threads):
     return total + total.T
 
 
-@numba.njit(cache=True)
-def _tour(overlap):
+def _tour(overlap: np.ndarray) -> np.ndarray:
     """Phase 2: the visiting order of the batches, from batch 0; ties go to the lowest index."""
-    chunks = len(overlap)
-    tour = np.zeros(chunks, dtype=np.int64)
-    visited = np.zeros(chunks, dtype=np.bool_)
-    visited[0] = True
-    for k in range(1, chunks):
-        best = -1
-        for j in range(chunks):
-            if not visited[j] and (best < 0 or overlap[tour[k - 1], j] > overlap[tour[k - 1], best]):
-                best = j
-        visited[best] = True
-        tour[k] = best
+    left = overlap.copy()
+    tour = np.zeros(len(overlap), dtype=np.int64)
+    for k in range(1, len(overlap)):
+        left[:, tour[k - 1]] = -1
+        tour[k] = left[tour[k - 1]].argmax()
     return tour

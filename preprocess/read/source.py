@@ -158,10 +158,14 @@ def as_names(ids: np.ndarray) -> Names:
     Raises:
         ValueError: for text that is no Unicode.
     """
-    encoded = [str(name).encode() for name in ids.tolist()]
-    end = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    start = np.concatenate([[0], end[:-1]]).astype(np.int64) if encoded else end
-    return Names(np.frombuffer(b"".join(encoded), dtype=np.uint8), start, end)
+    return joined_names([str(name).encode() for name in ids.tolist()])
+
+
+def joined_names(names: list[bytes]) -> Names:
+    """Names in UTF-8, one after the other."""
+    length = np.array([len(name) for name in names], dtype=np.int64)
+    end = np.cumsum(length)
+    return Names(np.frombuffer(b"".join(names), dtype=np.uint8), end - length, end)
 
 
 def weights_of(values: np.ndarray) -> np.ndarray | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 
 from hongtu.errors import InputError
@@ -34,7 +33,7 @@ class TypedFeatures:
     def __init__(self, vertex_type: np.ndarray, parts: Sequence[np.ndarray]) -> None:
         self.vertex_type, self.parts = vertex_type, list(parts)
         self.shape = (len(vertex_type), 1 + max(part.shape[1] for part in parts))
-        self._position = _positions(vertex_type, len(parts))
+        self._position = _positions(vertex_type)
 
     def __getitem__(self, vertices: np.ndarray) -> np.ndarray:
         """float32 [B, 1 + the most columns]."""
@@ -78,12 +77,9 @@ def make_typed(vertex_type: Any, parts: Sequence[Any], names: tuple[str, Sequenc
     return TypedFeatures(kind.astype(np.int32), parts)
 
 
-@numba.njit(cache=True)
-def _positions(vertex_type, types):
-    """int32 [V], how many vertices of the same type come before each."""
-    seen = np.zeros(types, dtype=np.int32)
-    position = np.empty(len(vertex_type), dtype=np.int32)
-    for v in range(len(vertex_type)):
-        position[v] = seen[vertex_type[v]]
-        seen[vertex_type[v]] += 1
+def _positions(vertex_type: np.ndarray) -> np.ndarray:
+    """int64 [V], how many vertices of the same type come before each."""
+    order = np.argsort(vertex_type, kind="stable")
+    position, count = np.empty_like(order), np.bincount(vertex_type)
+    position[order] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
     return position
