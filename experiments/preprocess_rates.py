@@ -25,7 +25,7 @@ import numba
 import numpy as np
 
 from hongtu.bench.records import append, machine
-from hongtu.preprocess.chunks import neighbour_sets
+from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.preprocess.csc import build_csc, even_blocks
 
 APART = ("partition", "order")  # what the comparison with a counting sort leaves out

@@ -7,11 +7,14 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from hongtu.errors import InputError
+
+Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
 
 
 def open_npy(file: Path, remedy: str) -> np.ndarray:
@@ -89,3 +92,8 @@ def replace_directory(source: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.rename(source, target)
+
+
+def in_memory(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An array in memory, whatever its name."""
+    return np.empty(shape, dtype=dtype)

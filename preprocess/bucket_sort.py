@@ -8,19 +8,12 @@ Legend: V vertices, E edges, T threads, B buckets of 2 ** BITS keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numba
 import numpy as np
 
+from hongtu.files import Create
+
 BITS = 16  # of the key inside a bucket: what is left fits uint16, and 2 ** 16 counters fit the L2 cache
-
-Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
-
-
-def in_memory(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """An array in memory, whatever its name."""
-    return np.empty(shape, dtype=dtype)
 
 
 def group_by_key(

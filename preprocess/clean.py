@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, in_memory
+from hongtu.files import Create, in_memory
 
 BLOCK = 1 << 22  # edges looked at in one step
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import Create, group_by_key, in_memory
+from hongtu.files import Create, in_memory
+from hongtu.preprocess.bucket_sort import group_by_key
 
 
 class Csc(NamedTuple):

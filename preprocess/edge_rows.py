@@ -10,9 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.files import Create, in_memory
 from hongtu.graph.sparse_rows import positions
 from hongtu.preprocess.blocks import block_rows
-from hongtu.preprocess.bucket_sort import Create, group_by_key, in_memory
+from hongtu.preprocess.bucket_sort import group_by_key
 
 ADDED = -1  # the origin of a self-loop that --self-loops adds
 

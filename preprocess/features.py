@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.files import Create
 from hongtu.preprocess.blocks import block_rows
-from hongtu.preprocess.bucket_sort import Create
 
 BLOCK = 1 << 18  # rows of CSR copied in one step
 SPARSE = 4  # CSR is kept where it takes at most one part in so many of the dense rows

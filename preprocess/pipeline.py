@@ -17,9 +17,9 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import VERSION
+from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.host import available_bytes
 from hongtu.preprocess import (
-    chunks,
     clean,
     csc,
     edge_rows,
@@ -261,7 +261,7 @@ def _renumber(graph: dict[str, Any], original_id: np.ndarray, work: Workspace) -
 
 
 def _chunks(chunk_start: np.ndarray, graph: dict[str, Any], work: Workspace) -> dict[str, Any]:
-    found = chunks.neighbour_sets(chunk_start, graph["in_edge_start"], graph["source"], work.maker())
+    found = neighbour_sets(chunk_start, graph["in_edge_start"], graph["source"], work.maker())
     return {"source_start": work.put("source_start", found[0]), "sources": found[1], "local_source": found[2]}
 
 

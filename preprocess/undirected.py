@@ -8,7 +8,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hongtu.preprocess.bucket_sort import group_by_key, in_memory
+from hongtu.files import in_memory
+from hongtu.preprocess.bucket_sort import group_by_key
 
 
 def transpose(in_edge_start: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,29 +18,29 @@ FORMAT = "hongtu-artifact"
 VERSION = 1
 MANIFEST = "manifest.json"
 
-# name -> (dtypes allowed, dimensions, required)
-ARRAYS: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "original_id": (("int32",), 1, True),  # [V] original number of every new id
-    "vertex_id": (("int64",), 1, False),  # [V] the input's own id of every original number, where it is another
-    "name_start": (("int64",), 1, False),  # [V + 1] the same, where ids are text: starts in name_text
-    "name_text": (("uint8",), 1, False),  # UTF-8
-    "chunk_start": (("int64",), 1, True),  # [m * n + 1]
-    "in_edge_start": (("int64",), 1, True),  # [V + 1]
-    "source_start": (("int64",), 1, True),  # [m * n + 1]
-    "sources": (("int32",), 1, True),  # [sum |N_ij|]
-    "local_source": (("int32",), 1, True),  # [E]
-    "edge_weight": (("float32",), 1, False),  # [E]
-    "edge_features": (("float32",), 2, False),  # [E, F_e]
-    "edge_type": (("int32",), 1, False),  # [E] from 0 to the manifest's "edge_types" - 1
-    "schedule_paper": (("int32",), 2, True),  # [m, n] chunk j of partition i run in batch k (Algorithm 4)
-    "features": (("float32",), 2, False),  # [V, F], absent where training learns embeddings, or sparse as follows
-    "feature_start": (("int64",), 1, False),  # [V + 1], CSR
-    "feature_column": (("int32",), 1, False),
-    "feature_value": (("float32",), 1, False),
-    "labels": (("int64", "float32"), 0, True),  # [V] or [V, C]
-    "train_mask": (("bool",), 1, True),  # [V]
-    "val_mask": (("bool",), 1, True),  # [V]
-    "test_mask": (("bool",), 1, True),  # [V]
+# name -> (dtypes allowed, shape, required); sizes that are no letter of `check_shapes` are any
+ARRAYS: dict[str, tuple[tuple[str, ...], str, bool]] = {
+    "original_id": (("int32",), "V", True),  # original number of every new id
+    "vertex_id": (("int64",), "V", False),  # the input's own id of every original number, where it is another
+    "name_start": (("int64",), "V+1", False),  # the same, where ids are text: starts in name_text
+    "name_text": (("uint8",), "*", False),  # UTF-8
+    "chunk_start": (("int64",), "mn+1", True),
+    "in_edge_start": (("int64",), "V+1", True),
+    "source_start": (("int64",), "mn+1", True),
+    "sources": (("int32",), "*", True),  # [sum |N_ij|]
+    "local_source": (("int32",), "E", True),
+    "edge_weight": (("float32",), "E", False),
+    "edge_features": (("float32",), "E *", False),
+    "edge_type": (("int32",), "E", False),  # from 0 to the manifest's "edge_types" - 1
+    "schedule_paper": (("int32",), "m n", True),  # chunk j of partition i run in batch k (Algorithm 4)
+    "features": (("float32",), "V F", False),  # absent where training learns embeddings, or sparse as follows
+    "feature_start": (("int64",), "V+1", False),  # CSR
+    "feature_column": (("int32",), "*", False),
+    "feature_value": (("float32",), "*", False),
+    "labels": (("int64", "float32"), "V C", True),  # int64 [V] or float32 [V, C]
+    "train_mask": (("bool",), "V", True),
+    "val_mask": (("bool",), "V", True),
+    "test_mask": (("bool",), "V", True),
 }
 
 _LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}
@@ -111,7 +111,7 @@ def open_array(path: Path, name: str, entry: Any) -> np.ndarray:
     file = path / f"{name}.npy"
     if name not in ARRAYS or not isinstance(entry, dict):
         raise InputError(f"{path / MANIFEST}: unknown array {name!r}; run `hongtu preprocess` again")
-    dtypes, ndim, _ = ARRAYS[name]
+    dtypes, shape, _ = ARRAYS[name]
     if not file.is_file():
         raise InputError(f"{file}: missing; run `hongtu preprocess` again")
     if file.stat().st_size != entry.get("bytes"):
@@ -120,9 +120,10 @@ def open_array(path: Path, name: str, entry: Any) -> np.ndarray:
             "the file was truncated or changed: run `hongtu preprocess` again"
         )
     array = open_npy(file, "run `hongtu preprocess` again")
-    if str(array.dtype) not in dtypes or (ndim and array.ndim != ndim):
+    ndim = len(shape.split())
+    if str(array.dtype) not in dtypes or (name != "labels" and array.ndim != ndim):
         raise InputError(f"{file}: {array.dtype} {array.shape}, expected {' or '.join(dtypes)} with {ndim} dimensions")
-    if name == "labels" and (array.ndim == 2) != (array.dtype == np.float32):
+    if name == "labels" and array.ndim != (2 if array.dtype == np.float32 else 1):
         raise InputError(f"{file}: {array.dtype} {array.shape}, expected int64 [V] or float32 [V, C]; preprocess again")
     if list(array.shape) != entry.get("shape") or str(array.dtype) != entry.get("dtype"):
         raise InputError(f"{file}: {array.dtype} {array.shape} is not what the manifest says; preprocess again")
@@ -136,28 +137,12 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
         InputError: naming the first that does not fit.
     """
     v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
-    expected: dict[str, tuple[int, ...]] = {
-        "original_id": (v,),
-        "vertex_id": (v,),
-        "name_start": (v + 1,),
-        "chunk_start": (m * n + 1,),
-        "in_edge_start": (v + 1,),
-        "source_start": (m * n + 1,),
-        "local_source": (e,),
-        "edge_weight": (e,),
-        "edge_features": (e, *arrays["edge_features"].shape[1:]) if "edge_features" in arrays else (e,),
-        "edge_type": (e,),
-        "schedule_paper": (m, n),
-        "features": (v, manifest["feature_width"]),
-        "feature_start": (v + 1,),
-        "labels": (v, manifest["classes"]) if arrays["labels"].ndim == 2 else (v,),
-        "train_mask": (v,),
-        "val_mask": (v,),
-        "test_mask": (v,),
-    }
-    for name, shape in expected.items():
-        if name in arrays and arrays[name].shape != shape:
-            raise InputError(f"{path / name}.npy: shape {arrays[name].shape}, expected {shape} from the manifest")
+    sizes = {"V": v, "V+1": v + 1, "E": e, "m": m, "n": n, "mn+1": m * n + 1}
+    sizes |= {"F": manifest["feature_width"], "C": manifest["classes"]}
+    for name, array in arrays.items():
+        expected = tuple(sizes.get(size, found) for size, found in zip(ARRAYS[name][1].split(), array.shape))
+        if array.shape != expected:
+            raise InputError(f"{path / name}.npy: shape {array.shape}, expected {expected} from the manifest")
     for group in (("name_start", "name_text"), tuple(f"feature_{part}" for part in PARTS)):
         missing = [name for name in group if name not in arrays]
         if 0 < len(missing) < len(group):

@@ -258,8 +258,7 @@ def build_topology(
     ([3, 4, 0], [0, 2, 3], [0, 1, 0, 0, 0])
     """
     chunk_start = np.ascontiguousarray(chunk_start, dtype=np.int64)
-    edge_start = np.asarray(in_edge_start, dtype=np.int64)[chunk_start]
-    source_start, sources, local_source = neighbour_sets(edge_start, source, len(in_edge_start) - 1)
+    source_start, sources, local_source = neighbour_sets(chunk_start, in_edge_start, source)
     return Topology(
         partitions=partitions,
         chunks=(len(chunk_start) - 1) // partitions,

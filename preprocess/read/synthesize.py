@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.config import spec_width
-from hongtu.preprocess.bucket_sort import Create, in_memory
+from hongtu.files import Create, in_memory
 from hongtu.preprocess.read.graph import SPLITS
 
 BLOCK = 1 << 20  # elements made in one step

@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError, OutputError
-from hongtu.files import check_output
+from hongtu.files import Create, check_output
 from hongtu.graph.format import ARRAYS, MANIFEST
 from hongtu.graph.writer import ArtifactWriter, create_array
-from hongtu.preprocess.bucket_sort import Create
 from hongtu.preprocess.workspace.progress import Progress
 from hongtu.preprocess.workspace.watch import Watch
 

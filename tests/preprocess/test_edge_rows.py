@@ -10,8 +10,9 @@ import pytest
 import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
+from hongtu.files import in_memory
 from hongtu.preprocess import blocks, edge_rows
-from hongtu.preprocess.bucket_sort import group_by_key, in_memory
+from hongtu.preprocess.bucket_sort import group_by_key
 from tests.neutral import contents, pieces, write
 
 SMALL = ["--partitions", "2", "--chunks", "3"]

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hongtu.graph.bitmap import count_ones, lowest
 from hongtu.graph.topology import build_topology
-from hongtu.preprocess.chunks import neighbour_sets
 
 
 @given(st.integers(1, 300), st.integers(0, 400), st.integers(1, 9), st.integers(0, 1000))
@@ -18,13 +17,11 @@ def test_neighbour_sets_are_the_ascending_sources_of_every_chunk(num_vertices, n
     source = rng.integers(0, num_vertices, num_edges).astype(np.int32)
     chunk_start = np.sort(np.r_[0, rng.integers(0, num_vertices + 1, chunks - 1), num_vertices])
     topology = build_topology(1, chunk_start, start, source)
-    serial = topology.source_start, topology.sources, topology.local_source
-    for source_start, sources, local_source in (neighbour_sets(chunk_start, start, source), serial):
-        for c, (lo, hi) in enumerate(zip(start[chunk_start[:-1]], start[chunk_start[1:]], strict=True)):
-            own = sources[source_start[c] : source_start[c + 1]]
-            assert own.tolist() == np.unique(source[lo:hi]).tolist()
-            assert np.array_equal(own[local_source[lo:hi]], source[lo:hi])
-        assert len(sources) == source_start[-1] and len(local_source) == len(source)
+    for c, (lo, hi) in enumerate(zip(start[chunk_start[:-1]], start[chunk_start[1:]], strict=True)):
+        own = topology.neighbour_set(c)
+        assert own.tolist() == np.unique(source[lo:hi]).tolist()
+        assert np.array_equal(own[topology.local_source[lo:hi]], source[lo:hi])
+    assert len(topology.sources) == topology.source_start[-1] and len(topology.local_source) == len(source)
 
 
 @pytest.mark.parametrize("word", [1, 2, 3, 2**63, 2**64 - 1, 0x8000000100000000, 0xDEADBEEF12345678])
