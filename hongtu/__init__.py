@@ -1,6 +1,7 @@
 """hongtu: train GNNs on whole graphs that are larger than the memory of the devices.
 
-Attributes are loaded on first use: ``import hongtu`` imports neither torch nor numba.
+Attributes are loaded on first use: ``import hongtu`` imports neither torch nor numba. The modules beside this file are
+*the top*, which every room may use; each folder is a room, and its ``__init__`` says what it is for.
 """
 
 from __future__ import annotations

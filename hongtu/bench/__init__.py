@@ -1,4 +1,4 @@
 """The harness: systems and this machine, timed on the same artifact, and the page about it.
 
-Uses: everything beneath.
+Uses: all rooms beneath it but ``cuda_ext``.
 """

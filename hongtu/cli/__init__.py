@@ -1,4 +1,4 @@
 """The ``hongtu`` command: one file for each subcommand.
 
-Uses: everything beneath.
+Uses: all rooms beneath it but ``cuda_ext``.
 """

@@ -1,4 +1,4 @@
-"""Layers: what a vertex gives, what an edge adds up, what comes of it.
+"""Layers: transform a vertex's row, aggregate over its in-edges, update the result.
 
 Uses: the top, ``graph`` and ``kernels``.
 """

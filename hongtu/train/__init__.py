@@ -1,4 +1,4 @@
-"""From a person's model to numbers: the Trainer, its loop, snapshots and scores.
+"""The Trainer: plans a user's model, trains it, evaluates it, and saves what it learned.
 
-Uses: ``engine`` and what it uses.
+Uses: the top, ``graph``, ``kernels``, ``plan``, ``nn``, ``device``, ``model`` and ``engine``.
 """

@@ -52,7 +52,7 @@ class Trainer:
             between them; a pair of one and a header such as "x, x0 -> x" takes and gives values by name.
         loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
             with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
-            :class:`~hongtu.model.vertex_loss.LossTerm`, or a list of all these, whose weighted sum is meant; or a
+            :class:`~hongtu.model.loss_terms.LossTerm`, or a list of all these, whose weighted sum is meant; or a
             :class:`~hongtu.model.edge_loss.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "simulated": CUDA's engine and kernels on the CPU.

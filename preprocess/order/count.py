@@ -1,7 +1,7 @@
 """How many rows a step order loads from the host under lookahead, counted from a histogram of gaps.
 
 For unit rows and a fixed order of steps the fewest loads under any capacity depend only on how many rows have
-consecutive uses in steps j and k (DESIGN: orders are judged by what their plan would move). Building the histogram is
+consecutive uses in steps j and k. Building the histogram is
 O(E); evaluating a capacity is O(B^2).
 
 Legend: V vertices, E edges, m devices, B steps (batches).

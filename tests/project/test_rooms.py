@@ -33,12 +33,6 @@ MAY_IMPORT = {
     "bench": "graph kernels preprocess plan nn device model engine train",
     "cli": "graph kernels preprocess plan nn device model engine train bench",
 }
-BESIDE = {  # not yet in their rooms
-    "hongtu.bench.profile.fitting": "bench",
-    "hongtu.bench.host_load": "bench",
-    "hongtu.bench.profile.measure": "bench",
-    "hongtu.bench.profile.rates": "bench",
-}
 DOORS = {
     "hongtu",
     "hongtu.__main__",
@@ -99,8 +93,6 @@ OWN_IMPORTS = {
 def room(name: str) -> str:
     """``hongtu.plan.passes.shapes`` is in the room ``plan``, ``hongtu.errors`` in ``""``."""
     parts = name.split(".")
-    if name in BESIDE:
-        return BESIDE[name]
     return parts[1] if len(parts) > 2 or name in PACKAGES - {"hongtu"} else ""
 
 

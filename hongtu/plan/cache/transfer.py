@@ -3,7 +3,7 @@
 One plan serves both directions. Forward batch b: open intervals (owners load, then mirrors pull), compute through
 ``slot_of_source``, retire. Backward batch b: begin the intervals that retire after b (zero gradients; owners load
 and mirrors pull again where values are recomputed), compute, then mirrors push and owners flush those opening at b.
-Every mirror interval lies inside one owner interval, so the owner's row is always there (DESIGN: transfer plan).
+Every mirror interval lies inside one owner interval, so the owner's row is always there.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ NO_EDGE_DATA = EdgeData()
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """One graph layer as the planner sees it (DESIGN: transform, aggregate, update).
+    """One graph layer as the planner sees it.
 
     Attributes:
         z: columns of the exchanged rows.

@@ -1,0 +1,44 @@
+"""A kind of instruction is known everywhere: run, described, checked, and counted where it moves bytes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+
+from hongtu.engine.chunk import Chunk
+from hongtu.engine.executor import Executor
+from hongtu.plan.program import check, computing, describe, moves, predict
+from hongtu.plan.program.instruction import Instruction
+
+
+def kinds(module):
+    return [
+        x for x in vars(module).values() if inspect.isclass(x) and issubclass(x, Instruction) and x is not Instruction
+    ]
+
+
+AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.EdgeLoss)
+MOVE_NOTHING = (*AROUND, *check.STREAMS, moves.Zero, moves.Compute)
+
+
+@pytest.mark.parametrize("kind", kinds(moves))
+def test_a_move_is_run_described_and_counted(kind):
+    assert hasattr(Executor, kind.verb) and hasattr(describe.Described, kind.verb)
+    counted = {
+        case.cls.attr for case in ast.walk(ast.parse(inspect.getsource(predict))) if isinstance(case, ast.MatchClass)
+    }
+    assert (kind.__name__ in counted) != issubclass(kind, MOVE_NOTHING), "counted, or moves nothing"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds(moves) if kind not in AROUND])
+def test_a_move_of_a_batch_has_its_stream(kind):
+    """Which ``check.py`` asks for its waits."""
+    streams = check.STREAMS, check.ON_LOAD, check.ON_COMPUTE, check.ON_FLUSH
+    assert sum(issubclass(kind, on) for on in streams) == 1 or kind is moves.Fill, "Fill runs once, before every epoch"
+
+
+@pytest.mark.parametrize("kind", kinds(computing))
+def test_a_computation_is_run_and_described(kind):
+    assert hasattr(Chunk, kind.verb) and hasattr(describe.Described, kind.verb)
