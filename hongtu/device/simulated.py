@@ -40,23 +40,22 @@ class Scheduler:
     def __init__(self, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
         self._random = random.Random(seed)
         self._queues: list[Queue] = []
-        self._speed: list[float] = []
         self.ignored = ignored
         self.waits: set[str] = set()
 
     def queue(self) -> Queue:
         """A new stream."""
-        self._queues.append(Queue(self))
-        self._speed.append(SLOWEST ** self._random.random())
-        return self._queues[-1]
+        queue = Queue(self, SLOWEST ** self._random.random())
+        self._queues.append(queue)
+        return queue
 
     def until(self, moment: Moment) -> None:
         """Work until a moment has come."""
         while not moment.passed:
-            ready = [k for k, queue in enumerate(self._queues) if queue.ready]
+            ready = [queue for queue in self._queues if queue.ready]
             assert ready, "the streams wait for each other"
-            chosen = ready[0] if len(ready) == 1 else self._random.choices(ready, [self._speed[k] for k in ready])[0]
-            self._queues[chosen].step()
+            chosen = ready[0] if len(ready) == 1 else self._random.choices(ready, [queue.speed for queue in ready])[0]
+            chosen.step()
 
     def drop_all(self) -> None:
         """Forget all work, after an error."""
@@ -78,10 +77,10 @@ class Moment:
 
 
 class Queue:
-    """A stream whose work is done when the scheduler says so."""
+    """A stream whose work is done when the scheduler says so, the more often the higher its speed."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, speed: float) -> None:
+        self._scheduler, self.speed = scheduler, speed
         self._work: deque[Callable[[], object] | Moment | tuple[Moment]] = deque()
 
     def run(self, work: Callable[[], object]) -> None:

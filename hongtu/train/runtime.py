@@ -115,9 +115,8 @@ class Runtime:
             self._replace_engine(self._plan)
         thawed = any(parameter.requires_grad for parameter in self._frozen)
         if self._witness.changed() or thawed:  # since it was planned
-            plan = self._plan_changed()
-            self._frozen = self._untrained()
-            self._replace_engine(plan)
+            self._replace_engine(self._plan_changed())
+            self._frozen = self._untrained()  # last: what is stopped before is planned again
         while True:
             self._whole = False
             try:
@@ -169,8 +168,8 @@ class Runtime:
             return error.smallest
 
     def _replace_engine(self, plan: ExecutionPlan) -> None:
+        self._engine = None  # first: an engine is of the plan beside it, and the next one needs its memory
         self._plan = plan
-        self._engine = None  # before the next takes its memory
         self._whole = True
 
     def _untrained(self) -> list[nn.Parameter]:

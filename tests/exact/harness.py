@@ -1,8 +1,8 @@
 """Random trainings beside plain torch: ``python -m tests.exact.harness --cases 2000``.
 
 A case draws a graph, a model, a loss, a grain, a strategy and a budget, trains some epochs, and between them does what
-people do: settings, hooks, frozen parameters, replaced modules, interrupts, snapshots. The other side is
-torch_geometric's model on the whole graph, to which the same is done. A case is made again by its number alone.
+people do (``events.py``). The other side is torch_geometric's model on the whole graph, to which the same is done. A
+case is made again by its number alone.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import argparse
 import contextlib
 import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,28 +24,40 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import hongtu
-from hongtu.errors import InputError
-from hongtu.nn.layer import Layer
+from hongtu.errors import AnomalyError, BudgetError
+from hongtu.metrics import EpochRecord
 from tests import additions, graphs, problems, training
+from tests.exact.events import EVENTS, begin_again
 from tests.models import SIX, Model, vertex_losses
 from tests.problems import Problem
 
 EPOCHS = 4
 TOLERANCE = 1e-8  # of the largest gradient entry, in float64; a model may amplify what differs by 1e-16
 CAST = 0.1  # of the loss, under autocast
+CAST_GRADIENT = 0.3  # of the norm of all gradients
+DIVERGED = 1e5  # a gradient beyond which what comes next is rounding alone
 LOSSES = {"classes": "cross_entropy", "labels": "bce_with_logits", "numbers": "mse"}
-ROOT = str(Path(hongtu.__file__).parent)
 
 
 class Case:
-    """One random training."""
+    """One random training.
+
+    Attributes:
+        trainer, modules: the two sides.
+        done: what was done in between.
+        finite: whether both sides still have numbers.
+    """
+
+    class_weights: Tensor | None = None
+    finite = True
 
     def __init__(self, number: int) -> None:
         self.rng = np.random.default_rng([7, number])
         self.problem = self._problem()
         self.model = self._model()
         self.cast = bool(self.rng.random() < 0.06)
-        self.hooks: list[tuple[str, Callable[[Tensor], Tensor]]] = []
+        self.hooks: list[tuple[str, str, Callable[..., Any]]] = []  # kind, parameter, what is called
+        self.drops: dict[int, Any] = {}  # handles of what drops the input of a layer of the other side
         self.done: list[str] = []
         n = int(self.rng.integers(1, 5))
         m = int(self.rng.integers(1, 4))
@@ -137,7 +147,7 @@ class Case:
             return additions.linked(f"{model.name} with links", link, model)
         if how < 2 / 3:
             return self._weighted(model)
-        return model
+        return self._class_weighted(model) if self.kind == "classes" and rng.random() < 0.3 else model
 
     def _fitting(self, kinds: list[Model]) -> Model:
         """One that takes these widths: towers divide them."""
@@ -164,6 +174,17 @@ class Case:
             f"{model.name} with vertex weights", hongtu.LossTerm(name, vertex_weight=weight), whole, model
         )
 
+    def _class_weighted(self, model: Model) -> Model:
+        """With a weight per class, in a module."""
+        self.class_weights = torch.from_numpy(self.rng.uniform(0.5, 2, self.problem.classes)).float()
+        given = nn.CrossEntropyLoss(self.class_weights)
+
+        def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
+            mask, target = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
+            return nn.functional.cross_entropy(out[mask], target[mask], given.weight.double())
+
+        return additions.with_loss(f"{model.name} with class weights", given, whole, model)
+
     # ------------------------------------------------------------------------------------------------- both sides
 
     def run(self) -> None:
@@ -173,9 +194,13 @@ class Case:
             AssertionError: what differs.
         """
         for epoch in range(1 if self.cast else EPOCHS):
-            if epoch > 0 and self.rng.random() < 0.7:
-                self._event()
+            if not self.cast and self.rng.random() < (0.7 if epoch else 0.2):
+                event = EVENTS[self.rng.integers(len(EVENTS))]
+                self.done.append(event.__name__)
+                event(self)
             self._epoch()
+            if not self.finite:
+                return
         if not self.cast:
             self._predict()
 
@@ -184,16 +209,18 @@ class Case:
         loss = self._reference_loss()
         if loss.requires_grad:
             loss.backward()
-        record = self.trainer.train_epoch()
+        theirs = {name: p.grad for name, p in self.modules.named_parameters() if p.grad is not None}
+        if not all(bool(x.isfinite().all()) for x in (loss.detach(), *theirs.values())):
+            self._not_finite()
+            return
+        record = self._train()
+        mine = self.trainer.gradients()
+        assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
         if self.cast:
-            expected = float(loss.detach())
-            assert abs(record.loss - expected) <= CAST * max(1, abs(expected)), (record.loss, expected)
+            self._compare_cast(record.loss, float(loss.detach()), mine, theirs)
             return
         training.assert_counted(self.trainer, record)
         np.testing.assert_allclose(record.loss, float(loss.detach()), rtol=TOLERANCE, atol=TOLERANCE)
-        theirs = {name: p.grad for name, p in self.modules.named_parameters() if p.grad is not None}
-        mine = self.trainer.gradients()
-        assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
         largest = max((float(g.abs().max()) for g in theirs.values()), default=0.0)
         for name, gradient in theirs.items():
             off = float((mine[name] - gradient).abs().max())
@@ -201,6 +228,30 @@ class Case:
         for name, buffer in self.modules.named_buffers():
             torch.testing.assert_close(dict(self.trainer.model.named_buffers())[name], buffer, rtol=1e-8, atol=1e-8)
         self.optimizer.step()
+        self.finite = largest < DIVERGED
+
+    def _train(self) -> EpochRecord:
+        try:
+            return self.trainer.train_epoch()
+        except BudgetError as refused:  # what was changed takes more
+            assert self.done, refused
+            self.options["device_memory"] = refused.smallest
+            begin_again(self)
+            return self.trainer.train_epoch()
+
+    def _not_finite(self) -> None:
+        """What plain torch cannot compute either is refused."""
+        self.finite = False
+        self.done.append("not finite")
+        with contextlib.suppress(AnomalyError):
+            self._train()
+            raise AssertionError("not finite in plain torch alone")
+
+    def _compare_cast(self, loss: float, expected: float, mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+        assert abs(loss - expected) <= CAST * max(1, abs(expected)), (loss, expected)
+        off = sum(float((mine[name] - gradient).square().sum()) for name, gradient in theirs.items()) ** 0.5
+        size = sum(float(gradient.square().sum()) for gradient in theirs.values()) ** 0.5
+        assert off <= CAST_GRADIENT * max(size, 1e-3), f"gradients are off by {off}, their norm is {size}"
 
     def _reference_loss(self) -> Tensor:
         if self.model.loss == "mse":
@@ -237,133 +288,9 @@ class Case:
         found = mine.smooth(operator, mine.correct(operator, y, labels, mask), labels, mask)
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
 
-    # ------------------------------------------------------------------------------------------------- in between
-
-    def _event(self) -> None:
-        events = [
-            self.freeze,
-            self.thaw,
-            self.hook,
-            self.slope,
-            self.rewrite,
-            self.replace,
-            self.interrupt,
-            self.resume,
-        ]
-        event = events[self.rng.integers(len(events))]
-        self.done.append(event.__name__)
-        event()
-
-    def _both(self) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
-        theirs = dict(self.modules.named_parameters())
-        return [(name, p, theirs[name]) for name, p in self.trainer.model.named_parameters()]
-
-    def _drawn(self) -> tuple[str, nn.Parameter, nn.Parameter] | None:
-        both = self._both()
-        return both[self.rng.integers(len(both))] if both else None
-
-    def freeze(self) -> None:
-        if (drawn := self._drawn()) and sum(p.requires_grad for _, p, _ in self._both()) > 1:
-            drawn[1].requires_grad_(False)
-            drawn[2].requires_grad_(False)
-            self.hooks = [hook for hook in self.hooks if hook[0] != drawn[0]]
-
-    def thaw(self) -> None:
-        for _, mine, theirs in self._both():
-            mine.requires_grad_(True)
-            theirs.requires_grad_(True)
-
-    def hook(self) -> None:
-        drawn = self._drawn()
-        if drawn and drawn[1].requires_grad:
-            bound = float(self.rng.choice([0.001, 0.01, 1.0]))
-            hook = (lambda g: g.clamp(-bound, bound)) if self.rng.random() < 0.5 else (lambda g: 2 * g)
-            self.hooks.append((drawn[0], hook))
-            drawn[1].register_hook(hook)
-            drawn[2].register_hook(hook)
-
-    def slope(self) -> None:
-        """Another ``negative_slope`` wherever there is one."""
-        value = float(self.rng.uniform(0, 0.5))
-        theirs = dict(self.modules.named_modules())
-        for name, module in self.trainer.model.named_modules():
-            other = theirs.get(name)
-            if isinstance(getattr(module, "negative_slope", None), float) and hasattr(other, "negative_slope"):
-                module.negative_slope = other.negative_slope = value
-
-    def rewrite(self) -> None:
-        if drawn := self._drawn():
-            with torch.no_grad():
-                drawn[1].mul_(0.5).add_(0.01)
-                drawn[2].mul_(0.5).add_(0.01)
-
-    def replace(self) -> None:
-        """Another layer is refused; the old one, put back, goes on."""
-        index = next(k for k, module in enumerate(self.trainer.model) if isinstance(module, Layer))
-        before = self.trainer.model[index]
-        self.trainer.model[index] = hongtu.nn.GCNConv(3, 3)
-        with contextlib.suppress(InputError):
-            self.trainer.train_epoch()
-            raise AssertionError("another layer in the model was taken without a word")
-        self.trainer.model[index] = before
-
-    def interrupt(self) -> None:
-        """Ctrl-C at some line: the epoch counts if it was finished, and a snapshot mends what was torn."""
-        with snapshot_of(self.trainer) as path:
-            epoch, left = self.trainer.epoch, int(self.rng.integers(1, 4000))
-
-            def trace(frame: Any, event: str, arg: Any) -> Any:
-                nonlocal left
-                if not frame.f_code.co_filename.startswith(ROOT):
-                    return None
-                left -= event == "line"
-                if left == 0:
-                    raise KeyboardInterrupt
-                return trace
-
-            before = sys.gettrace()
-            sys.settrace(trace)
-            try:
-                self.trainer.train_epoch()
-            except KeyboardInterrupt:
-                self.done[-1] += " (stopped)"
-            finally:
-                sys.settrace(before)
-            if self.trainer._torn is not None or self.trainer.epoch != epoch:
-                self.trainer.load(path)
-
-    def resume(self) -> None:
-        """A new Trainer goes on from a snapshot."""
-        with snapshot_of(self.trainer) as path:
-            slopes = [getattr(module, "negative_slope", None) for module in self.trainer.model.modules()]
-            layers = self.layers()
-            for module, slope in zip(nn.ModuleList(additions_modules(layers)).modules(), slopes, strict=True):
-                if isinstance(slope, float):
-                    module.negative_slope = slope
-            self.trainer = hongtu.Trainer(self.artifact, layers, **self.options)
-            self.trainer.load(path)
-        for name, hook in self.hooks:
-            mine = dict(self.trainer.model.named_parameters())[name]
-            if mine.requires_grad:
-                mine.register_hook(hook)
-
 
 def squares(out: Tensor, target: Tensor) -> Tensor:
     return (out - target).square().mean(1)
-
-
-def additions_modules(entries: list[Any]) -> list[nn.Module]:
-    return [entry[0] if isinstance(entry, tuple) else entry for entry in entries]
-
-
-@contextlib.contextmanager
-def snapshot_of(trainer: hongtu.Trainer) -> Any:
-    folder = Path(tempfile.mkdtemp(prefix="hongtu-harness-"))
-    try:
-        trainer.save(folder / "snapshot.pt")
-        yield folder / "snapshot.pt"
-    finally:
-        shutil.rmtree(folder)
 
 
 def run_case(number: int) -> tuple[int, str, str]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 
 import hongtu
@@ -159,3 +160,27 @@ def test_a_setting_that_changes_after_an_error_is_planned_for(monkeypatch):
         trainer.model[0].p = 0.5
         found.append(trainer.train_epoch().loss)
     np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+@pytest.mark.parametrize("later", [0.7, 0.0])
+def test_every_step_takes_what_its_layer_says_now(later):
+    trainer = make([hnn.GCNConv(6, 3), hnn.APPNP(2, 0.1)])
+    trainer.train_epoch()
+    trainer.model[1].alpha = later
+    reference = nn.ModuleList([pyg.GCNConv(6, 3), pyg.APPNP(2, later)]).double()
+    reference.load_state_dict(trainer.model.state_dict())
+    problem = problems.awkward()
+    x, edges, weight = torch.from_numpy(problem.features).double(), problem.edge_index, problem.edge_weight()
+    expected = reference[1](reference[0](x, edges, weight), edges, weight)
+    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_edges_are_dropped_where_they_were_not_when_planned():
+    def with_steps(dropout):
+        torch.manual_seed(0)
+        return make([hnn.GCNConv(6, 3), hnn.APPNP(2, 0.1, dropout)])
+
+    trainer, dropped = with_steps(0.0), with_steps(0.5)
+    for hop in trainer.model[1].hops:
+        hop.edge_dropout.p = 0.5
+    assert trainer.train_epoch().loss == dropped.train_epoch().loss

@@ -1,6 +1,9 @@
-"""Ctrl-C at any line of an epoch, set-up or an evaluation: the Trainer goes on as before, or says that it cannot."""
+"""Ctrl-C at every line of an epoch, set-up, evaluation, planning anew or a load: the Trainer goes on as before, or says
+that it cannot."""
 
+import gc
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,74 +13,121 @@ import hongtu
 from hongtu.errors import InputError
 from tests import trainers
 
-ROOT = str(Path(hongtu.__file__).parent)
-EVERY = 40  # lines, for three take a second; the cases begin at different ones
+ROOT = Path(hongtu.__file__).parent
+SLICES = 10  # every line is in one of them
 
 
-def lines_of(work):
-    """Every line of hongtu that runs, once each, in order."""
-    seen = {}
+@contextmanager
+def tracing(trace):
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(work, rooms):
+    """Every line of some rooms that runs, once each, in order."""
+    seen, folders = {}, tuple(f"{ROOT / room}/" for room in rooms.split())
 
     def trace(frame, event, arg):
-        if not frame.f_code.co_filename.startswith(ROOT):
+        if not frame.f_code.co_filename.startswith(folders):
             return None
         if event == "line":
             seen.setdefault((frame.f_code, frame.f_lineno))
         return trace
 
-    sys.settrace(trace)
-    try:
+    with tracing(trace):
         work()
-    finally:
-        sys.settrace(None)
     return list(seen)
 
 
 def interrupted(work, line):
     """Do work until a line is about to run for the first time; whether it was."""
+    code, number = line
 
-    def trace(frame, event, arg):
-        if not frame.f_code.co_filename.startswith(ROOT):
-            return None
-        if event == "line" and (frame.f_code, frame.f_lineno) == line:
+    def inside(frame, event, arg):
+        if event == "line" and frame.f_lineno == number:
             raise KeyboardInterrupt
-        return trace
+        return inside
 
-    sys.settrace(trace)
     try:
-        work()
+        with tracing(lambda frame, event, arg: inside if frame.f_code is code else None):
+            work()
     except KeyboardInterrupt:
         return True
-    finally:
-        sys.settrace(None)
     return False
 
 
-def make():
+@pytest.fixture
+def few_objects():
+    """Making an engine anew collects garbage, which takes half a second where all that was imported is looked at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def make(device="cpu"):
     return hongtu.Trainer(
-        trainers.artifact(), trainers.gcn(dropout=0.3), optimizer=trainers.adam_and_step, device_memory="64KiB"
+        trainers.artifact(),
+        trainers.gcn(dropout=0.3),
+        optimizer=trainers.adam_and_step,
+        device=device,
+        device_memory="64KiB",
     )
 
 
+def thaw_and_train(trainer):
+    """Planned without a gradient of the first layer, and planned anew with it."""
+    trainer.model[0].requires_grad_(True)
+    trainer.train_epoch()
+
+
+ALL = "train engine model nn device kernels plan graph"
+WORKS = {  # what is done, on which device, and where it is stopped
+    "train": (lambda trainer, snapshot: trainer.train_epoch(), "cpu", ALL),
+    "evaluate": (lambda trainer, snapshot: trainer.evaluate(), "cpu", ALL),
+    "thaw": (lambda trainer, snapshot: thaw_and_train(trainer), "cpu", "train"),
+    "load": (lambda trainer, snapshot: trainer.load(snapshot), "cpu", ALL),
+    "streams": (lambda trainer, snapshot: trainer.train_epoch(), "simulated", "device"),
+}
+
+
+def begin(trainer, what, snapshot):
+    """As it was made, with all that is done once still to be done."""
+    trainer.load(snapshot)
+    trainer.model[0].requires_grad_(what != "thaw")
+    if what == "thaw":
+        trainer._runtime._replace_engine(trainer._runtime._plan_changed())
+        trainer._runtime._frozen = trainer._runtime._untrained()
+    trainer._runtime._whole = False
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 40, 10))
-@pytest.mark.parametrize("what", ["train_epoch", "evaluate"])
-def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_cannot(what, first, tmp_path):
-    plain, trainer = make(), make()
-    trainer.save(tmp_path / "begin.pt")
-    expected = [plain.train_epoch() for _ in range(3)]
+@pytest.mark.parametrize("first", range(SLICES))
+@pytest.mark.parametrize("what", WORKS)
+def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_cannot(
+    what, first, tmp_path, few_objects
+):
+    use, device, rooms = WORKS[what]
+    plain, trainer = make(device), make(device)
     snapshot, wrong, stopped = tmp_path / "begin.pt", [], 0
+    trainer.save(snapshot)
+    expected = [plain.train_epoch() for _ in range(3)]
 
     def work():
-        getattr(trainer, what)()
+        use(trainer, snapshot)
 
-    found = lines_of(work)
-    for line in found[first::EVERY]:
-        trainer.load(snapshot)
-        trainer._runtime._whole = False  # so that what is done once is done again
+    begin(trainer, what, snapshot)
+    found = lines_of(work, rooms)
+    for line in found[first::SLICES]:
+        begin(trainer, what, snapshot)
         place = f"{Path(line[0].co_filename).name}:{line[1]}"
         stopped += interrupted(work, line)
         try:
+            trainer.model[0].requires_grad_(True)
             record = trainer.train_epoch()
         except InputError as error:
             if "load a snapshot" not in str(error):
@@ -95,5 +145,6 @@ def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_
             wrong.append(f"{place}: counted {record.bytes}, {record.arena_bytes}")
         if torch.are_deterministic_algorithms_enabled() or not torch.is_grad_enabled():
             wrong.append(f"{place}: torch is in another mode")
-    assert stopped > 0.8 * len(found[first::EVERY]), "hardly a line was stopped at"
-    assert len(found) > 500 and not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
+    print(f"{what}, slice {first}: stopped at {stopped} of {len(found[first::SLICES])} lines")
+    assert stopped > 0.8 * len(found[first::SLICES]), "hardly a line was stopped at"
+    assert len(found) > 50 and not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)

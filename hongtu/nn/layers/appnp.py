@@ -32,23 +32,25 @@ class APPNP(NormalizedSum):
         add_self_loops = add_self_loops and normalize  # as torch_geometric
         super().__init__(add_self_loops, normalize)
         self.K, self.alpha = K, alpha
-        self.hops = nn.ModuleList(_Step(alpha, dropout, add_self_loops, normalize) for _ in range(K))
+        self.hops = nn.ModuleList(_Step(self, dropout) for _ in range(K))
 
     def expand(self) -> list[Layer]:
         return list(self.hops)
 
 
 class _Step(NormalizedSum):
-    """h_(k-1), h_0 -> h_k: the rows of h_0 stay where they are for all steps."""
+    """h_(k-1), h_0 -> h_k: the rows of h_0 stay where they are for all steps. Its owner is no submodule, it owns it."""
 
     reads_input = True
 
-    def __init__(self, alpha: float, dropout: float, add_self_loops: bool, normalize: bool) -> None:
-        super().__init__(add_self_loops, normalize)
-        self.alpha = alpha
+    def __init__(self, owner: APPNP, dropout: float) -> None:
+        super().__init__(owner.add_self_loops, owner.normalize)
+        self._owner = (owner,)
         self.edge_dropout = Dropout(dropout)
-        if dropout > 0:
-            self.reduce = None
+
+    @property
+    def reduce(self) -> str | None:  # type: ignore[override]
+        return None if self.edge_dropout.p > 0 else "sum"
 
     @property
     def combines(self) -> bool:
@@ -72,4 +74,5 @@ class _Step(NormalizedSum):
     def update(self, a: Tensor, s: Skip, start: Tensor) -> Tensor:  # type: ignore[override]
         if self.reduce is None and self.normalize:
             a = self.scale_R1() * a
-        return (1 - self.alpha) * a + self.alpha * start
+        alpha = self._owner[0].alpha
+        return (1 - alpha) * a + alpha * start
