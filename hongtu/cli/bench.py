@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--out", type=Path, metavar="FILE.jsonl", help="append a JSON line for each; those that are there already are "
         "not run again")  # fmt: skip
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
         help="measure this machine and write a profile for `hongtu plan --hardware` (default: hardware.json)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

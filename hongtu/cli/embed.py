@@ -4,59 +4,48 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
-from hongtu.cli.train import OPTIONS, make_trainer, read_options
-from hongtu.config import parse_bytes
+from hongtu.cli.build import make_trainer
+from hongtu.cli.run_options import OPTIONS, read_options
+from hongtu.cli.train_config import TrainConfig
 from hongtu.errors import InputError
+
+MODEL = ("model", "modules", "hidden", "layers", "dropout", "heads", "loss")  # of the run: what its outputs depend on
 
 
 def add_parser(subparsers: Any) -> None:
     """Register ``hongtu embed``."""
     parser = subparsers.add_parser("embed", help="write a trained model's output, or a layer's, for every vertex")
     add = parser.add_argument
-    add("artifact", metavar="ARTIFACT", help="the one that it was trained on")
-    add("run_dir", metavar="RUN", help="directory of `hongtu train --run`; its newest snapshot is used")
+    add("artifact", metavar="ARTIFACT", help="the one that it was trained on, or another with the same features")
+    add("run_dir", metavar="RUN|SNAPSHOT", help="directory of a run, whose newest snapshot is used, or a snapshot")
     add("out", metavar="OUT", help=".npy file to write: float32 [N, columns], rows in the original order")
+    add("--model", metavar="MODULE:FUNCTION", help="what makes the layers, for a run that was made from Python")
     add("--layer", type=int, metavar="K", help="1: the first layer's output, ... (default: the last: predictions)")
     add("--device", default="cpu", help="as for `train` (default: cpu)")
     add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
     add("--force", action="store_true", help="replace OUT")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Load, run once, and write."""
-    begun = read_options(Path(options.run_dir) / OPTIONS)
-    layer = begun["layers"] if options.layer is None else options.layer
-    if not 1 <= layer <= begun["layers"]:
-        raise InputError(f"--layer {layer}: expected 1 to {begun['layers']}, the layers of the run")
     check_absent(options.out, force=options.force)
+    from hongtu.train.run_directory import newest_snapshot
+
     snapshot = newest_snapshot(options.run_dir)
-    budget = None if options.device_memory is None else parse_bytes(options.device_memory)
-    fixed = {"strategy": "full", "hardware": None, "deterministic": False, "on_oom": "raise"}
-    where = {"artifact": options.artifact, "device": options.device}
-    trainer = make_trainer(argparse.Namespace(**begun, **fixed, **where), budget)
-    trainer.load(snapshot)
+    begun: dict[str, Any] = {"model": options.model} if options.model else read_options(snapshot.parent / OPTIONS)
+    where = {"artifact": options.artifact, "device": options.device, "device_memory": options.device_memory}
+    kept = {name: value for name, value in begun.items() if name in MODEL}
+    trainer = make_trainer(TrainConfig(**kept | where))
+    layers = len(trainer.model)
+    layer = layers if options.layer is None else options.layer
+    if not 1 <= layer <= layers:
+        raise InputError(f"--layer {layer}: expected 1 to {layers}, the layers of the run")
+    trainer.load_weights(snapshot)
     rows = trainer.embed(layer - 1, out=options.out)
-    print(f"{options.out}: {rows.dtype} {list(rows.shape)}, layer {layer} of {begun['layers']}, from {snapshot}")
-
-
-def newest_snapshot(path: str | os.PathLike[str]) -> Path:
-    """A snapshot as it is, or the newest of a run directory that can be read.
-
-    Raises:
-        InputError: when there is none.
-    """
-    from hongtu.train.run_directory import RunDirectory
-
-    if not Path(path).is_dir():
-        return Path(path)
-    found = RunDirectory(path).newest()
-    if found is None:
-        raise InputError(f"{path}: holds no snapshot; train with `hongtu train ... --run {path}`")
-    return found[0]
+    print(f"{options.out}: {rows.dtype} {list(rows.shape)}, layer {layer} of {layers}, from {snapshot}")
 
 
 def check_absent(path: str, *, force: bool) -> None:

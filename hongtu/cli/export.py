@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hongtu.cli.embed import check_absent, newest_snapshot
+from hongtu.cli.embed import check_absent
 from hongtu.errors import InputError, OutputError
 
 
@@ -21,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
     add("--names", choices=("pyg", "layers"), default="pyg", help="pyg: convs.0.lin.weight, as the models of "
         "torch_geometric.nn.models; layers: 0.lin.weight, as a ModuleList of the layers (default: pyg)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from hongtu.model.pyg_names import to_pyg_names
+    from hongtu.train.run_directory import newest_snapshot
     from hongtu.train.snapshot import read_snapshot
 
     check_absent(options.out, force=options.force)

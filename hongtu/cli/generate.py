@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     add("--classes", type=int, default=16, metavar="C", help="default: 16")
     add("--seed", type=int, default=0, help="default: 0")
     add("--force", action="store_true", help="replace an existing generated graph")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--verify", action="store_true", help="read every array and compare its hash")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.command is None:
                 parser.print_help()
             else:
-                arguments.run(arguments)
+                arguments.execute(arguments)
             sys.stdout.flush()
         return 0
     except SystemExit as stop:  # --help and --version

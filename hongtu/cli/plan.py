@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hongtu.cli.build import make_budget, make_layers
 from hongtu.cli.info import check_plot
-from hongtu.cli.train import add_model_arguments, make_layers
-from hongtu.config import parse_bytes
+from hongtu.cli.settings import add_settings, configure
+from hongtu.cli.train import add_source, settings_of
+from hongtu.cli.train_config import ModelConfig
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     """Register ``hongtu plan``."""
     parser = subparsers.add_parser("plan", help="say what training would move and take, without training")
-    parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
-    add_model_arguments(parser)
+    add_source(parser)
+    add_settings(parser, ModelConfig)
     add = parser.add_argument
     add("--explain", action="store_true", help="per pass, what it reads, exchanges, writes and keeps")
     add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
@@ -30,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     add("--listing", nargs="?", const="", metavar="PASS", help="print the program, or one pass of it, and nothing else")
     add("--check", action="store_true", help="read the program for faults before anything is printed")
     add("--batch", type=int, metavar="K", help="with --listing: the batch whose rows are shown (default: the first)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -46,19 +48,20 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("--batch: only --listing shows batches; give --listing, too")
     if options.listing is not None and options.json:
         raise InputError("--json: a listing is text; give --listing or --json")
-    hardware = load_hardware(options.hardware or "cpu")
+    config = configure(ModelConfig, options, settings_of(options))
+    hardware = load_hardware(config.hardware or "cpu")
     if options.plot is not None:
         check_plot(options.plot)
-    artifact = open_artifact(options.artifact)
-    budget = hardware.memory_for(artifact.topology.partitions)
-    if options.device_memory is not None:
-        budget = parse_bytes(options.device_memory)
+    artifact = open_artifact(config.artifact)
+    budget = make_budget(config, artifact, hardware)
+    if budget is None:
+        budget = hardware.memory_for(artifact.topology.partitions)
     plan = plan_model(
         artifact,
-        make_layers(options, artifact),
+        make_layers(config, artifact),
         loss=DEFAULT[artifact.task],
         device_memory=budget,
-        strategy=options.strategy,
+        strategy=config.strategy,
         hardware=hardware,
     )
     if options.check:
@@ -70,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
 
         print(list_program(compile_plan(plan), plan.shape.itemsize, options.listing or None, options.batch), end="")
         return
-    result = describe(options, artifact, plan, budget, hardware)
+    result = describe(config, artifact, plan, budget, hardware)
     if options.plot is not None:
         title = f"{artifact.path.name}: rows loaded from the host"
         Path(options.plot).write_text(traffic_chart(artifact.topology, title, plan))
@@ -83,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def describe(
-    options: argparse.Namespace, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
+    config: ModelConfig, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --json`` prints."""
     from hongtu.plan.cost.seconds import predict_seconds
@@ -96,8 +99,8 @@ def describe(
     passes = [pass_report(plan, p, hardware) for p in plan.passes.train]
     return {
         "artifact": str(artifact.path),
-        "model": {name: getattr(options, name) for name in ("model", "hidden", "layers", "dropout", "heads")},
-        "strategy": options.strategy,
+        "model": {name: getattr(config, name) for name in ("model", "hidden", "layers", "dropout", "heads")},
+        "strategy": config.strategy,
         "hardware": hardware.name,
         "device_memory": budget,
         "vertices": artifact.num_vertices,

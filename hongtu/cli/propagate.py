@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
     add("--strategy", choices=("full", "paper", "none"), default="full", help="default: full")
     add("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

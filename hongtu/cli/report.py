@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
         "`make bench`, or a file of JSON lines")  # fmt: skip
     parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="default: report.html")
     parser.add_argument("--title", help="default: the directory's name")
-    parser.set_defaults(run=run)
+    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -16,15 +16,62 @@ from hongtu.errors import InputError
 from hongtu.train.scores import scores
 
 Evaluator = Callable[[Tensor, Tensor], Any]
-Metric = Evaluator | Mapping[str, Evaluator] | None
+Metric = str | Evaluator | Mapping[str, str | Evaluator] | None
+
+
+def accuracy(out: Tensor, target: Tensor) -> float:
+    """Share of largest outputs [T, C] that are the class [T]; of multi-label [T, C], of signs that are right."""
+    right = out.argmax(dim=1) == target if target.ndim == 1 else (out > 0) == (target > 0)
+    return float(right.double().mean())
+
+
+def f1(out: Tensor, target: Tensor) -> float:
+    """Micro-averaged F1; of one class per vertex that is the accuracy."""
+    return _f1(*_yes_or_no(out, target), dims=(0, 1))
+
+
+def macro_f1(out: Tensor, target: Tensor) -> float:
+    """Mean over classes of each one's F1; a class that is neither there nor predicted counts as 0."""
+    return _f1(*_yes_or_no(out, target), dims=(0,))
+
+
+def auc(out: Tensor, target: Tensor) -> float:
+    """Area under the ROC curve: of two classes by the difference of their outputs, else the mean over classes of each
+    one against the others, over those with positives and negatives."""
+    from scipy.stats import rankdata
+
+    _, true = _yes_or_no(out, target)
+    score = (out - out.flip(1))[:, 1:] if target.ndim == 1 and out.shape[1] == 2 else out
+    true = true[:, -score.shape[1] :]
+    ranks = torch.from_numpy(rankdata(score.double().numpy(), axis=0))
+    positives = true.sum(dim=0)
+    negatives = len(true) - positives
+    wins = (ranks * true).sum(dim=0) - positives * (positives + 1) / 2
+    return float((wins / (positives * negatives))[(positives > 0) & (negatives > 0)].mean())
+
+
+def _yes_or_no(out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [T, C]: the classes that are chosen, and those that are true."""
+    if target.ndim == 2:
+        return out > 0, target > 0.5
+    classes = torch.arange(out.shape[1])
+    return out.argmax(dim=1, keepdim=True) == classes, target.unsqueeze(1) == classes
+
+
+def _f1(chosen: Tensor, true: Tensor, dims: tuple[int, ...]) -> float:
+    hits, both = (chosen & true).sum(dim=dims), chosen.sum(dim=dims) + true.sum(dim=dims)
+    return float((2 * hits.double() / both.clamp(min=1)).mean())
+
+
+NAMED: dict[str, Evaluator] = {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "auc": auc}
 
 
 class Evaluation:
     """The scores of every split.
 
     Args:
-        metric: None for the task's own (:mod:`hongtu.train.scores`); one callable; or several by name,
-            of which the first is the score that early stopping watches.
+        metric: None for the task's own (:mod:`hongtu.train.scores`); a callable, or one of ``NAMED``; or several by
+            name, of which the first is the score that early stopping watches.
         task: of the artifact.
 
     Raises:
@@ -33,13 +80,20 @@ class Evaluation:
 
     def __init__(self, metric: Metric, task: str) -> None:
         named = metric if isinstance(metric, Mapping) else {"": metric} if metric is not None else {}
-        for name, evaluator in named.items():
+        self._evaluators: dict[str, Evaluator] = {}
+        for name, given in named.items():
+            evaluator = NAMED.get(given) if isinstance(given, str) else given
             if not callable(evaluator):
                 title = f"metric[{name!r}]" if name else "metric"
-                raise InputError(f"{title} is {evaluator!r}: expected a callable (out, target) -> number")
+                raise InputError(
+                    f"{title} is {given!r}: expected a callable (out, target) -> number, or one of {', '.join(NAMED)}"
+                )
+            if isinstance(given, str) and task == "regression":
+                raise InputError(f"metric {given!r}: scores classes, and the labels are numbers; leave it out")
+            self._evaluators[name] = evaluator
         if isinstance(metric, Mapping) and not metric:
             raise InputError("metric: an empty mapping; leave it out for accuracy or micro-F1")
-        self._evaluators, self._task = dict(named), task
+        self._task = task
 
     def __call__(self, out: Tensor, labels: Tensor, masks: Mapping[str, Tensor]) -> dict[str, float]:
         """``{"train": ..., "val": ..., "test": ...}`` by the first evaluator, and ``"val NAME"`` and so on by the

@@ -9,25 +9,30 @@ from numbers import Integral
 from typing import Any, Protocol
 
 import torch
-from tqdm import tqdm
 
 from hongtu.errors import InputError
 from hongtu.metrics import EpochRecord
 from hongtu.train.callbacks import Callbacks
+from hongtu.train.progress import bar, hidden
 from hongtu.train.run_directory import RunDirectory
+from hongtu.train.snapshot import read_snapshot
+
+SPLITS = ("train", "val", "test")
 
 
 @dataclass
 class Waiting:
-    """Early stopping: the best validation score, and the regular evaluations since."""
+    """The best validation score of the regular evaluations, and how many came since, where there is a patience."""
 
     best: float = float("-inf")
     since: int = 0
 
-    def see(self, score: float) -> None:
+    def see(self, score: float) -> bool:
+        """Whether this score is the best so far."""
         better = score > self.best
         self.best = max(self.best, score)
         self.since = 0 if better else self.since + 1
+        return better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,8 @@ class FitOptions:
     run_dir: str | os.PathLike[str] | None = None
     save_every: int = 0
     keep: int = 3
+    keep_best: bool = False
+    restore_best: bool = False
     progress: bool | None = None
     on_epoch: Callable[[EpochRecord], None] | None = None
     callbacks: Sequence[Any] = ()
@@ -60,10 +67,19 @@ class FitOptions:
             )
         if self.save_every < 0 or self.keep < 1:
             raise InputError(f"fit: save_every {self.save_every}, keep {self.keep}; expected at least 0 and 1")
-        if self.patience is not None and not self.eval_every:
-            raise InputError("patience needs eval_every: early stopping looks at the validation score")
-        if self.save_every and self.run_dir is None:
-            raise InputError("save_every needs run_dir, the directory for the snapshots")
+        if self.looks_at_scores and not self.eval_every:
+            raise InputError("patience, keep_best and restore_best need eval_every: they look at the validation score")
+        for name in ("save_every", "keep_best"):
+            if getattr(self, name) and self.run_dir is None:
+                raise InputError(f"{name} needs run_dir, the directory for the snapshots")
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.keep_best or self.restore_best
+
+    @property
+    def looks_at_scores(self) -> bool:
+        return self.keeps_best or self.patience is not None
 
 
 class Trainable(Protocol):
@@ -83,60 +99,120 @@ class Trainable(Protocol):
 
     def state(self) -> dict[str, Any]: ...
 
+    def weights(self) -> dict[str, Any]: ...
+
+    def set_weights(self, weights: dict[str, Any]) -> None: ...
+
 
 def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
-    """Train ``options.epochs`` more epochs; one record per epoch."""
-    if options.patience is not None and not trainer.validates:
+    """Train ``options.epochs`` more epochs; one record per epoch.
+
+    An interrupt (SIGINT, or SIGTERM in a command) first finishes what an epoch that was trained still needs, and writes
+    its snapshot.
+    """
+    if options.looks_at_scores and not trainer.validates:
         raise InputError(
-            "patience needs a validation score, and the artifact's val mask is empty (for links: no val_edges)"
+            "patience, keep_best and restore_best need a validation score, and the artifact's val mask is empty (for "
+            "links: no val_edges)"
         )
     directory = None if options.run_dir is None else RunDirectory(options.run_dir, options.keep)
     if directory is not None and options.save_every:
         directory.check_newest(trainer.epoch)
-    callbacks = Callbacks(options.callbacks)
-    records: list[EpochRecord] = []
-    callbacks.begin(trainer)
+    loop = _Loop(trainer, options, directory)
+    loop.callbacks.begin(trainer)
     try:
-        _run(trainer, options, directory, callbacks, records)
+        loop.run()
+    except KeyboardInterrupt:
+        loop.save_interrupted()
+        raise
     finally:
-        callbacks.end(trainer)
-    return records
+        loop.callbacks.end(trainer)
+    return loop.records
 
 
-def _run(
-    trainer: Trainable,
-    options: FitOptions,
-    directory: RunDirectory | None,
-    callbacks: Callbacks,
-    records: list[EpochRecord],
-) -> None:
-    with tqdm(total=options.epochs, unit="epoch", disable=_hidden(options.progress)) as bar:
-        for k in range(options.epochs):
-            record = trainer.train_epoch()
-            last = k + 1 == options.epochs
-            regular = bool(options.eval_every) and trainer.epoch % options.eval_every == 0
-            if regular or (options.eval_every and last):
-                record.metrics = trainer.evaluate()
-            if regular and options.patience is not None:
-                trainer.waiting.see(record.metrics["val"])
-                last = last or trainer.waiting.since >= options.patience
-            _step_scheduler(trainer.scheduler, record, regular=regular, scored=bool(options.eval_every))
-            trainer.history.append(record.summary())
-            records.append(record)
-            if directory is not None:
-                directory.log(record)
-                if options.save_every and (last or trainer.epoch % options.save_every == 0):
-                    directory.save(trainer.epoch, trainer.state())
-            if options.on_epoch is not None:
-                options.on_epoch(record)
-            last = callbacks.epoch(trainer, record) or last
-            bar.update()
-            shown = {
-                split: f"{record.metrics[split]:.4f}" for split in ("train", "val", "test") if split in record.metrics
-            }
-            bar.set_postfix(loss=f"{record.loss:.4f}", **shown)
-            if last:
-                break
+class _Loop:
+    """One call of ``fit``."""
+
+    def __init__(self, trainer: Trainable, options: FitOptions, directory: RunDirectory | None) -> None:
+        self.trainer, self.options, self.directory = trainer, options, directory
+        self.callbacks, self.records = Callbacks(options.callbacks), list[EpochRecord]()
+        self._last = trainer.epoch + options.epochs
+        self._trained: EpochRecord | None = None  # of an epoch that is not in the books yet
+        self._booked = trainer.epoch
+        self._best: dict[str, Any] | None = None  # weights, where no directory keeps them
+
+    def run(self) -> None:
+        """Every epoch, and then the best weights where they are wanted."""
+        trainer, options = self.trainer, self.options
+        with bar(total=options.epochs, unit="epoch", disable=hidden(options.progress)) as shown:
+            while trainer.epoch < self._last and not self._is_over():
+                self._trained = trainer.train_epoch()
+                record = self._book()
+                if options.save_every and (self._is_over() or trainer.epoch % options.save_every == 0):
+                    self._save()
+                if options.on_epoch is not None:
+                    options.on_epoch(record)
+                if self.callbacks.epoch(trainer, record):
+                    self._last = trainer.epoch
+                shown.update()
+                scores = {split: f"{record.metrics[split]:.4f}" for split in SPLITS if split in record.metrics}
+                shown.set_postfix(loss=f"{record.loss:.4f}", **scores)
+        if options.restore_best:
+            self._restore_best()
+
+    def save_interrupted(self) -> None:
+        """Write the snapshot of the last epoch that was trained, where it is whole."""
+        if self._trained is not None:
+            self._book()
+        if self.options.save_every and self.records and self.trainer.epoch == self._booked:
+            self._save()
+
+    def _is_over(self) -> bool:
+        return self.trainer.epoch >= self._last
+
+    def _book(self) -> EpochRecord:
+        """Score an epoch that was trained, then write down what it was: all of it, or nothing but for a few lines."""
+        trainer, options, record = self.trainer, self.options, self._trained
+        assert record is not None
+        regular = bool(options.eval_every) and trainer.epoch % options.eval_every == 0
+        if regular or (options.eval_every and self._is_over()):
+            record.metrics = trainer.evaluate()
+        self._trained = None
+        better = regular and options.looks_at_scores and self._see(record.metrics["val"])
+        _step_scheduler(trainer.scheduler, record, regular=regular, scored=bool(options.eval_every))
+        trainer.history.append(record.summary())
+        self.records.append(record)
+        if self.directory is not None:
+            self.directory.log(record)
+        self._booked = trainer.epoch
+        if better and options.keeps_best:
+            self._keep_best()
+        return record
+
+    def _see(self, score: float) -> bool:
+        waiting, patience = self.trainer.waiting, self.options.patience
+        better = waiting.see(score)
+        if patience is None:
+            waiting.since = 0
+        elif waiting.since >= patience:
+            self._last = self.trainer.epoch
+        return better
+
+    def _keep_best(self) -> None:
+        if self.directory is None:
+            self._best = self.trainer.weights()
+        else:
+            self.directory.save_best(self.trainer.state())
+
+    def _restore_best(self) -> None:
+        if self.directory is not None and self.directory.best.is_file():
+            self._best = read_snapshot(self.directory.best)
+        if self._best is not None:
+            self.trainer.set_weights(self._best)
+
+    def _save(self) -> None:
+        assert self.directory is not None
+        self.directory.save(self.trainer.epoch, self.trainer.state())
 
 
 def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, scored: bool) -> None:
@@ -147,8 +223,3 @@ def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, score
             scheduler.step(record.metrics["val"])
     elif scheduler is not None:
         scheduler.step()
-
-
-def _hidden(progress: bool | None) -> bool | None:
-    """As tqdm says it: None for "only on a terminal"."""
-    return None if progress is None else not progress

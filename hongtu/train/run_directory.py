@@ -1,4 +1,4 @@
-"""The directory of one run: ``epochs.jsonl``, a line per epoch, and the last few ``snapshot-EPOCH.pt``."""
+"""The directory of one run: ``epochs.jsonl``, a line per epoch, the last few ``snapshot-EPOCH.pt``, and ``best.pt``."""
 
 from __future__ import annotations
 
@@ -41,9 +41,27 @@ class RunDirectory:
         except OSError as error:
             raise OutputError(file, error) from error
 
+    @property
+    def best(self) -> Path:
+        """The snapshot of the best validation score, which is there where one was to be kept."""
+        return self.path / "best.pt"
+
+    def save_best(self, state: dict[str, Any]) -> None:
+        """Write the snapshot of the best epoch so far."""
+        write_snapshot(self.best, state | {"history": None})
+
+    def history(self, epoch: int) -> list[dict[str, Any]]:
+        """What the log has of the epochs up to this one, as ``Trainer.history``."""
+        try:
+            lines = (self.path / LOG).read_bytes().splitlines(keepends=True)
+        except OSError:
+            return []
+        entries = [json.loads(line) for line in lines if _is_until(line, epoch)]
+        return [{name: entry.get(name) for name in ("epoch", "loss", "seconds", "metrics")} for entry in entries]
+
     def save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Write the snapshot of an epoch, then remove the oldest of too many."""
-        write_snapshot(self.path / f"snapshot-{epoch}.pt", state)
+        """Write the snapshot of an epoch, whose history is in the log, then remove the oldest of too many."""
+        write_snapshot(self.path / f"snapshot-{epoch}.pt", state | {"history": None})
         for old in self.snapshots()[: -self._keep]:
             old.unlink()
 
@@ -108,6 +126,20 @@ class RunDirectory:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}); choose another directory") from None
         found = {self.path / name: _SNAPSHOT.fullmatch(name) for name in names}
         return {file: int(match[1]) for file, match in found.items() if match}
+
+
+def newest_snapshot(path: str | os.PathLike[str]) -> Path:
+    """A snapshot as it is, or the newest of a run directory that can be read.
+
+    Raises:
+        InputError: when there is none.
+    """
+    if not Path(path).is_dir():
+        return Path(path)
+    found = RunDirectory(path).newest()
+    if found is None:
+        raise InputError(f"{path}: holds no snapshot; train with `hongtu train ... --run {path}`")
+    return found[0]
 
 
 def _is_until(line: bytes, epoch: int) -> bool:

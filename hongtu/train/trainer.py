@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -36,7 +38,7 @@ from hongtu.train.loop import FitOptions, Waiting, fit
 from hongtu.train.planning import OptimizerFactory, adam, check_precision, make_loss, make_optimizer, plan_network
 from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.train.rows_file import check_rows_file, write_rows
-from hongtu.train.run_directory import RunDirectory
+from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.runtime import Runtime
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 
@@ -75,8 +77,9 @@ class Trainer:
             same bits in every run on the CPU, with the same number of threads.
         on_oom: what to do when layers take more memory than when they were planned: "raise", or "replan": run the
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
-        metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2; a
-            callable (out [T, C], target) -> number, such as a metric of torchmetrics; or several by name.
+        metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2;
+            "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
+            torchmetrics; or several by name.
 
     Attributes:
         model: ModuleList of the layers.
@@ -306,6 +309,8 @@ class Trainer:
         run_dir: str | os.PathLike[str] | None = None,
         save_every: int = 0,
         keep: int = 3,
+        keep_best: bool = False,
+        restore_best: bool = False,
         progress: bool | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
         callbacks: Sequence[Any] = (),
@@ -319,7 +324,11 @@ class Trainer:
             save_every: write a snapshot after every epoch whose number is a multiple of this, and after the last; 0
                 for never. ``resume(run_dir)`` goes on from the newest.
             keep: snapshots to keep in ``run_dir``; older ones are removed.
-            progress: show a progress bar; None: only on a terminal.
+            keep_best: write ``best.pt`` into ``run_dir``, the snapshot of the best validation score of the regular
+                evaluations.
+            restore_best: at the end take the weights of the best validation score, of ``best.pt`` where there is a
+                ``run_dir``; snapshots and optimizer are those of the last epoch.
+            progress: show a progress bar; None: on a terminal and in a notebook.
             on_epoch: called with each epoch's record, after everything else.
             callbacks: objects with methods of :class:`hongtu.train.callbacks.Callback`, such as loggers.
 
@@ -328,7 +337,7 @@ class Trainer:
         """
         options = FitOptions(
             epochs=epochs, eval_every=eval_every, patience=patience, run_dir=run_dir, save_every=save_every, keep=keep,
-            progress=progress, on_epoch=on_epoch, callbacks=callbacks,
+            keep_best=keep_best, restore_best=restore_best, progress=progress, on_epoch=on_epoch, callbacks=callbacks,
         )  # fmt: skip
         return fit(self, options)
 
@@ -347,6 +356,19 @@ class Trainer:
             InputError: when it is damaged, or was taken from another artifact or layer list.
         """
         self._restore(path, read_snapshot(path))
+
+    def load_weights(self, path: str | os.PathLike[str]) -> None:
+        """Take the weights of a snapshot, or of a run's newest, of the same layers, and nothing else: to predict, or to
+        begin with. The artifact may be another one, with the same columns of features.
+
+        Raises:
+            InputError: when it is damaged, has other layers, or weights of single vertices.
+        """
+        state, own = read_snapshot(newest_snapshot(path)), self._identity()
+        check_identity(path, state["identity"], {"layers": own["layers"]})
+        if self.embedding is not None and state["identity"]["artifact"] != own["artifact"]:
+            raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
+        self.set_weights(state)
 
     def resume(self, run_dir: str | os.PathLike[str]) -> bool:
         """Continue the run of ``fit(run_dir=..., save_every=...)`` from its newest snapshot that is not damaged.
@@ -386,8 +408,21 @@ class Trainer:
 
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
+        if state["history"] is None:
+            state = state | {"history": RunDirectory(Path(path).parent).history(state["epoch"])}
         with self._whole_or_torn(f"loading {path}"):
             self._take(state)
+
+    def weights(self) -> dict[str, Any]:
+        """Copies of all that is learned, and of what normalisations have seen."""
+        return copy.deepcopy({name: value for name, value in self.state().items() if name in ("model", "embedding")})
+
+    def set_weights(self, weights: dict[str, Any]) -> None:
+        """Take what ``weights()`` gave, or a snapshot's; optimizer and epoch stay."""
+        with self._whole_or_torn("taking weights"):
+            self.model.load_state_dict(weights["model"])
+            if self.embedding is not None:
+                self.embedding.set(weights["embedding"]["weight"])
 
     def _take(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])

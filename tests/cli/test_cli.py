@@ -13,6 +13,8 @@ import pytest
 
 import hongtu
 from hongtu.cli.main import COMMANDS, build_parser, main
+from hongtu.cli.settings import descriptions
+from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from tests.neutral import pieces, write
@@ -21,15 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--partitions", "2", "--chunks", "3"]
 
 
-def preprocess_options():
-    arguments = vars(build_parser().parse_args(["preprocess", "IN", "OUT"]))
-    return {
-        name: value for name, value in arguments.items() if name not in ("command", "run", "input", "artifact", "json")
-    }
-
-
-def test_preprocess_options_are_the_fields_of_the_config():
-    assert preprocess_options() == {field.name: field.default for field in fields(PreprocessConfig)}
+def test_every_field_is_an_option_with_its_description(capsys):
+    for command, config in (("preprocess", PreprocessConfig), ("plan", ModelConfig), ("train", TrainConfig)):
+        assert main([command, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        for name, text in descriptions(config).items():
+            assert f"--{name.replace('_', '-')} " in shown and text.split(";")[0][:30] in shown, name
+        assert descriptions(config).keys() == {field.name for field in fields(config)}
+    typed = vars(build_parser().parse_args(["preprocess", "IN", "OUT", "--chunks", "auto", "--no-relabel"]))
+    assert typed.items() >= {"chunks": "auto", "relabel": False}.items() and "partitions" not in typed
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_preprocess_options_are_the_fields_of_the_config():
             ["preprocess", "a", "b", "--chunks", "some"],
             "chunks: 'some', expected an integer from 1 to 2147483647; or 'auto'",
         ),
-        (["preprocess", "a", "b", "--partitioner", "best"], "invalid choice: 'best'"),
+        (["preprocess", "a", "b", "--partitioner", "best"], "partitioner: 'best', expected one of auto, metis"),
         (["generate", "tree", "out", "--vertices", "3", "--edges", "3"], "invalid choice: 'tree'"),
         (["generate", "rmat", "out", "--edges", "3"], "required: --vertices"),
         (["info", "/nonexistent"], "/nonexistent: not an artifact"),

@@ -156,7 +156,7 @@ def test_a_signal_ends_the_command_and_resuming_loses_nothing(number, code, word
     monkeypatch.setattr("hongtu.cli.train._print_epoch", send)
     capsys.readouterr()
     assert main(command(tmp_path / "run")) == code
-    last = tmp_path / "run" / "snapshot-6.pt"
+    last = tmp_path / "run" / "snapshot-7.pt"
     err = capsys.readouterr().err
     assert err == f"hongtu: {words}; 7 epochs were trained; --resume continues from {last}\n"
     assert signal.getsignal(signal.SIGTERM) == before

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hongtu.cli.train import DECIDING, _check_deciding
+from hongtu.cli.run_options import read_options
+from hongtu.cli.train_config import TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.read import read_input
 from hongtu.preprocess.read.graph import SPLITS
@@ -76,14 +77,8 @@ def _graph_of(content: bytes) -> Any:
     return tuple(None if field is None else field.numpy() for field in fields)
 
 
-def _read_options(file: Path) -> Any:
-    _check_deciding(file, argparse.Namespace(**_OPTIONS))
-    return _OPTIONS
-
-
 def _options(content: bytes) -> Any:
-    found = json.loads(content.decode())
-    return {name: found[name] for name in DECIDING}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(content.decode()).items()}
 
 
 def _rewound(file: Path) -> Any:
@@ -99,13 +94,12 @@ def _lines(content: bytes) -> bytes:
             number = json.loads(line)["epoch"]
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-        if line.endswith(b"\n") and isinstance(number, int) and number < 3:
+        if line.endswith(b"\n") and isinstance(number, int) and number <= 3:
             kept.append(line)
     return b"".join(kept)
 
 
-_OPTIONS = {"model": "gcn", "hidden": 8, "layers": 2, "dropout": 0.0, "heads": 1, "lr": 0.01, "weight_decay": 0.0,
-            "seed": 0}  # fmt: skip
+_OPTIONS = json.dumps(asdict(TrainConfig(artifact="artifact")), indent=1).encode()
 _LOG = "".join(json.dumps({"epoch": epoch, "loss": 1.5, "metrics": {}}) + "\n" for epoch in range(5)).encode()
 
 RUN_READERS = {
@@ -116,7 +110,7 @@ RUN_READERS = {
         lambda content: _flat(torch.load(io.BytesIO(content), weights_only=True)),
         arguments=None,
     ),
-    "options.json": Reader("options.json", (json.dumps(_OPTIONS).encode(),), _read_options, _options, arguments=None),
+    "options.json": Reader("options.json", (_OPTIONS,), read_options, _options, arguments=None),
     "epochs.jsonl": Reader("epochs.jsonl", (_LOG,), _rewound, _lines, arguments=None),
     "graph.pt": Reader("graph.pt", _saved_graphs(), _read_graph, _graph_of, graph=Path.mkdir, arguments=None),
 }

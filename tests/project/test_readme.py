@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,9 @@ def run_shell(text):
     for line in shortened(text).replace("\\\n", " ").splitlines():
         if line.startswith("hongtu ") and not any(word in line for word in ELSEWHERE):
             words = shlex.split(line, comments=True)
-            assert command(words[1:]) == 0, line
+            into = Path(words.pop()) if words[-2] == ">" else None
+            with into.open("w") if into else nullcontext(sys.stdout) as out, redirect_stdout(out):
+                assert command([word for word in words[1:] if word != ">"]) == 0, line
 
 
 @pytest.fixture(scope="module")

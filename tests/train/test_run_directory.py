@@ -180,8 +180,10 @@ def test_the_command_resumes(tmp_path, capsys):
     assert train(tmp_path / "run", "--resume", epochs=6) == 0
     assert same_result(tmp_path / "whole", tmp_path / "run")
     capsys.readouterr()
+    assert train(tmp_path / "run", "--resume") == 0  # blindly, as schedulers do
+    out, err = capsys.readouterr()
+    assert "its 6 epochs are trained already" in err and out.startswith("6 epochs, ")
     for arguments, message in (
-        (["--resume"], "--epochs 4: the snapshot has 6 already"),
         (["--resume", "--lr", "0.5"], "--resume: --lr is 0.5, the run in * was begun with 0.01; pass --lr 0.01"),
         ([], "already exists; choose another --run directory, or continue it with --resume"),
     ):
@@ -196,9 +198,12 @@ def test_a_run_without_a_snapshot_begins_again(tmp_path, capsys):
         file.unlink()
     assert train(tmp_path / "run", "--resume") == 0
     assert len(lines(tmp_path / "run")) == 4
-    assert train(tmp_path / "other", "--resume") == 2
-    assert "holds no run to resume; start it without --resume" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
+    assert "run: holds no snapshot; the run begins again" in capsys.readouterr().err
+    for folder in ("absent", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        assert train(tmp_path / folder, "--resume") == 0
+        assert f"{folder}: holds no run yet; this one begins" in capsys.readouterr().err
+        assert len(lines(tmp_path / folder)) == 4
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"model": 1}', "[" * 100_000])

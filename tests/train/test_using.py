@@ -139,6 +139,32 @@ def test_metrics_of_torchmetrics_and_ogb_agree_with_the_default():
         assert found[f"{split} rows"] == problem().masks[split].sum()
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+def test_named_metrics_are_those_of_torchmetrics(classes):
+    generator = torch.Generator().manual_seed(classes)
+    out, target = torch.randn(60, classes, generator=generator).round(decimals=1), torch.arange(60) % classes
+    options = {"task": "multiclass", "num_classes": classes}
+    theirs = torchmetrics.F1Score(average="macro", **options)(out, target)
+    assert evaluators.macro_f1(out, target) == pytest.approx(float(theirs))
+    theirs = torchmetrics.Accuracy(average="micro", **options)(out, target)
+    assert evaluators.f1(out, target) == evaluators.accuracy(out, target) == pytest.approx(float(theirs))
+    if classes == 2:
+        theirs = torchmetrics.AUROC(task="binary")((out[:, 1] - out[:, 0]).sigmoid(), target)
+    else:  # one class against the others, by its own output
+        theirs = torch.stack([torchmetrics.AUROC(task="binary")(out[:, k].sigmoid(), target == k) for k in range(4)])
+    assert evaluators.auc(out, target) == pytest.approx(float(theirs.mean()))
+    several = (torch.rand(60, classes, generator=generator) < 0.3).long()
+    theirs = torchmetrics.F1Score(task="multilabel", num_labels=classes, average="micro")(out.sigmoid(), several)
+    assert evaluators.f1(out, several) == pytest.approx(float(theirs))
+    theirs = torchmetrics.AUROC(task="multilabel", num_labels=classes)(out.sigmoid(), several)
+    assert evaluators.auc(out, several) == pytest.approx(float(theirs))
+
+
+def test_a_metric_by_name():
+    found = make(metric={"auc": "auc", "f1": "macro-f1"}).evaluate()
+    assert 0 <= found["val"] <= 1 and "test f1" in found
+
+
 def test_a_multilabel_metric():
     given = problems.multi_label()
     layers = [hnn.GCNConv(given.width, given.classes)]
@@ -151,7 +177,7 @@ def test_a_multilabel_metric():
 
 
 @pytest.mark.parametrize(("metric", "message"), [
-    ("accuracy", "expected a callable"), ({}, "empty mapping"),
+    ("bleu", "expected a callable"), ({}, "empty mapping"),
     (lambda out, target: out, "returned a tensor of shape"),
     ({"f": lambda out, target: None}, "metric 'f' returned None"),
 ])  # fmt: skip
@@ -172,13 +198,13 @@ def test_callbacks_hear_everything_and_may_stop():
 
         def on_epoch_end(self, trainer, record):
             heard.append((record.epoch, sorted(record.metrics)))
-            return record.epoch == 1
+            return record.epoch == 2
 
         def on_fit_end(self, trainer):
             heard.append("end")
 
     records = make().fit(5, eval_every=2, callbacks=[Mine(), callbacks.Callback()])
-    assert len(records) == 2 and heard == ["begin", (0, []), (1, ["test", "train", "val"]), "end"]
+    assert len(records) == 2 and heard == ["begin", (1, []), (2, ["test", "train", "val"]), "end"]
     with pytest.raises(InputError, match="has none of the methods on_fit_begin"):
         make().fit(1, callbacks=[object()])
 
@@ -195,5 +221,5 @@ def test_loggers(tmp_path):
     assert [line["val"] != "" for line in lines] == [False, False, True, False]
     assert int(lines[0]["topology bytes"]) == records[0].bytes["topology"]
     events = EventAccumulator(str(tmp_path / "events")).Reload()
-    assert [event.step for event in events.Scalars("loss")] == [0, 1, 2] and events.Scalars("score/val")
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3] and events.Scalars("score/val")
     assert json.dumps(records[2].summary())

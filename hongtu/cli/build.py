@@ -1,0 +1,177 @@
+"""From settings to objects: layers, loss, optimizer, scheduler, and the Trainer of them all."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hongtu.cli.train_config import ModelConfig, TrainConfig
+from hongtu.config import nearest, parse_bytes
+from hongtu.errors import InputError
+
+if TYPE_CHECKING:
+    from hongtu.graph.artifact import Artifact
+    from hongtu.hardware import Hardware
+    from hongtu.train.trainer import Trainer
+
+
+def make_layers(config: ModelConfig, artifact: Artifact) -> list[Any]:
+    """The layers that the settings describe."""
+    from torch import nn
+
+    import hongtu.nn
+    from hongtu.model.named import build_layers
+
+    if config.modules:
+        widths = {"features": artifact.feature_width, "classes": artifact.num_classes}
+        return [named_call(text, (hongtu.nn, nn), "modules", widths)() for text in config.modules]
+    if ":" in config.model:
+        return _own_layers(config.model, artifact)
+    degrees = hongtu.nn.degree_histogram(artifact.topology) if config.model == "pna" else None
+    types = artifact.vertex_type_widths
+    layers = build_layers(
+        config.model, config.hidden if types else artifact.feature_width, config.hidden, artifact.num_classes,
+        config.layers, dropout=config.dropout, heads=config.heads, degrees=degrees,
+        edge_features=artifact.edge_feature_width, edge_types=artifact.num_edge_types,
+    )  # fmt: skip
+    return [hongtu.nn.TypedLinear(types, config.hidden), *layers] if types else layers
+
+
+def _own_layers(name: str, artifact: Artifact) -> list[Any]:
+    """What a person's function makes of the artifact."""
+    from hongtu.model.pyg import from_pyg
+
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        made = getattr(importlib.import_module(module), function)(artifact)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"--model {name}: {error}; expected module:function, found from {os.getcwd()}") from error
+    return list(made) if isinstance(made, list | tuple) else from_pyg(made)
+
+
+def named_call(
+    text: str, modules: tuple[ModuleType, ...], title: str, names: Mapping[str, Any] | None = None
+) -> partial[Any]:
+    """A class of one of the modules, with the arguments that stand behind it; nothing in the text is executed.
+
+    Args:
+        text: such as "SGD(momentum=0.9)"; arguments are plain values, or some of ``names``.
+
+    Raises:
+        InputError: for what is no such call, with the nearest name.
+
+    >>> import fractions
+    >>> named_call("Fraction(1, denominator=n)", (fractions,), "number", {"n": 3})()
+    Fraction(1, 3)
+    """
+
+    def value(node: ast.expr) -> Any:
+        return names[node.id] if names and isinstance(node, ast.Name) and node.id in names else ast.literal_eval(node)
+
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            call = ast.Call(func=call, args=[], keywords=[])
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("not a name with arguments")
+        positional = [value(node) for node in call.args]
+        named = {keyword.arg: value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+    except (ValueError, SyntaxError) as error:
+        known = f" (and {', '.join(names)})" if names else ""
+        raise InputError(
+            f"{title} {text!r}: {error}; expected a name and plain values{known}, as Name(1, x=2)"
+        ) from None
+    for module in modules:
+        if isinstance(getattr(module, call.func.id, None), type):
+            return partial(getattr(module, call.func.id), *positional, **named)
+    known_names = [name for module in modules for name in dir(module) if isinstance(getattr(module, name), type)]
+    where = " or ".join(module.__name__ for module in modules)
+    raise InputError(f"{title} {text!r}: no class of {where}{nearest(call.func.id, known_names)}")
+
+
+def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
+    """The loss that the settings describe.
+
+    Raises:
+        InputError: for class weights or label smoothing without classes.
+    """
+    import torch
+
+    from hongtu.model.loss_terms import DEFAULT, balanced_weights
+
+    if config.class_weights is None and not config.label_smoothing:
+        return config.loss or DEFAULT[artifact.task]
+    if artifact.task != "multiclass" or config.loss not in (None, "cross_entropy"):
+        raise InputError("--class-weights and --label-smoothing are for one class per vertex and cross_entropy")
+    weight = None
+    if config.class_weights is not None:
+        weight = balanced_weights(artifact.labels, artifact.masks["train"], artifact.num_classes)
+    return torch.nn.CrossEntropyLoss(weight, label_smoothing=config.label_smoothing)
+
+
+def make_budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
+    """Bytes per partition; a share is one of what the largest device takes without a limit."""
+    text = config.device_memory
+    if text is None or not text.strip().endswith("%"):
+        return None if text is None else parse_bytes(text)
+    from hongtu.bench.spec import parse_budgets
+    from hongtu.model.loss_terms import DEFAULT
+    from hongtu.train.planning import plan_model
+
+    (share,) = parse_budgets([text.strip()])
+    plan = plan_model(
+        artifact, make_layers(config, artifact), loss=DEFAULT[artifact.task], strategy=config.strategy,
+        hardware=hardware,
+    )  # fmt: skip
+    need = max(nbytes for name, nbytes in plan.peak_bytes.items() if name.startswith("device"))
+    return int(need * float(share or 1))
+
+
+def make_trainer(config: TrainConfig) -> Trainer:
+    """The Trainer that the settings describe."""
+    import torch
+
+    from hongtu.device.backends import get_backend
+    from hongtu.graph.artifact import open_artifact
+    from hongtu.hardware import load_hardware
+    from hongtu.train.random_state import seed_generators
+    from hongtu.train.trainer import Trainer
+
+    artifact = open_artifact(config.artifact)
+    backend = get_backend(config.device)
+    hardware = backend.hardware if config.hardware is None else load_hardware(config.hardware)
+    budget = make_budget(config, artifact, hardware)
+    seed_generators(config.seed)
+    layers = make_layers(config, artifact)
+    optimizer = named_call(config.optimizer, (torch.optim,), "--optimizer")
+    scheduler = None
+    if config.scheduler is not None:
+        scheduler = _scheduler(named_call(config.scheduler, (torch.optim.lr_scheduler,), "--scheduler"))
+    return Trainer(
+        artifact,
+        layers,
+        loss=make_loss(config, artifact),
+        optimizer=lambda p: optimizer(p, lr=config.lr, weight_decay=config.weight_decay),
+        scheduler=scheduler,
+        device=backend,
+        device_memory=budget,
+        strategy=config.strategy,
+        seed=config.seed,
+        hardware=hardware,
+        clip_grad_norm=config.clip_grad_norm,
+        deterministic=config.deterministic,
+        on_oom=config.on_oom,
+        metric=config.metric,
+    )
+
+
+def _scheduler(call: partial[Any]) -> Any:
+    return lambda optimizer: call.func(optimizer, *call.args, **call.keywords)

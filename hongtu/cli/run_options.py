@@ -1,0 +1,82 @@
+"""``options.json`` of a run directory: every setting that the run was begun with, so that it can be made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hongtu.cli.settings import read_run_file
+from hongtu.cli.train_config import DECIDING, TrainConfig
+from hongtu.errors import InputError, OutputError
+
+OPTIONS = "options.json"
+PARTIAL = f".{OPTIONS}"  # until it is complete
+
+
+def note(text: str) -> None:
+    """One line that is no error."""
+    print(f"hongtu: note: {text}", file=sys.stderr)
+
+
+def check_run(directory: Path, config: TrainConfig) -> bool:
+    """Whether there is a run to resume; nothing is written yet.
+
+    Raises:
+        InputError: with the remedy, for a run directory that cannot be used, or was begun with other options.
+    """
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
+    empty = not directory.exists() or not {file.name for file in directory.iterdir()} - {PARTIAL}
+    if config.resume and not empty:
+        _check_deciding(directory / OPTIONS, config)
+    elif config.resume:
+        note(f"{directory}: holds no run yet; this one begins")
+    elif not empty:
+        raise InputError(f"{directory}: already exists; choose another --run directory, or continue it with --resume")
+    return not empty
+
+
+def read_options(file: Path) -> dict[str, Any]:
+    """The settings that a run was begun with.
+
+    Raises:
+        InputError: when there is no run, or its file is damaged.
+    """
+    if not file.exists():
+        raise InputError(f"{file.parent}: holds no run (no {OPTIONS}); start it with `hongtu train --run`")
+    try:
+        found = read_run_file(file, TrainConfig)
+        missing = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in found]
+        if missing:
+            raise InputError(f"{missing[0]} is missing")
+        return found
+    except InputError as error:
+        raise InputError(f"{file}: not the options of a run ({error}); restore it, or start another run") from None
+
+
+def _check_deciding(file: Path, config: TrainConfig) -> None:
+    """Refuse to continue a run with options that give other numbers."""
+    begun = read_options(file)
+    for field in dataclasses.fields(TrainConfig):
+        before, now = begun[field.name], getattr(config, field.name)
+        if field.name in DECIDING and before != now:
+            option = f"--{field.name.replace('_', '-')}"
+            raise InputError(
+                f"--resume: {option} is {now}, the run in {file.parent} was begun with {before}; "
+                f"pass {option} {before}, or start another run"
+            )
+
+
+def begin_run(directory: Path, config: TrainConfig) -> None:
+    """Make the run directory; from here on it can be resumed."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / PARTIAL).write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+        os.replace(directory / PARTIAL, directory / OPTIONS)
+    except OSError as error:
+        raise OutputError(directory, error) from error

@@ -1,0 +1,144 @@
+"""A dataclass as a command's options and as a run file: names, types, defaults and help come from it alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hongtu.config import nearest
+from hongtu.errors import InputError
+
+Config = TypeVar("Config")
+FILES = (".toml", ".json")
+_FIELD = re.compile(r"^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", re.MULTILINE | re.DOTALL)
+_METAVAR = {int: "N", float: "X", str: "TEXT"}
+
+
+def add_settings(parser: argparse.ArgumentParser, config: type) -> None:
+    """An option for every field; those that are not given leave nothing in the namespace."""
+    hints, texts = typing.get_type_hints(config), descriptions(config)
+    for field in dataclasses.fields(config):
+        unset = field.default in (None, "", ()) or field.default is False
+        default = "" if unset else f" (default: {field.default})"
+        text = f"{texts[field.name]}{default}".replace("%", "%%")
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, dest=field.name, default=argparse.SUPPRESS, help=text, **_form(hints[field.name]))
+
+
+def descriptions(config: type) -> dict[str, str]:
+    """What the docstrings of a dataclass and of its bases say of each field, in one line."""
+    found: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        found |= {name: " ".join(text.split()) for name, text in _FIELD.findall(inspect.cleandoc(base.__doc__ or ""))}
+    return found
+
+
+def configure(config: type[Config], options: argparse.Namespace, file: dict[str, Any] | None = None) -> Config:
+    """The dataclass of what was typed, over what a run file says, over the defaults."""
+    names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+    given = {name: value for name, value in (file or {}).items() if name in names}
+    return config(**given | {name: getattr(options, name) for name in names if hasattr(options, name)})
+
+
+def read_run_file(path: Path, config: type) -> dict[str, Any]:
+    """The settings in a TOML or JSON file.
+
+    Raises:
+        InputError: for what is no such file, an unknown name, with the nearest known one, or a value of another type.
+    """
+    try:
+        found = _toml(path) if path.suffix == ".toml" else json.loads(path.read_text())
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a run file ({error}); `hongtu train --write-config` prints one") from None
+    hints = typing.get_type_hints(config)
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: {type(found).__name__}, expected names and values")
+    for name, value in found.items():
+        if name not in hints:
+            raise InputError(
+                f"{path}: {name!r} is no setting{nearest(name, hints)}; expected some of {', '.join(hints)}"
+            )
+        found[name] = _checked(f"{path}: {name}", value, hints[name])
+    return found
+
+
+def _toml(path: Path) -> Any:
+    for name in ("tomllib", "tomli"):  # the first is Python's own from 3.11 on
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).loads(path.read_text())
+    raise InputError(f"{path}: TOML needs Python 3.11, or `pip install tomli`; or give it as .json")
+
+
+def to_toml(config: Any) -> str:
+    """A run file, with what every field means; what is not set is a comment.
+
+    >>> @dataclasses.dataclass
+    ... class Run:
+    ...     '''A run.
+    ...
+    ...     Attributes:
+    ...         lr: learning rate
+    ...         budget: bytes
+    ...     '''
+    ...     lr: float = 0.01
+    ...     budget: str | None = None
+    >>> print(to_toml(Run()))
+    # learning rate
+    lr = 0.01
+    # bytes
+    # budget =
+    """
+    texts, lines = descriptions(type(config)), []
+    for name, value in dataclasses.asdict(config).items():
+        lines.append(f"# {texts[name]}")
+        lines.append(f"# {name} =" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a hint, without None."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(one for one in typing.get_args(hint) if one is not type(None))
+    return (hint,)
+
+
+def _form(hint: Any) -> dict[str, Any]:
+    """What argparse needs to know of a type."""
+    kinds = _alternatives(hint)
+    if kinds == (bool,):
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(kinds[0]) is typing.Literal:
+        return {"choices": typing.get_args(kinds[0])}
+    if int in kinds and str in kinds:
+        return {"type": lambda text: int(text) if text.lstrip("-").isdecimal() else text, "metavar": "N"}
+    if typing.get_origin(kinds[0]) is tuple:  # an optional one comes as one word, whose parts the config finds
+        return {"metavar": "A,B,..."} if kinds != (hint,) else {"nargs": "+", "metavar": "TEXT"}
+    return {"type": kinds[0], "metavar": _METAVAR[kinds[0]]}
+
+
+def _checked(title: str, value: Any, hint: Any) -> Any:
+    """A value of a run file as its field wants it."""
+    for kind in _alternatives(hint):
+        if typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind):
+            return value
+        if typing.get_origin(kind) is tuple and isinstance(value, list) and all(isinstance(x, str) for x in value):
+            return tuple(value)
+        if isinstance(kind, type) and (type(value) is kind or (kind is float and type(value) is int)):
+            return float(value) if kind is float else value  # type: ignore[arg-type]
+    if value is None and type(None) in typing.get_args(hint):
+        return None  # JSON has it
+    known = typing.get_args(_alternatives(hint)[0])  # of a Literal or a tuple
+    expected = known if all(isinstance(one, str) for one in known) else ()
+    named = " or ".join(expected or [getattr(kind, "__name__", str(kind)) for kind in _alternatives(hint)])
+    raise InputError(f"{title} is {value!r}, expected {named}")

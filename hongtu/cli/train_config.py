@@ -1,0 +1,129 @@
+"""The settings of a training run: what `hongtu train` and `plan` take as options, a run file says and a run keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from hongtu.config import MODELS, nearest
+from hongtu.errors import InputError
+
+_LEAST = {
+    "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
+    "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1,
+}  # fmt: skip
+_MOST = {"seed": 2**63 - 1, "label_smoothing": 1}
+
+
+@dataclass(kw_only=True, frozen=True)
+class ModelConfig:
+    """The model, and how it is planned.
+
+    Attributes:
+        artifact: directory written by `hongtu preprocess`
+        model: gcn, sage, gin, commnet, gat, ggcn, gatv2, transformer, pna, sgc, appnp, gine or rgcn; or module:function
+            of your own, which is given the opened artifact and returns a list of layers or a torch_geometric model
+        modules: instead of a model the layers one by one, of hongtu.nn and torch.nn, such as "GCNConv(features, 64)"
+            "ReLU()" "GCNConv(64, classes)"
+        hidden: columns between layers, over all heads
+        layers: how many; for sgc hops, for appnp linear maps
+        dropout: before every layer; also of attention
+        heads: attention heads of gat, gatv2 and transformer
+        device_memory: bytes per partition, like 2GiB, or a share of what is needed without a limit, like 25%; not set:
+            no limit (`plan`: what the hardware has, less a margin)
+        strategy: full: every saving; paper: HongTu's own plan; none: no reuse at all
+        hardware: what plans are compared for: cpu, a100x4, h200 or a profile (default: the device's; `plan`: cpu)
+    """
+
+    artifact: str = ""
+    model: str = "gcn"
+    modules: tuple[str, ...] = ()
+    hidden: int = 128
+    layers: int = 2
+    dropout: float = 0.0
+    heads: int = 1
+    device_memory: str | None = None
+    strategy: Literal["full", "paper", "none"] = "full"
+    hardware: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.artifact:
+            raise InputError("artifact: missing; give the directory that `hongtu preprocess` wrote, or a run file")
+        if self.model not in MODELS and ":" not in self.model:
+            raise InputError(
+                f"model {self.model!r}{nearest(self.model, MODELS)}; expected one of {', '.join(MODELS)}, or "
+                "module:function of your own"
+            )
+
+
+@dataclass(kw_only=True, frozen=True)
+class TrainConfig(ModelConfig):
+    """A run.
+
+    Attributes:
+        epochs: epochs to train, those of a resumed run included
+        optimizer: one of torch.optim, with arguments, such as "SGD(momentum=0.9)"
+        lr: learning rate
+        weight_decay: of the optimizer
+        scheduler: one of torch.optim.lr_scheduler, such as "CosineAnnealingLR(200)", stepped once per epoch
+        loss: not set: cross_entropy, bce_with_logits for multi-label, mse for regression
+        class_weights: balanced: weigh every class by how few train vertices it has
+        label_smoothing: of cross_entropy
+        clip_grad_norm: clip the gradient's total norm to this
+        metric: accuracy, f1 (micro), macro-f1 or auc; not set: accuracy, micro-F1 for multi-label, R2 for regression
+        seed: of initial parameters and dropout
+        device: cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU)
+        deterministic: refuse operations whose result may differ from run to run
+        on_oom: when layers take more device memory than when they were planned: stop, or run the epoch again with
+            smaller groups of chunks
+        eval_every: evaluate every so many epochs and at the end
+        patience: stop after so many evaluations without a better validation score
+        keep_best: keep the snapshot of the best validation score, best.pt
+        restore_best: end with the weights of the best validation score
+        run: directory for epochs.jsonl, snapshot-EPOCH.pt and options.json
+        save_every: write a snapshot every so many epochs and at the end; 0: never
+        keep: snapshots to keep
+        resume: continue the run in its directory from its newest snapshot, or begin where there is none
+    """
+
+    epochs: int = 50
+    optimizer: str = "Adam"
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    scheduler: str | None = None
+    loss: Literal["cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1"] | None = None
+    class_weights: Literal["balanced"] | None = None
+    label_smoothing: float = 0.0
+    clip_grad_norm: float | None = None
+    metric: Literal["accuracy", "f1", "macro-f1", "auc"] | None = None
+    seed: int = 0
+    device: str = "cpu"
+    deterministic: bool = False
+    on_oom: Literal["raise", "replan"] = "raise"
+    eval_every: int = 10
+    patience: int | None = None
+    keep_best: bool = False
+    restore_best: bool = False
+    run: str | None = None
+    save_every: int = 10
+    keep: int = 3
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= _MOST.get(name, 1e18):
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option} {value}: expected at least {least} and not more than makes sense")
+        for name in ("resume", "keep_best"):
+            if getattr(self, name) and self.run is None:
+                raise InputError(f"--{name.replace('_', '-')} needs --run DIR, the directory of the run")
+
+
+# what does not change which numbers come out
+_ELSEWHERE = {
+    "artifact", "epochs", "device_memory", "strategy", "hardware", "device", "deterministic", "on_oom", "eval_every",
+    "patience", "keep_best", "restore_best", "run", "save_every", "keep", "resume",
+}  # fmt: skip
+DECIDING = tuple(field.name for field in fields(TrainConfig) if field.name not in _ELSEWHERE)

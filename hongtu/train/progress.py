@@ -1,0 +1,24 @@
+"""Progress bars: in a terminal, in a notebook, or not at all."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from tqdm import TqdmWarning
+from tqdm.auto import tqdm as bar
+
+__all__ = ["bar", "hidden"]
+
+warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)  # the notebook then shows a line of text
+
+
+def hidden(progress: bool | None) -> bool | None:
+    """``disable`` as tqdm wants it; where nothing is asked for, bars are shown in terminals and notebooks.
+
+    >>> hidden(True), hidden(False)
+    (False, True)
+    """
+    if progress is not None:
+        return not progress
+    return False if "ipykernel" in sys.modules else None

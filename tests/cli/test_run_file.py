@@ -1,0 +1,173 @@
+"""Run files: what is written is read, options go over them, and what a run keeps makes it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.cli.main import main
+from hongtu.cli.train_config import DECIDING, TrainConfig
+from hongtu.train.snapshot import read_snapshot
+from tests import problems
+
+SHORT = ["--epochs", "3", "--eval-every", "1"]
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return problems.prepare(problems.awkward(), 2, 3)
+
+
+def refusal(capsys, *argv):
+    assert main([str(word) for word in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    return err
+
+
+def run_of(*argv, capsys):
+    assert main(["train", *map(str, argv), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_written_is_read_and_options_go_over_it(artifact, tmp_path, capsys):
+    typed = ["--hidden", "5", "--lr", "0.05", "--keep-best", "--run", str(tmp_path / "run"), *SHORT]
+    assert main(["train", str(artifact.path), *typed, "--write-config"]) == 0
+    file = tmp_path / "run.toml"
+    file.write_text(capsys.readouterr().out)
+    assert "# columns between layers, over all heads\nhidden = 5\n" in file.read_text()
+    assert not (tmp_path / "run").exists()
+    found = run_of(file, "--seed", 7, "--no-keep-best", capsys=capsys)
+    kept = json.loads((tmp_path / "run" / "options.json").read_text())
+    expected = TrainConfig(
+        artifact=str(artifact.path), hidden=5, lr=0.05, run=str(tmp_path / "run"), epochs=3, eval_every=1, seed=7
+    )
+    assert kept == dataclasses.asdict(expected) | {"modules": []}
+    again = run_of(tmp_path / "run" / "options.json", "--run", tmp_path / "again", capsys=capsys)
+    assert again["loss"] == found["loss"]
+    assert main(["plan", str(file)]) == 0 and "gcn, 2 layers, hidden 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hiden = 3", "'hiden' is no setting; did you mean hidden?; expected some of artifact, model"),
+        ("hidden = 'wide'", "hidden is 'wide', expected int"),
+        ("keep_best = 1", "keep_best is 1, expected bool"),
+        ("strategy = 'best'", "strategy is 'best', expected full or paper or none"),
+        ("hidden = ", "not a run file (Invalid value"),
+        ("epochs = 0\nartifact = 'x'", "--epochs 0: expected at least 1"),
+        ("keep_best = true\nartifact = 'x'", "--keep-best needs --run DIR"),
+        ("epochs = 3", "artifact: missing"),
+        ("artifact = 'x'\nmodel = 'gcnn'", "model 'gcnn'; did you mean gcn?; expected one of gcn, sage"),
+    ],
+)
+def test_a_bad_run_file_is_refused(text, message, tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(text)
+    assert message in refusal(capsys, "train", tmp_path / "run.toml")
+
+
+def test_layers_by_name_are_those_of_python(artifact, capsys):
+    modules = ["GCNConv(features, 7, activation='relu')", "Dropout(0.5)", "SAGEConv(7, classes)"]
+    found = run_of(artifact.path, *SHORT, "--optimizer", "SGD(momentum=0.9)", "--lr", 0.1, "--scheduler",
+                   "StepLR(1, gamma=0.5)", "--modules", *modules, capsys=capsys)  # fmt: skip
+    torch.manual_seed(0)
+    layers = [hnn.GCNConv(6, 7, activation="relu"), hnn.Dropout(0.5), hnn.SAGEConv(7, 3)]
+    trainer = hongtu.Trainer(
+        artifact, layers, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5),
+    )  # fmt: skip
+    assert trainer.fit(3)[-1].loss == found["loss"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--modules", "GCNConf(features, 3)", "no class of hongtu.nn or torch.nn; did you mean GCNConv?"),
+        ("--modules", "GCNConv(open('x'), 3)", "malformed node"),
+        ("--modules", "__import__('os').system('true')", "expected a name and plain values (and features, classes)"),
+        ("--optimizer", "Adma", "no class of torch.optim; did you mean Adam"),
+        ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
+        ("--device-memory", "0%", "expected a percentage"),
+        ("--metric", "bleu", "invalid choice: 'bleu'"),
+    ],
+)
+def test_names_that_are_none_are_refused(option, text, message, artifact, capsys):
+    assert message in refusal(capsys, "train", artifact.path, option, text)
+
+
+OWN = """
+import torch_geometric.nn as pyg
+from hongtu import nn
+
+def layers(artifact):
+    return [nn.GCNConv(artifact.feature_width, 4), nn.GCNConv(4, artifact.num_classes)]
+
+def model(artifact):
+    return pyg.GCN(artifact.feature_width, 4, 2, artifact.num_classes)
+"""
+
+
+def test_a_model_of_ones_own(artifact, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch_geometric")
+    (tmp_path / "own_models_of_this_test.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    for function in ("layers", "model"):
+        name = f"own_models_of_this_test:{function}"
+        assert np.isfinite(run_of(artifact.path, "--model", name, *SHORT, capsys=capsys)["loss"])
+    trainer = hongtu.Trainer(artifact, [hnn.GCNConv(6, 4), hnn.GCNConv(4, 3)])
+    trainer.fit(2, run_dir="run", save_every=1)  # a run made from Python has no options.json
+    assert "holds no run (no options.json)" in refusal(capsys, "embed", artifact.path, "run", "out.npy")
+    name = "own_models_of_this_test:layers"
+    assert main(["embed", str(artifact.path), "run", "out.npy", "--model", name]) == 0
+    assert np.array_equal(np.load("out.npy"), trainer.predict().numpy())
+    assert main(["export", "run", "weights.pt"]) == 0
+    assert torch.equal(torch.load("weights.pt")["convs.0.lin.weight"], trainer.model[0].lin.weight)
+
+
+def test_a_budget_may_be_a_share(artifact, capsys):
+    assert main(["plan", str(artifact.path), "--json"]) == 0
+    peaks = json.loads(capsys.readouterr().out)["peak_bytes"]
+    need = max(nbytes for name, nbytes in peaks.items() if name.startswith("device"))
+    err = refusal(capsys, "train", artifact.path, "--device-memory", "10%")
+    assert f"device_memory is {need // 10} bytes" in err
+
+
+def test_trained_weights_predict_on_another_graph(artifact, tmp_path, capsys):
+    """Inductive use: from the command line and from Python, what torch_geometric's same layers give there."""
+    assert main(["train", str(artifact.path), "--model", "sage", *SHORT, "--run", str(tmp_path / "run")]) == 0
+    rng = np.random.default_rng(3)
+    edges, features = rng.integers(0, 40, (2, 200)), rng.normal(size=(40, 6)).astype(np.float32)
+    other = hongtu.preprocess_graph(
+        edges, 40, tmp_path / "other", features=features, labels="random:3", random_split=(0.5, 0.2, 0.3),
+        partitions=2, chunks=2,
+    )  # fmt: skip
+    assert main(["embed", str(other.path), str(tmp_path / "run"), str(tmp_path / "out.npy")]) == 0
+    layers = [hnn.SAGEConv(6, 128, activation="relu"), hnn.SAGEConv(128, 3)]
+    trainer = hongtu.Trainer(other, layers, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), device_memory="1MiB")
+    snapshot = tmp_path / "run" / "snapshot-3.pt"
+    trainer.load_weights(snapshot)
+    assert trainer.epoch == 0 and np.allclose(np.load(tmp_path / "out.npy"), trainer.predict().numpy(), atol=1e-6)
+    weights = read_snapshot(snapshot)["model"]
+    mean = torch.zeros(40, 40).index_put_((torch.tensor(edges[1]), torch.tensor(edges[0])), torch.ones(200), True)
+    mean /= mean.sum(1, keepdim=True).clamp(min=1)
+    rows = torch.from_numpy(features)
+    for k in (0, 1):
+        left, right = weights[f"{k}.lin_l.weight"], weights[f"{k}.lin_r.weight"]
+        rows = mean @ rows @ left.T + weights[f"{k}.lin_l.bias"] + rows @ right.T
+        rows = rows.relu() if k == 0 else rows
+    assert torch.allclose(rows, trainer.predict(), atol=1e-4)
+    wrong = hongtu.Trainer(other, [hnn.GCNConv(6, 3)])
+    with pytest.raises(hongtu.errors.InputError, match="has 2 layers, this run has 1"):
+        wrong.load_weights(snapshot)
+
+
+def test_what_decides_the_numbers_is_named():
+    assert {"lr", "seed", "optimizer", "scheduler", "modules", "hidden"} <= set(DECIDING)
+    assert not {"artifact", "epochs", "device_memory", "run", "resume"} & set(DECIDING)
