@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read.check import check_and_complete
+from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.sparse import to_csr
 from hongtu.preprocess.read.typed import make_typed
@@ -43,14 +43,13 @@ def from_arrays(
         num_vertices=count,
         vertices_from=f"num_vertices={count}",
         features=None if config.features else as_features(features, vertex_type),
-        labels=None if config.labels or labels is None else as_array("labels", labels),
         masks=None if config.random_split or masks is None else as_masks(masks),
-        edge_weight=None if edge_weight is None else as_array("edge_weight", edge_weight),
-        edge_features=None if edge_features is None else as_array("edge_features", edge_features),
-        edge_type=None if edge_type is None else as_array("edge_type", edge_type),
         names={split: f"masks[{split!r}]" for split in SPLITS},
     )
-    return check_and_complete(raw, config)
+    beside = {"edge_weight": edge_weight, "edge_features": edge_features, "edge_type": edge_type}
+    for piece, value in (beside | {"labels": None if config.labels else labels}).items():
+        setattr(raw, piece, None if value is None else as_array(piece, value))
+    return complete(raw, config)
 
 
 def as_array(name: str, value: Any) -> np.ndarray:

@@ -107,7 +107,7 @@ def _check_vertex_ids(raw: RawGraph) -> None:
             if block.min() < 0 or block.max() >= vertices:
                 at = int(np.flatnonzero((block < 0) | (block >= vertices))[0])
                 where = f"{raw.name('edges')}: [{row}, {lo + at}] is"
-                if raw.locate_edge is not None:
+                if raw.blocks is not None:
                     where = f"{raw.locate_edge(lo + at)}:"
                 raise InputError(
                     f"{where} vertex {block[at]}, expected 0 to {vertices - 1} ({raw.vertices_from}); "
@@ -214,7 +214,7 @@ def _rounds(array: Any) -> bool:
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
     if piece.startswith(("features", "edge_features")):
         return f"{raw.name(piece)}: [{row}, {column}]"
-    inside = piece == "edge_weight" and raw.locate_edge is not None  # weights may stand in the file of the edges
+    inside = piece == "edge_weight" and raw.blocks is not None  # weights may stand in the file of the edges
     return f"{raw.locate_edge(row)}: edge_weight" if inside else f"{raw.name(piece)}: [{row}]"
 
 

@@ -12,67 +12,114 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.preprocess.read.check import check_and_complete
+from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.relabel import IntegerIds, NameIds
 from hongtu.preprocess.read.size import LARGEST
-from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, Source
+from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers
+from hongtu.preprocess.read.typed import TypedFeatures
 
 PIECES = ("source", "destination", "weight")
 BLOCK = 1 << 22  # edges copied in one step
 
 
-def collect(
-    source: Source, folder: Path, *, relabel: bool
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | Names | None]:
-    """Read all edges of a source into memory-mapped files in ``folder``.
+def complete(raw: RawGraph, config: PreprocessConfig, scratch: Path | None = None) -> RawGraph:
+    """A checked graph: the edges of a stream stored and numbered, the vertices counted, and what the config
+    synthesises in place of what was given (features need degrees, later).
 
     Args:
-        source: what an adapter opened.
-        folder: an existing directory.
-        relabel: number the ids in the order of ``source.ids``, or as they first come; otherwise they are numbers.
-
-    Returns:
-        edges int32 [2, E], weight float32 [E] or None, and the ids, int64 [V] or ``Names``, or None without relabel.
+        scratch: directory for the edges of a stream.
 
     Raises:
-        InputError: at the first edge that is wrong.
+        InputError: at the first thing that is wrong.
     """
-    if source.numbered or not relabel:
-        edges, weight = _write(source, folder, None, as_text=False)
-        return edges, weight, source.ids
-    as_text = isinstance(source.ids, Names)
-    try:
-        numbering = _numbering(source, as_text)
-        edges, weight = _write(source, folder, numbering, as_text)
-    except NotIntegers:
-        numbering = _numbering(source, as_text=True)
-        edges, weight = _write(source, folder, numbering, as_text=True)
-    return edges, weight, numbering.ids()
+    for piece, made in (("features", config.features), ("labels", config.labels), ("masks", config.random_split)):
+        if made:
+            setattr(raw, piece, None)
+    if raw.blocks is not None:
+        refuse_relabel(raw, config)
+        assert scratch is not None
+        _collect(raw, scratch, relabel=config.relabel)
+    _count_vertices(raw)
+    return check_and_complete(raw, config)
 
 
-def refuse_relabel(source: Source, config: PreprocessConfig) -> None:
+def refuse_relabel(raw: RawGraph, config: PreprocessConfig) -> None:
     """Refuse ``--relabel`` of a source whose vertices have numbers."""
-    if config.relabel and source.ids is None and not source.numbered and source.num_vertices is not None:
-        raise InputError(f"{source.name}: numbers its {source.num_vertices} vertices already; leave --relabel out")
+    if config.relabel and raw.ids is None and not raw.numbered and raw.num_vertices is not None:
+        raise InputError(f"{raw.title}: numbers its {raw.num_vertices} vertices already; leave --relabel out")
 
 
-def _numbering(source: Source, as_text: bool) -> Any:
+def rows_beside(raw: RawGraph) -> tuple[int, str] | None:
+    """How many vertices have features, else labels, else masks, and which; None where there are none of these."""
+    train = None if raw.masks is None else raw.masks["train"]
+    typed = isinstance(raw.features, TypedFeatures)
+    for piece, array in (("vertex_type" if typed else "features", raw.features), ("labels", raw.labels)):
+        if array is not None and array.ndim >= 1:
+            return array.shape[0], f"{raw.name(piece)} has {array.shape[0]} rows"
+    if train is not None and train.ndim >= 1:
+        return train.shape[-1], f"{raw.name('train')} has {train.shape[-1]} rows"
+    return None
+
+
+def _count_vertices(raw: RawGraph) -> None:
+    if raw.ids is not None:
+        raw.num_vertices, raw.vertices_from = len(raw.ids), f"the input has {len(raw.ids)} different ids"
+    elif raw.vertices_from:
+        return
+    elif raw.num_vertices is not None:
+        raw.vertices_from = f"{raw.title} has {raw.num_vertices} vertices"
+    elif (rows := rows_beside(raw)) is not None:
+        raw.num_vertices, raw.vertices_from = rows
+    else:
+        edges: Any = raw.edges if raw.edges.ndim == 2 and raw.edges.dtype.kind in "iu" else []
+        blocks = (row[lo : lo + BLOCK] for row in edges for lo in range(0, len(row), BLOCK))  # never all in memory
+        largest = max((int(block.max()) for block in blocks), default=-1)
+        name = Path(raw.name("edges")).name
+        raw.num_vertices = max(largest, -1) + 1
+        raw.vertices_from = f"the largest id in {name} is {largest}" if largest >= 0 else f"{name} has no edges"
+
+
+def _collect(raw: RawGraph, folder: Path, *, relabel: bool) -> None:
+    """Read all edges of a stream into memory-mapped files in ``folder``: edges int32 [2, E], and weights float32 [E]
+    where it has some. With ``relabel`` ids are numbered in the order of ``raw.ids``, or as they first come; otherwise
+    they are numbers."""
+    if raw.numbered or not relabel:
+        weight = _write(raw, folder, None, as_text=False)
+        raw.ids = raw.ids if raw.numbered else None
+    else:
+        as_text = isinstance(raw.ids, Names)
+        try:
+            numbering = _numbering(raw, as_text)
+            weight = _write(raw, folder, numbering, as_text)
+        except NotIntegers:
+            numbering = _numbering(raw, as_text=True)
+            weight = _write(raw, folder, numbering, as_text=True)
+        raw.ids = numbering.ids()
+    if weight is not None and raw.edge_weight is not None:
+        raise InputError(f"{raw.title}: holds weights, and so does {raw.name('edge_weight')}; remove one")
+    raw.edge_weight = raw.edge_weight if weight is None else weight
+
+
+def _numbering(raw: RawGraph, as_text: bool) -> Any:
     numbering = NameIds() if as_text else IntegerIds()
-    if source.ids is not None:
-        if as_text != isinstance(source.ids, Names):
-            raise InputError(f"{source.name}: holds text where {source.names.get('ids', 'the ids')} are integers")
-        found = numbering.number(source.ids)
+    if raw.ids is not None:
+        if as_text != isinstance(raw.ids, Names):
+            raise InputError(f"{raw.title}: holds text where {raw.names.get('ids', 'the ids')} are integers")
+        found = numbering.number(raw.ids)
         if len(numbering) < len(found):
             at = int(np.flatnonzero(found != np.arange(len(found)))[0])
-            raise InputError(f"{source.names.get('ids', 'ids')}: [{at}] stands there twice, expected each id once")
+            raise InputError(f"{raw.names.get('ids', 'ids')}: [{at}] stands there twice, expected each id once")
     return numbering
 
 
-def _write(source: Source, folder: Path, numbering: Any, as_text: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    raw = [folder / f"{piece}.raw" for piece in PIECES]
-    known = None if source.ids is None else len(source.ids)
+def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.ndarray | None:
+    """Fills ``raw.edges``; the weights."""
+    files = [folder / f"{piece}.raw" for piece in PIECES]
+    known = None if raw.ids is None else len(raw.ids)
     count, weighted = 0, None
-    with raw[0].open("wb") as sources, raw[1].open("wb") as destinations, raw[2].open("wb") as weights:
-        for block in source.blocks(as_text):
+    with files[0].open("wb") as sources, files[1].open("wb") as destinations, files[2].open("wb") as weights:
+        for block in raw.blocks(as_text):
             assert weighted in (None, block.weight is not None)
             weighted = block.weight is not None
             ids = _checked(block) if numbering is None else _numbered(block, numbering, known)
@@ -82,13 +129,13 @@ def _write(source: Source, folder: Path, numbering: Any, as_text: bool) -> tuple
                 with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
                     block.weight.astype(np.float32).tofile(weights)
             count += len(block.source)
-    if source.num_edges not in (None, count):
-        raise InputError(f"{source.name}: {count} edges, expected {source.num_edges}; download or copy it again")
-    edges = _joined(folder / "edges.npy", raw[:2], np.int32, count)
-    weight = _joined(folder / "edge_weight.npy", raw[2:], np.float32, count)[0] if weighted else None
-    for file in raw:
+    if raw.num_edges not in (None, count):
+        raise InputError(f"{raw.title}: {count} edges, expected {raw.num_edges}; download or copy it again")
+    raw.edges = _joined(folder / "edges.npy", files[:2], np.int32, count)
+    weight = _joined(folder / "edge_weight.npy", files[2:], np.float32, count)[0] if weighted else None
+    for file in files:
         file.unlink()
-    return edges, weight
+    return weight
 
 
 def _joined(file: Path, rows: list[Path], dtype: type, count: int) -> np.ndarray:

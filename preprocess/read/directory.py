@@ -13,15 +13,12 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.files import open_npy
-from hongtu.preprocess.read.check import check_and_complete
-from hongtu.preprocess.read.collect import collect, refuse_relabel
+from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.source import Names, NotIntegers, Source, array_blocks, as_integers, text_ids
+from hongtu.preprocess.read.source import Names, NotIntegers, array_blocks, as_integers, text_ids
 from hongtu.preprocess.read.typed import make_typed
-
-BLOCK = 1 << 22  # edges looked at in one step
 
 
 def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = None) -> RawGraph:
@@ -40,28 +37,30 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         InputError: when a file is missing, unreadable, or wrong.
     """
     meta = _meta(path / "meta.json")
-    raw = RawGraph(
-        edges=None,
-        features=None if config.features else _features(path),
-        labels=None if config.labels else _optional(path / "labels.npy"),
-        masks=None if config.random_split else _masks(path),
-        edge_weight=_optional(path / "edge_weight.npy"),
-        edge_features=_optional(path / "edge_features.npy"),
-        edge_type=_optional(path / "edge_type.npy"),
-        classes=None if config.labels else meta.get("classes"),
-        names=_names(path),
-    )
-    _read_edges(raw, path, config, scratch)
-    stated = raw.num_vertices
-    raw.num_vertices, raw.vertices_from = _vertices(raw, meta, path)
+    pieces = {
+        "features": None if config.features else _features(path),
+        "labels": None if config.labels else _optional(path / "labels.npy"),
+        "masks": None if config.random_split else _masks(path),
+        **{piece: _optional(path / f"{piece}.npy") for piece in ("edge_weight", "edge_features", "edge_type")},
+        "classes": None if config.labels else meta.get("classes"),
+        "names": _names(path),
+    }
+    raw = _edges(path, config, have_rows=any(pieces[name] is not None for name in ("features", "labels", "masks")))
+    for piece, value in pieces.items():
+        setattr(raw, piece, value)
+    stated, beside = raw.num_vertices, rows_beside(raw)
+    if meta.get("nodes") is not None:
+        beside = meta["nodes"], f"{path / 'meta.json'} says {meta['nodes']} nodes"
+    if beside is not None:
+        raw.num_vertices, raw.vertices_from = beside
     if stated not in (None, raw.num_vertices):
         raise InputError(
             f"{raw.name('edges')}: {stated} vertices, but {raw.vertices_from}; give both for the same vertices"
         )
-    return check_and_complete(raw, config)
+    return complete(raw, config, scratch)
 
 
-def _read_edges(raw: RawGraph, path: Path, config: PreprocessConfig, scratch: Path | None) -> None:
+def _edges(path: Path, config: PreprocessConfig, *, have_rows: bool) -> RawGraph:
     files = sorted(path.glob("edges.*"))
     if len(files) > 1:
         raise InputError(f"{path}: holds both {files[0].name} and {files[1].name}; remove one")
@@ -69,33 +68,23 @@ def _read_edges(raw: RawGraph, path: Path, config: PreprocessConfig, scratch: Pa
         raise InputError(f"{files[0]}: not a file; mend or remove it")
     if not files:
         raise InputError(f"{path / 'edges.npy'}: missing; save int32 or int64 [2, E], row 0 source, row 1 destination")
-    ids = read_ids(path / "ids.npy")
-    if config.relabel and ids is None and any(piece is not None for piece in (raw.features, raw.labels, raw.masks)):
+    ids, file = read_ids(path / "ids.npy"), files[0]
+    if config.relabel and ids is None and have_rows:
         raise InputError(
             f"{path / 'ids.npy'}: missing; with --relabel, save the id that each row of features, labels and masks has"
         )
-    if files[0].suffix == ".npy" and not config.relabel:
-        raw.edges = _load(files[0])
-        return
-    assert scratch is not None
-    if files[0].suffix == ".npy":
-        edges = _load(files[0])
+    if file.suffix != ".npy":
+        raw = open_edges(file, config)
+    elif config.relabel:
+        edges = _load(file)
         if edges.ndim != 2 or edges.shape[0] != 2:
-            raise InputError(f"{files[0]}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
-        source = Source(name=str(files[0]), blocks=array_blocks(str(files[0]), edges[0], edges[1], None))
+            raise InputError(f"{file}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
+        raw = RawGraph(title=str(file), blocks=array_blocks(str(file), edges[0], edges[1], None))
     else:
-        source = open_edges(files[0], config)
-    source.names["ids"] = str(path / "ids.npy")
-    raw.names["edges"] = str(files[0])
-    refuse_relabel(source, config)
-    source.ids = ids if config.relabel else None
-    raw.num_vertices = source.num_vertices
-    raw.edges, weight, raw.ids = collect(source, scratch, relabel=config.relabel)
-    if weight is not None:
-        if raw.edge_weight is not None:
-            raise InputError(f"{path}: weights in both {files[0].name} and edge_weight.npy; remove one")
-        raw.edge_weight = weight
-    raw.locate_edge = source.locate
+        raw = RawGraph(title=str(file), edges=_load(file))
+    refuse_relabel(raw, config)
+    raw.ids = ids if config.relabel else None
+    return raw
 
 
 def read_ids(file: Path) -> np.ndarray | Names | None:
@@ -116,7 +105,7 @@ def read_ids(file: Path) -> np.ndarray | Names | None:
 
 
 def _names(path: Path) -> dict[str, str]:
-    pieces = ("edges", "labels", "edge_weight", "edge_features", "edge_type")
+    pieces = ("ids", "labels", "edge_weight", "edge_features", "edge_type")
     names = {piece: str(path / f"{piece}.npy") for piece in pieces}
     names |= {split: str(path / f"{split}_mask.npy") for split in SPLITS}
     names |= {file.stem: str(file) for file in (path / "vertex_type.npy", *_typed_files(path))}
@@ -184,30 +173,3 @@ def _masks(path: Path) -> dict[str, np.ndarray] | None:
             "save it (bool [N], all False for none), or pass --random-split 0.6,0.2,0.2"
         )
     return masks
-
-
-def _vertices(raw: RawGraph, meta: dict[str, Any], path: Path) -> tuple[int, str]:
-    if raw.ids is not None:
-        return len(raw.ids), f"the input has {len(raw.ids)} different ids"
-    if meta.get("nodes") is not None:
-        return meta["nodes"], f"{path / 'meta.json'} says {meta['nodes']} nodes"
-    if raw.features is not None and raw.features.ndim >= 1:
-        rows, piece = raw.features.shape[0], "vertex_type" if "features_0" in raw.names else "features"
-    elif raw.labels is not None and raw.labels.ndim >= 1:
-        rows, piece = raw.labels.shape[0], "labels"
-    elif raw.masks is not None and raw.masks["train"].ndim >= 1:
-        rows, piece = raw.masks["train"].shape[-1], "train"
-    elif raw.num_vertices is not None:
-        return raw.num_vertices, f"{raw.name('edges')} has {raw.num_vertices} vertices"
-    else:
-        largest = _largest(raw.edges) if raw.edges.ndim == 2 and raw.edges.dtype.kind in "iu" else -1
-        name = Path(raw.name("edges")).name
-        return max(
-            largest, -1
-        ) + 1, f"the largest id in {name} is {largest}" if largest >= 0 else f"{name} has no edges"
-    return rows, f"{raw.name(piece)} has {rows} rows"
-
-
-def _largest(edges: np.ndarray) -> int:
-    """The largest id, or -1; by blocks, so that a memory map is not read into memory whole."""
-    return max((int(row[lo : lo + BLOCK].max()) for row in edges for lo in range(0, len(row), BLOCK)), default=-1)

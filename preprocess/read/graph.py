@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
 SPLITS = ("train", "val", "test")
 
 
 @dataclass(kw_only=True)
 class RawGraph:
-    """What the reader hands on.
+    """What a reader hands on.
 
     Attributes:
-        edges: int32 or int64 [2, E]; row 0 = source, row 1 = destination; possibly memory-mapped.
+        title: what messages call the input.
+        edges: int32 or int64 [2, E]; row 0 = source, row 1 = destination; possibly memory-mapped; None while they are a
+            stream.
+        blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are ``Names`` with ``as_text``, else int64, and
+            an id that is no integer then raises ``NotIntegers``. None where the edges are an array.
+        num_edges: how many edges the stream must have, or None where the format does not say.
+        numbered: the stream holds numbers 0..V-1 whatever ``ids`` says.
         num_vertices: V; None until it is inferred.
-        vertices_from: where V comes from, for messages.
+        vertices_from: where V comes from, for messages; "" until that is known.
         features: float [V, F], a scipy CSR matrix of that shape, or None when ``--features`` synthesises them.
         labels: int64 [V] (-1 = none) or float32 [V, C] (an all-NaN row = none); before the check possibly float [V].
         masks: ``{"train" | "val" | "test": bool [V]}``; before the check possibly [S, V].
@@ -28,11 +36,14 @@ class RawGraph:
         edge_types: how many types there are; None until it is known.
         classes: number of classes; None until it is known.
         ids: the id that the input gives every vertex, int64 [V] or ``Names``; None where ids are 0..V-1.
-        locate_edge: says where the k-th edge stands in the input; None: at ``[:, k]`` of an array.
         names: what messages call each piece, such as ``{"edges": "/data/cora/edges.npy"}``.
     """
 
-    edges: np.ndarray
+    title: str = ""
+    edges: np.ndarray | None = None
+    blocks: Callable[[bool], Iterator[EdgeBlock]] | None = None
+    num_edges: int | None = None
+    numbered: bool = False
     num_vertices: int | None = None
     vertices_from: str = ""
     features: Any = None
@@ -44,8 +55,22 @@ class RawGraph:
     edge_types: int | None = None
     classes: int | None = None
     ids: Any = None
-    locate_edge: Callable[[int], str] | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def name(self, piece: str) -> str:
-        return self.names.get(piece, piece)
+        """What messages call a piece."""
+        otherwise = self.title if piece == "edges" else f"{self.title}: {piece}"
+        return self.names.get(piece, otherwise if self.title else piece)
+
+    def locate_edge(self, edge: int) -> str:
+        """Where an edge of the stream stands; reads the input again up to it."""
+        for as_text in (False, True):
+            first = 0
+            try:
+                for block in self.blocks(as_text):
+                    if edge < first + len(block.source):
+                        return block.where(edge - first)
+                    first += len(block.source)
+            except NotIntegers:
+                continue
+        return f"{self.title}: edge {edge}"

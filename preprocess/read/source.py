@@ -1,13 +1,13 @@
-"""What every format is read into: a stream of edges, and the pieces that lie beside them.
+"""What every format is read into: a stream of edges.
 
-An adapter (``preprocess/read/formats``, one file each) returns a :class:`Source`; :mod:`.collect` numbers its vertices
-and writes its edges to disk block by block, so that no format ever has a whole graph in memory.
+An adapter (``preprocess/read/formats``, one file each) returns a :class:`~.graph.RawGraph` with such a stream;
+:mod:`.collect` numbers its vertices and writes its edges to disk block by block, so that no format ever has a whole
+graph in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,49 +52,6 @@ class EdgeBlock(NamedTuple):
 
 class NotIntegers(InputError):
     """Ids that are no integers, in a stream of integers; with ``--relabel`` they are read as text instead."""
-
-
-@dataclass(kw_only=True)
-class Source:
-    """A graph in some format.
-
-    Attributes:
-        name: what messages call it.
-        blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are ``Names`` with ``as_text``, else int64,
-            and an id that is no integer then raises ``NotIntegers``.
-        num_vertices: V, or None for the largest id + 1.
-        num_edges: how many edges must come, or None where the format does not say.
-        features, labels, masks, edge_features, edge_type: as in ``RawGraph``, or None where the format has none.
-        ids: the id of every vertex, int64 [V] or ``Names``, where that is given; None otherwise.
-        numbered: the blocks hold numbers 0..V-1 whatever ``ids`` says.
-        names: what messages call the pieces.
-    """
-
-    name: str
-    blocks: Callable[[bool], Iterator[EdgeBlock]]
-    num_vertices: int | None = None
-    num_edges: int | None = None
-    features: Any = None
-    labels: np.ndarray | None = None
-    masks: dict[str, np.ndarray] | None = None
-    edge_features: np.ndarray | None = None
-    edge_type: np.ndarray | None = None
-    ids: Any = None
-    numbered: bool = False
-    names: dict[str, str] = field(default_factory=dict)
-
-    def locate(self, edge: int) -> str:
-        """Where an edge stands; reads the input again up to it."""
-        for as_text in (False, True):
-            first = 0
-            try:
-                for block in self.blocks(as_text):
-                    if edge < first + len(block.source):
-                        return block.where(edge - first)
-                    first += len(block.source)
-            except NotIntegers:
-                continue
-        return f"{self.name}: edge {edge}"
 
 
 def array_blocks(

@@ -7,13 +7,13 @@ from pathlib import Path
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import matrix_market, scipy_matrix, table, text, torch_file
-from hongtu.preprocess.read.source import Source
+from hongtu.preprocess.read.graph import RawGraph
 
 ENDINGS = (*text.ENDINGS, *table.ENDINGS, *matrix_market.ENDINGS, *scipy_matrix.ENDINGS, *torch_file.ENDINGS)
 PACKED = (*text.ENDINGS, *matrix_market.ENDINGS)  # may end in .gz
 
 
-def open_edges(path: Path, config: PreprocessConfig) -> Source:
+def open_edges(path: Path, config: PreprocessConfig) -> RawGraph:
     """The graph in one file.
 
     Raises:

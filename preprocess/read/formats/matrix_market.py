@@ -10,7 +10,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.text import BLOCK, DAMAGED, Columns, damaged, edge_blocks, open_stream
-from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, Source
+from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
 ENDINGS = (".mtx",)
 FIELDS = ("pattern", "integer", "unsigned-integer", "real", "double")
@@ -26,7 +27,7 @@ class Header(NamedTuple):
     entries: int
 
 
-def open_matrix_market(path: Path) -> Source:
+def open_matrix_market(path: Path) -> RawGraph:
     """A square matrix; entries beside the diagonal of one that is (skew-)symmetric stand for both directions.
 
     Entries that have values are read twice: first to see whether these are weights.
@@ -38,7 +39,7 @@ def open_matrix_market(path: Path) -> Source:
     weighted = header.field != "pattern" and (
         header.symmetry == "skew-symmetric" or any((block.weight != 1).any() for block in _entries(path, header))
     )
-    return Source(name=str(path), blocks=lambda as_text: _blocks(path, header, weighted), num_vertices=header.size)
+    return RawGraph(title=str(path), blocks=lambda as_text: _blocks(path, header, weighted), num_vertices=header.size)
 
 
 def _header(path: Path) -> Header:

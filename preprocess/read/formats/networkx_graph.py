@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.source import Names, Source, array_blocks, as_names
+from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.source import Names, array_blocks, as_names
 
 
 def is_networkx(data: Any) -> bool:
@@ -15,7 +16,7 @@ def is_networkx(data: Any) -> bool:
     return all(hasattr(data, name) for name in ("nodes", "edges", "is_directed", "is_multigraph"))
 
 
-def from_networkx(graph: Any) -> Source:
+def from_networkx(graph: Any) -> RawGraph:
     """Vertices in the graph's own order, with their names as ids; an undirected edge stands for both directions.
 
     The edge attribute "weight" is the weight, 1 where it is missing; if no edge has one there are no weights.
@@ -45,7 +46,7 @@ def from_networkx(graph: Any) -> Source:
     if whole and np.array_equal(ids, np.arange(len(order))):  # plain numbers already
         ids = None
     blocks = array_blocks("data", source, destination, weight if any(w is not None for w in stored) else None)
-    return Source(name="data", blocks=blocks, num_vertices=len(order), ids=ids, numbered=True)
+    return RawGraph(title="data", blocks=blocks, num_vertices=len(order), ids=ids, numbered=True)
 
 
 def _names(names: list[str]) -> Names:

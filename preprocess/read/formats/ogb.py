@@ -17,8 +17,9 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.text import DAMAGED, damaged, open_text
+from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
-from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.source import array_blocks
 
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
 SPLITS = {"train": "train", "val": "valid", "test": "test"}
@@ -30,7 +31,7 @@ def is_ogb(path: Path) -> bool:
     return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "data.npz"))
 
 
-def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> Source:
+def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> RawGraph:
     """One homogeneous graph; features go through a file in ``scratch``.
 
     Raises:
@@ -49,7 +50,7 @@ def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> Source:
     return source
 
 
-def _text(raw: Path, scratch: Path) -> Source:
+def _text(raw: Path, scratch: Path) -> RawGraph:
     source = open_text(raw / "edge.csv.gz", None)
     file = raw / "num-node-list.csv.gz"
     source.num_vertices = _only(_table(file, np.int64), str(file))
@@ -63,7 +64,7 @@ def _text(raw: Path, scratch: Path) -> Source:
     return source
 
 
-def _binary(raw: Path) -> Source:
+def _binary(raw: Path) -> RawGraph:
     try:
         with np.load(raw / "data.npz") as data:
             edges, features = data["edge_index"], data.get("node_feat")
@@ -78,8 +79,8 @@ def _binary(raw: Path) -> Source:
         raise InputError(f"{file}: edge_index of shape {edges.shape}, expected [2, E]; download it again")
     count = len(labels) if counts is None else _only(counts, f"{file}: num_nodes_list")
     check_count(count, file)
-    return Source(
-        name=file,
+    return RawGraph(
+        title=file,
         blocks=array_blocks(file, edges[0], edges[1], None),
         num_vertices=count,
         num_edges=None if lengths is None else _only(lengths, f"{file}: num_edges_list"),

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
-from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.sparse import check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
@@ -36,7 +37,7 @@ def is_planetoid(path: Path) -> bool:
     return len(list(path.glob("ind.*.graph"))) == 1
 
 
-def open_planetoid(path: Path) -> Source:
+def open_planetoid(path: Path) -> RawGraph:
     """The public split: the training vertices, the next 500 for validation, and ``test.index``.
 
     Raises:
@@ -59,8 +60,8 @@ def open_planetoid(path: Path) -> Source:
     masks["val"][train : min(train + VALIDATION, known)] = True
     masks["test"][test] = True
     source, destination = _load(graph_file, _edges)
-    return Source(
-        name=str(graph_file),
+    return RawGraph(
+        title=str(graph_file),
         blocks=array_blocks(str(graph_file), source, destination, None),
         num_vertices=count,
         features=_placed(allx, tx, test, count),

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.graph import SPLITS
-from hongtu.preprocess.read.source import Source, array_blocks
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.sparse import to_csr
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
 
 
-def from_data(data: Any, name: str = "data") -> Source:
+def from_data(data: Any, name: str = "data") -> RawGraph:
     """One graph from ``edge_index``, ``edge_weight``, ``edge_attr``, ``edge_type``, ``x``, ``y`` and the masks.
 
     A one-column ``edge_attr`` without ``edge_weight`` is the weights; any other is edge features.
@@ -49,10 +49,10 @@ def from_data(data: Any, name: str = "data") -> Source:
     given = masks["train"] is not None
     splits = [mask.T if mask is not None and mask.ndim == 2 else mask for mask in masks.values()]
     blank = np.zeros_like(splits[0]) if given else None
-    return Source(
-        name=name,
+    return RawGraph(
+        title=name,
         blocks=array_blocks(f"{name}.edge_index", edges[0], edges[1], weight),
-        num_vertices=_num_vertices(data, name, (features, labels, *splits[:1])),
+        num_vertices=_num_vertices(data, name),
         features=features,
         labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
         masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
@@ -88,13 +88,10 @@ def _get(data: Any, key: str) -> Any:
     return data.get(key) if isinstance(data, Mapping) else getattr(data, key, None)
 
 
-def _num_vertices(data: Any, name: str, pieces: tuple[np.ndarray | None, ...]) -> int | None:
-    """``num_nodes``, else the rows of the first piece that there is."""
+def _num_vertices(data: Any, name: str) -> int | None:
     count = _get(data, "num_nodes")
-    if count is None:
-        return next((piece.shape[0] for piece in pieces if piece is not None and piece.ndim), None)
     try:
-        return operator.index(count)
+        return None if count is None else operator.index(count)
     except TypeError:
         raise InputError(f"{name}.num_nodes: {count!r}, expected an integer") from None
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.source import Source, array_blocks, weights_of
+from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.source import array_blocks, weights_of
 from hongtu.preprocess.read.sparse import check_compressed
 
 ENDINGS = (".npz",)
 
 
-def open_scipy_matrix(path: Path) -> Source:
+def open_scipy_matrix(path: Path) -> RawGraph:
     """A square sparse matrix; what is not 1 throughout is a weight. Read whole: 16 bytes an entry.
 
     Raises:
@@ -29,7 +30,7 @@ def open_scipy_matrix(path: Path) -> Source:
         raise InputError(f"{name}: entries of type {matrix.data.dtype}, expected real numbers; keep the real part")
     source, destination = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
     blocks = array_blocks(name, source, destination, weights_of(matrix.data))
-    return Source(name=name, blocks=blocks, num_vertices=rows)
+    return RawGraph(title=name, blocks=blocks, num_vertices=rows)
 
 
 def load_matrix(path: Path) -> Any:

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, Source, as_integers
+from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
 DEFAULT_COLUMNS = ("source", "destination")
 
 
-def open_table(path: Path, names: tuple[str, ...] | None) -> Source:
+def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
     """A table with one row per edge; arguments as of ``open_text``, by default the columns "source", "destination"
     and, where there is one, "weight".
 
@@ -47,7 +48,7 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> Source:
             raise InputError(f"{path}: {present.count(name)} columns {name!r}, expected one; rename the others")
     if len(names) == 3 and not _is_number(schema.field(names[2]).type):
         raise InputError(f"{path}: column {names[2]!r} is {schema.field(names[2]).type}, expected numbers for weights")
-    return Source(name=str(path), blocks=lambda as_text: _blocks(path, list(names), as_text))
+    return RawGraph(title=str(path), blocks=lambda as_text: _blocks(path, list(names), as_text))
 
 
 def _is_number(kind: Any) -> bool:

@@ -16,7 +16,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_kernels
-from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, Source
+from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers
 
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 BLOCK = 16 << 20  # bytes read in one step
@@ -47,7 +48,7 @@ class Columns(NamedTuple):
     delimiter: int
 
 
-def open_text(path: Path, names: tuple[str, ...] | None) -> Source:
+def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
     """An edge list.
 
     Args:
@@ -60,7 +61,7 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> Source:
         InputError: when the file cannot be read or lacks a named column; the stream raises it at a bad line.
     """
     columns = _columns(path, names)
-    return Source(name=str(path), blocks=lambda as_text: edge_blocks(path, columns, as_text=as_text))
+    return RawGraph(title=str(path), blocks=lambda as_text: edge_blocks(path, columns, as_text=as_text))
 
 
 def open_stream(path: Path) -> IO[bytes]:

@@ -12,12 +12,12 @@ from typing import Any
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.pyg_data import from_data
-from hongtu.preprocess.read.source import Source
+from hongtu.preprocess.read.graph import RawGraph
 
 ENDINGS = (".pt", ".pth")
 
 
-def open_torch_file(path: Path) -> Source:
+def open_torch_file(path: Path) -> RawGraph:
     """A ``Data``, its ``to_dict()``, or a processed dataset of one graph.
 
     Raises:
