@@ -21,7 +21,7 @@ from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers
 
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 BLOCK = 16 << 20  # bytes read in one step
-WEIGHT_WIDTH = 32  # characters that a weight may have
+WIDTH = 32  # characters that a number may have
 SOURCE_NAMES = {"source", "src", "from", "u", "fromnodeid", "node_1", "id_1"}
 DESTINATION_NAMES = {"destination", "dst", "dest", "target", "to", "v", "tonodeid", "node_2", "id_2"}
 STANDARD = ("source", "destination", "weight")
@@ -158,9 +158,9 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool) -> Iterator[Edge
             return f"{path}: line {first + lines[k]}"
 
         source, destination = (
-            (_names(text, s[0], s[1], where) if as_text else _integers(text, s[0], s[1], where)) for s in spans[:2]
+            _names(text, a, b, where) if as_text else _numbers(text, a, b, where, "id") for a, b in spans[:2]
         )
-        weight = None if columns.weight < 0 else _weights(text, spans[2, 0], spans[2, 1], where)
+        weight = None if columns.weight < 0 else _numbers(text, spans[2, 0], spans[2, 1], where, "weight")
         yield EdgeBlock(source, destination, weight, where)
 
 
@@ -177,16 +177,6 @@ def _explained(kind: int, found: int, columns: Columns) -> str:
     return f"{found} columns, expected {columns.width}; {more}"
 
 
-def _integers(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    ids, bad, kind = text_kernels.to_integers(text, start, end)
-    if bad >= 0:
-        shown = _shown(text, start[bad], end[bad])
-        if kind == text_kernels.TOO_LARGE:
-            raise NotIntegers(f"{where(bad)}: id {shown} does not fit 64 bits; pass --relabel")
-        raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; pass --relabel to read names as they are")
-    return ids
-
-
 def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> Names:
     names = Names(text, start, end)
     try:
@@ -200,30 +190,33 @@ def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable
     return names
 
 
-def _weights(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    fields, bad = text_kernels.to_fields(text, start, end, WEIGHT_WIDTH)
-    values = fields.view(f"S{WEIGHT_WIDTH}").ravel()
+def _numbers(
+    text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str], what: str
+) -> np.ndarray:
+    """The spans as numbers: int64 ids, or float64 weights."""
+    fields, bad = text_kernels.to_fields(text, start, end, WIDTH)
+    values, kind = fields.view(f"S{WIDTH}").ravel(), np.int64 if what == "id" else np.float64
     if bad < 0:
         try:
-            return values.astype(np.float64)
-        except ValueError:
-            bad = _first_bad(values)
-    shown = _shown(text, start[bad], end[bad])
-    raise InputError(f"{where(bad)}: weight {shown!r}, expected a number of at most {WEIGHT_WIDTH} characters")
+            return values.astype(kind)
+        except (ValueError, OverflowError):
+            bad = _first_bad(values, kind)
+    shown = bytes(text[start[bad] : min(end[bad], start[bad] + 40)]).decode(errors="replace")
+    if what == "weight":
+        raise InputError(f"{where(bad)}: weight {shown!r}, expected a number of at most {WIDTH} characters")
+    if shown.lstrip("+-").isdecimal():
+        raise NotIntegers(f"{where(bad)}: id {shown} does not fit 64 bits; pass --relabel")
+    raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; pass --relabel to read names as they are")
 
 
-def _first_bad(values: np.ndarray) -> int:
+def _first_bad(values: np.ndarray, kind: type) -> int:
     """The first of some fields that is no number, found by halves; there is one."""
     lo, hi = 0, len(values)
     while hi - lo > 1:
         middle = (lo + hi) // 2
         try:
-            values[lo:middle].astype(np.float64)
+            values[lo:middle].astype(kind)
             lo = middle
-        except ValueError:
+        except (ValueError, OverflowError):
             hi = middle
     return lo
-
-
-def _shown(text: np.ndarray, start: int, end: int) -> str:
-    return bytes(text[start : min(end, start + 40)]).decode(errors="replace")

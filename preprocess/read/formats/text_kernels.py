@@ -1,4 +1,4 @@
-"""Lines of text to spans of their fields, and spans to integers.
+"""Lines of text to spans of their fields, and spans to arrays of fields.
 
 Legend: L edge lines of a block; a span is a pair of offsets (start, end) in the block.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, ZERO, UNDERSCORE = 10, 32, 9, 13, 34, 35, 37, 48, 95
+NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, UNDERSCORE = 10, 32, 9, 13, 34, 35, 37, 95
 COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
-NOT_INTEGER, TOO_LARGE = 1, 2  # what may be wrong with an integer
 
 
 @numba.njit(cache=True)
@@ -87,44 +86,6 @@ def _separates(byte, delimiter):
     if delimiter == 0:
         return byte in (SPACE, TAB, RETURN)
     return byte == delimiter
-
-
-@numba.njit(cache=True)
-def to_integers(text, start, end):
-    """int64 [L] of the spans, the first that is none (-1 for none), and what is wrong with it.
-
-    >>> to_integers(np.frombuffer(b"12 -7", dtype=np.uint8), np.int32([0, 3]), np.int32([2, 5]))[0].tolist()
-    [12, -7]
-    """
-    found = np.empty(len(start), dtype=np.int64)
-    for k in range(len(start)):
-        at = start[k]
-        negative = text[at] == 45
-        at += negative or text[at] == 43
-        if at == end[k]:
-            return found, k, NOT_INTEGER
-        while text[at] == ZERO and at + 1 < end[k]:
-            at += 1
-        value = np.uint64(0)
-        if end[k] - at > 19:
-            wrong = NOT_INTEGER if _first_other(text, at, end[k]) < end[k] else TOO_LARGE
-            return found, k, wrong
-        for digit in range(at, end[k]):
-            if text[digit] < 48 or text[digit] > 57:
-                return found, k, NOT_INTEGER
-            value = value * np.uint64(10) + np.uint64(text[digit] - 48)
-        if value > np.uint64(9223372036854775807):
-            return found, k, TOO_LARGE
-        found[k] = -np.int64(value) if negative else np.int64(value)
-    return found, -1, 0
-
-
-@numba.njit(cache=True)
-def _first_other(text, start, end):
-    for at in range(start, end):
-        if text[at] < 48 or text[at] > 57:
-            return at
-    return end
 
 
 @numba.njit(cache=True)
