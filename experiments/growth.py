@@ -18,7 +18,7 @@ from pathlib import Path
 
 import hongtu
 from experiments.prepare import generated, prepared
-from hongtu.bench.compare import Case, Settings, compare_cases, describe
+from hongtu.bench.compare import Settings, compare_orders, describe
 from hongtu.bench.records import append, machine
 from hongtu.bench.report.growth import exponent
 from hongtu.bench.spec import UNGROUPED, Model, Run
@@ -44,8 +44,8 @@ def main() -> None:
     with ProcessPoolExecutor(PREPARING, mp_context=get_context("spawn")) as pool:
         list(pool.map(partial(prepare, options.work, options.features), sorted(options.sizes, reverse=True)))
     artifacts = [hongtu.open_artifact(artifact_of(options.work, vertices)) for vertices in options.sizes]
-    cases = [Case(artifact=artifact.path, model=model, run=Run(strategy=UNGROUPED)) for artifact in artifacts]
-    rows = compare_cases(cases, settings)
+    orders = [settings.order(artifact.path, model, Run(strategy=UNGROUPED)) for artifact in artifacts]
+    rows = compare_orders(orders, settings)
     for artifact, row in zip(artifacts, rows, strict=True):
         row["counted_bytes"] = sum(row["memory"].values())
         append(options.out, machine("growth") | describe(artifact, settings) | model.to_dict() | row)

@@ -46,11 +46,14 @@ class Settings:
     hardware: str | None = None
     process: Process | None = None
 
+    def order(self, artifact: str | Path, model: Model, run: Run) -> Order:
+        """A run of a model on an artifact."""
+        return Order(artifact=str(artifact), model=model, run=run, device=self.device, hardware=self.hardware)
+
 
 def in_memory_need(artifact: Path, model: Model, settings: Settings) -> int:
     """Bytes of the largest device when ours trains without a limit; what shares of memory are shares of."""
-    order = _order(Case(artifact=artifact, model=model, run=Run(strategy="full")), settings)
-    with worker(order, settings.process) as found:
+    with worker(settings.order(artifact, model, Run(strategy="full")), settings.process) as found:
         found.epoch()
         return int(found.do("peak")["need"])
 
@@ -63,15 +66,6 @@ def reference_of(model: Model) -> Run:
     return next((Run(system=form) for form in known), Run(strategy="none"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One run of a model on an artifact."""
-
-    artifact: Path
-    model: Model
-    run: Run
-
-
 def compare(
     artifact: Path,
     model: Model,
@@ -79,20 +73,20 @@ def compare(
     settings: Settings,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[dict[str, Any]]:
-    """``compare_cases`` of runs of one model on one artifact."""
-    return compare_cases([Case(artifact=artifact, model=model, run=run) for run in runs], settings, progress)
+    """``compare_orders`` of runs of one model on one artifact."""
+    return compare_orders([settings.order(artifact, model, run) for run in runs], settings, progress)
 
 
-def compare_cases(
-    cases: Sequence[Case], settings: Settings, progress: Callable[[str], None] = lambda what: None
+def compare_orders(
+    orders: Sequence[Order], settings: Settings, progress: Callable[[str], None] = lambda what: None
 ) -> list[dict[str, Any]]:
-    """One row per case, in their order; all are timed in turns, so that a machine that slows down slows all.
+    """One row each, in the same sequence; all are timed in turns, so that a machine that slows down slows all.
 
     Args:
         progress: called after each step of ``steps``, with what was done.
     """
     with ExitStack() as stack:
-        workers = _started(cases, settings, stack, progress)
+        workers = _started(orders, settings, stack, progress)
         for found in workers:
             _train_checked(found, settings)
             progress(f"{found.run.label}: loss checked")
@@ -139,23 +133,13 @@ def steps(runs: Sequence[Run], settings: Settings) -> int:
     return len(runs) * (3 + settings.epochs)
 
 
-def _order(case: Case, settings: Settings) -> Order:
-    return Order(
-        artifact=str(case.artifact),
-        model=case.model,
-        run=case.run,
-        device=settings.device,
-        hardware=settings.hardware,
-    )
-
-
 def _started(
-    cases: Sequence[Case], settings: Settings, stack: ExitStack, progress: Callable[[str], None]
+    orders: Sequence[Order], settings: Settings, stack: ExitStack, progress: Callable[[str], None]
 ) -> list[Worker]:
-    """A worker per case, which the stack ends; some start at the same time, for that is one core's work."""
+    """A worker for each, which the stack ends; some start at the same time, for that is one core's work."""
     workers: list[Worker] = []
-    for first in range(0, len(cases), STARTING):
-        started = [Worker(_order(case, settings), settings.process) for case in cases[first : first + STARTING]]
+    for first in range(0, len(orders), STARTING):
+        started = [Worker(order, settings.process) for order in orders[first : first + STARTING]]
         for found in started:
             stack.callback(found.close)
         for found in started:
@@ -187,10 +171,10 @@ def _references(workers: Sequence[Worker], settings: Settings) -> dict[tuple[str
         if found.run == reference_of(found.order.model)
     }
     wanted = dict.fromkeys(_what(found) for found in workers if _what(found) not in known)
-    cases = [Case(artifact=Path(artifact), model=model, run=reference_of(model)) for artifact, model in wanted]
-    for first in range(0, len(cases), STARTING):  # each may take much memory, so no more at the same time
+    orders = [settings.order(artifact, model, reference_of(model)) for artifact, model in wanted]
+    for first in range(0, len(orders), STARTING):  # each may take much memory, so no more at the same time
         with ExitStack() as stack:
-            for found in _started(cases[first : first + STARTING], settings, stack, lambda what: None):
+            for found in _started(orders[first : first + STARTING], settings, stack, lambda what: None):
                 known[_what(found)] = found.run.label, _losses(found, settings.checked)
     return known
 
