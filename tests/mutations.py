@@ -10,15 +10,18 @@ room, then, where nothing has noticed yet, whole trainings. What survives is a h
 from __future__ import annotations
 
 import argparse
+import importlib
+import multiprocessing
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".txt")
@@ -67,32 +70,74 @@ def edited(folder: Path, edit: Edit) -> str:
     return text.replace(edit.old, edit.new)
 
 
-def noticed_by(edit: Edit) -> str:
-    """The first test that fails with an edit, or "" if none does."""
+def noticed_by(copy: Path, edit: Edit) -> str:
+    """The first test that fails with an edit in a copy of the repository, or "" if none does."""
     part = next(tests for folder, tests in FIRST.items() if edit.file.startswith(folder))
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "hongtu")
-        shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT))
-        (copy / edit.file).write_text(edited(copy, edit))
-        for tests in (part, ROOMS, *REST):
-            found = first_failure(copy, tests.split())
-            if found:
-                return found
-    return ""
-
-
-def first_failure(folder: Path, tests: list[str]) -> str:
-    options = ["-x", "-q", "-n", "0", "--sample", "--tb=no", "-p", "no:cacheprovider", "-p", "no:warnings"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    environment = os.environ | {"PYTEST_XDIST_WORKER_COUNT": "2"}  # as many threads as a worker has
+    file, changed = copy / edit.file, edited(copy, edit)
+    text, times = file.read_text(), file.stat()
+    file.write_text(changed)
     try:
-        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST)
-    except subprocess.TimeoutExpired:
+        return next(filter(None, (first_failure(copy, tests.split()) for tests in (part, ROOMS, *REST))), "")
+    finally:
+        file.write_text(text)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled of it is known by its time
+
+
+def first_failure(copy: Path, tests: list[str]) -> str:
+    """What fails first, in a fork: libraries are loaded, the project is not."""
+    note = copy / "first-failure"
+    note.write_text("")
+    child = multiprocessing.get_context("fork").Process(target=run_tests, args=(copy, tests, note))
+    child.start()
+    child.join(timeout=LONGEST)
+    if child.is_alive():
+        child.kill()
+        child.join()
         return "hangs"
-    if run.returncode == 0:
-        return ""
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
-    return named[1] if named else (run.stdout + run.stderr).strip().splitlines()[-1]
+    return note.read_text() or (f"exit status {child.exitcode}" if child.exitcode else "")
+
+
+def run_tests(copy: Path, tests: list[str], note: Path) -> None:
+    os.chdir(copy)
+    sys.path[:] = [str(copy), *(path for path in sys.path if Path(path or ".").resolve() != REPOSITORY)]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("hongtu", "tests")]:
+        del sys.modules[name]
+    options = [
+        "-x",
+        "-q",
+        "-n",
+        "0",
+        "--sample",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:faulthandler",
+        f"--rootdir={copy}",
+    ]
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+        os._exit(pytest.main([*options, "--capture=no", *tests], plugins=[First(note)]))
+
+
+class First:
+    """Writes down what fails."""
+
+    def __init__(self, note: Path) -> None:
+        self.note = note
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.note.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.note.write_text(report.nodeid)
+
+
+def load_libraries() -> None:
+    """Once, before the forks; threads are set as for a worker of `make test`."""
+    os.environ["PYTEST_XDIST_WORKER_COUNT"] = "2"
+    for name in ("tests.conftest", "numba", "scipy.sparse", "torch_geometric.nn"):
+        importlib.import_module(name)
 
 
 def main() -> None:
@@ -100,11 +145,15 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     words = parser.parse_args().words
     found = [edit for edit in edits(LIST.read_text()) if not words or any(word in " ".join(edit) for word in words)]
+    load_libraries()
     survivors = 0
-    for edit in found:
-        by = noticed_by(edit)
-        survivors += not by
-        print(f"{by or 'SURVIVES'}\t{edit.file}\t{edit.old} -> {edit.new}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "hongtu")
+        shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT))
+        for edit in found:
+            by = noticed_by(copy, edit)
+            survivors += not by
+            print(f"{by or 'SURVIVES'}\t{edit.file}\t{edit.old} -> {edit.new}", flush=True)
     print(f"{len(found) - survivors} of {len(found)} edits were noticed")
 
 
