@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 STAT, MAPS = Path("/proc/stat"), Path("/proc/self/maps")
 CGROUP, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -58,16 +59,22 @@ def _quotas() -> list[int]:
 
 def our_threads() -> int:
     """Threads that work at the same time: torch's, where it is loaded."""
-    torch = sys.modules.get("torch")
-    return usable_cores() if torch is None else torch.get_num_threads()
+    counts = [library.get_num_threads() for library in _loaded("torch")]
+    return counts[0] if counts else usable_cores()
 
 
 def follow_quota() -> None:
     """Let torch and numba have no more threads than the process may use cores; they know of affinity alone."""
     cores = usable_cores()
-    for library in (sys.modules.get("torch"), sys.modules.get("numba")):
-        if library is not None and library.get_num_threads() > cores and "OMP_NUM_THREADS" not in os.environ:
+    for library in _loaded("torch", "numba"):
+        if library.get_num_threads() > cores and "OMP_NUM_THREADS" not in os.environ:
             library.set_num_threads(cores)
+
+
+def _loaded(*names: str) -> list[Any]:
+    """Those of these libraries that are there, and not just being imported."""
+    found = [sys.modules.get(name) for name in names]
+    return [library for library in found if hasattr(library, "set_num_threads")]
 
 
 class SharedCores:

@@ -115,6 +115,12 @@ def test_threads_follow_the_quota(monkeypatch):
         numba.set_num_threads(before[1])
 
 
+def test_a_library_that_is_being_imported_is_left_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
+    threads.follow_quota()
+    assert threads.our_threads() == threads.usable_cores()
+
+
 CROWDED_AND_CALM = """
 import os, threading, time, torch, hongtu
 from hongtu import threads
