@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from hongtu.bench.records import append, machine
+from hongtu.threads import OUR_POLICY
 
 HERE = Path(__file__).resolve().parents[1]
 AGREE = 1e-4  # of a loss
@@ -55,11 +56,12 @@ for line in sys.stdin:
 
 
 class Side:
-    """A process that trains with the hongtu of one checkout."""
+    """A process that answers orders with the hongtu of one checkout, in the environment that people start it in."""
 
-    def __init__(self, checkout: Path, artifact: Path) -> None:
-        command = [sys.executable, "-c", SIDE, str(artifact.resolve())]
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
+    def __init__(self, checkout: Path, program: str, *arguments: str) -> None:
+        command = [sys.executable, "-c", program, *arguments]
+        environment = {name: value for name, value in os.environ.items() if name not in OUR_POLICY}
+        environment["PYTHONPATH"] = str(checkout)
         self._process = subprocess.Popen(
             command, cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -71,6 +73,11 @@ class Side:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
 
 
 def main() -> None:
@@ -84,7 +91,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
-    sides = [Side(HERE, options.artifact), Side(options.other.resolve(), options.artifact)]
+    sides = [Side(checkout, SIDE, str(options.artifact.resolve())) for checkout in (HERE, options.other.resolve())]
     for model in options.models:
         for share in options.shares:
             row = {"artifact": options.artifact.name, "model": model, "hidden": options.hidden, "share": share}

@@ -1,4 +1,4 @@
-"""The same models in torch_geometric, one class per way of running them, and a model's dense products alone.
+"""The same models in torch_geometric and DGL, one class per way of running them, and a model's dense products alone.
 
 Each trains on an artifact's graph, features and masks, from the parameters of the layers that it is given, so that
 losses can be compared with ours epoch by epoch. torch_geometric is imported where it is used only.
@@ -29,9 +29,11 @@ FORMS = {
     "pyg-sparse": ("torch_sparse",),
     "pyg-offload": (),
     "pyg-loader": ("pyg_lib|torch_sparse",),
+    "dgl": ("dgl",),
     "dense": (),
 }
 REMEDY = {
+    "dgl": "pip install dgl==1.1.3, under Python 3.11 or older",
     "torch_geometric": "pip install torch_geometric",
     "torch_sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
     "pyg_lib|torch_sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
@@ -39,10 +41,11 @@ REMEDY = {
 MODELS = {  # which forms a model's layers can run in
     "gcn": tuple(FORMS),
     "sage": tuple(FORMS),
-    "gin": tuple(FORMS),
-    "gat": ("pyg", "pyg-offload", "pyg-loader", "dense"),
+    "gin": tuple(form for form in FORMS if form != "dgl"),
+    "gat": ("pyg", "pyg-offload", "pyg-loader", "dgl", "dense"),
     "ggcn": ("pyg", "pyg-offload", "pyg-loader"),
 }
+MATRICES = ("pyg-csr", "pyg-sparse")  # forms that multiply by one
 FAN_OUT, BATCH = 10, 1024  # neighbours per layer and vertices per mini-batch of NeighborLoader
 
 
@@ -64,8 +67,8 @@ def missing(form: str, model: str) -> str | None:
     if form not in FORMS:
         return f"baseline {form!r}: expected one of {', '.join(FORMS)}"
     if model not in MODELS or form not in MODELS[model]:
-        return f"baseline {form}: torch_geometric has no {model} in that form"
-    for package in (() if form == "dense" else ("torch_geometric",)) + FORMS[form]:
+        return f"baseline {form}: there is no {model} in that form"
+    for package in (("torch_geometric",) if form.startswith("pyg") else ()) + FORMS[form]:
         if not any(_importable(name) for name in package.split("|")):
             return f"baseline {form} needs {package.replace('|', ' or ')}: {REMEDY[package]}"
     return None
@@ -95,7 +98,7 @@ class FullBatch:
 
     Attributes:
         form: "pyg": ``edge_index``, its normalisation cached; "pyg-csr": torch's CSR matrix; "pyg-sparse":
-            torch-sparse; "pyg-offload": as "pyg", what backward needs kept on the host by ``save_on_cpu``.
+            torch-sparse; "pyg-offload": as "pyg", what backward needs kept on the host by ``save_on_cpu``; "dgl".
     """
 
     def __init__(
@@ -111,19 +114,19 @@ class FullBatch:
         self.features = torch.from_numpy(np.asarray(rows)[new_id]).to(device)
         self.labels = torch.from_numpy(artifact.labels[new_id]).to(device)
         self.masks = {name: torch.from_numpy(mask[new_id]).to(device) for name, mask in artifact.masks.items()}
-        self.modules = _modules(artifact, model, cached=form in ("pyg", "pyg-offload"), normalize=not self._matrix)
+        self.modules, load = _modules(artifact, model, form)
         for module, layer in zip(self.modules, layers, strict=True):
-            module.load_state_dict(layer.state_dict())
+            load(module, layer.state_dict())
         self.modules.to(device)
         self.graph = self._make_graph(v)
         self.optimizer = torch.optim.Adam(self.modules.parameters(), lr=1e-2)
 
-    @property
-    def _matrix(self) -> bool:
-        return self.form in ("pyg-csr", "pyg-sparse")
-
     def _make_graph(self, v: int) -> Any:
-        if not self._matrix:
+        if self.form == "dgl":
+            from hongtu.bench.dgl import make_graph
+
+            return make_graph(self.model.name, self.edges, v)
+        if self.form not in MATRICES:
             return self.edges
         from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
@@ -245,10 +248,16 @@ def _csr(edges: Tensor, weight: Tensor | None, v: int) -> Tensor:
     return torch.sparse_csr_tensor(start, edges[0, order], value, (v, v), check_invariants=False)
 
 
-def _modules(artifact: Artifact, model: Model, *, cached: bool, normalize: bool) -> nn.ModuleList:
+def _modules(artifact: Artifact, model: Model, form: str) -> tuple[nn.ModuleList, Callable[..., Any]]:
+    """A form's layers, and what gives one of them parameters by torch_geometric's names."""
+    widths = list(itertools.pairwise(model.widths(artifact)))
+    if form == "dgl":
+        from hongtu.bench.dgl import LAYERS, load
+
+        return nn.ModuleList(LAYERS[model.name](a, b) for a, b in widths), load
     from torch_geometric import nn as pyg
 
-    widths = model.widths(artifact)
+    cached, normalize = form in ("pyg", "pyg-offload"), form not in MATRICES
 
     def gin(a: int, b: int) -> nn.Module:
         return pyg.GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b)))
@@ -260,7 +269,7 @@ def _modules(artifact: Artifact, model: Model, *, cached: bool, normalize: bool)
         "gat": pyg.GATConv,
         "ggcn": pyg.ResGatedGraphConv,
     }
-    return nn.ModuleList(make[model.name](a, b) for a, b in itertools.pairwise(widths))
+    return nn.ModuleList(make[model.name](a, b) for a, b in widths), nn.Module.load_state_dict
 
 
 def _importable(name: str) -> bool:

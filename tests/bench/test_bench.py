@@ -18,7 +18,7 @@ from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
 
 pytest.importorskip("torch_geometric")
-FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse")
+FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse", "dgl")
 
 
 @pytest.fixture(scope="module")
