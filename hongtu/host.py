@@ -22,7 +22,7 @@ from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 
 STATED = "HONGTU_HOST_MEMORY"  # environment variable: what is available, whatever the system says
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUP = Path("/sys/fs/cgroup")
 # limit, use, and the part of it that can be had back: the page cache that nobody is using
@@ -41,7 +41,7 @@ def available_bytes() -> int | None:
     """
     if stated := os.environ.get(STATED):
         return parse_bytes(stated)
-    limits = [limit for limit in (_machine(), _cgroup()) if limit is not None]
+    limits = [limit for limit in (proc_bytes(MEMINFO, "MemAvailable"), _cgroup()) if limit is not None]
     return min(limits) if limits else None
 
 
@@ -70,13 +70,13 @@ def drop_pages(array: np.ndarray) -> None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _machine() -> int | None:
+def proc_bytes(file: Path, field: str) -> int | None:
+    """The memory that a file of /proc says under a name, or None where it does not tell."""
     try:
-        lines = MEMINFO.read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return None
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def _cgroup() -> int | None:

@@ -33,7 +33,6 @@ from hongtu.preprocess import (
 )
 from hongtu.preprocess.workspace import Workspace
 
-SPLITS = ("train", "val", "test")
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
 
@@ -273,11 +272,11 @@ def _reorganise(
 
 def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
     plain = np.tile(np.arange(paper.shape[1], dtype=np.int32), (len(paper), 1))
-    schedules = {"input": plain, "paper": paper}
     count = {
-        name: volume.count_volume(sources[0], sources[1], partition_start, which) for name, which in schedules.items()
+        name: volume.count_volume(sources[0], sources[1], partition_start, schedule)._asdict()
+        for name, schedule in (("input", plain), ("paper", paper))
     }
-    return {"volume": {name: found.to_dict() for name, found in count.items()}}
+    return {"volume": count}
 
 
 def _write(
@@ -335,6 +334,6 @@ def _header(
         "v_p2p": paper["v_p2p"],
         "v_ru": paper["v_ru"],
         "settings": config.settings() | {"partitioner": partitioner},
-        "statistics": {**statistics, **{split: int(raw[f"{split}_mask"].sum()) for split in SPLITS}},
+        "statistics": {**statistics, **{split: int(raw[f"{split}_mask"].sum()) for split in read.SPLITS}},
         "volume": volumes,
     }

@@ -5,7 +5,7 @@ Legend: N_ij neighbour set of chunk (i, j), T_k union of the neighbour sets of b
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -13,8 +13,7 @@ import numpy as np
 from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 
 
-@dataclass(frozen=True)
-class Volume:
+class Volume(NamedTuple):
     """Rows moved in one pass.
 
     Attributes:
@@ -28,9 +27,6 @@ class Volume:
     v_p2p: int
     v_ru: int
     pulled: int
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def count_volume(

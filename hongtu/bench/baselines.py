@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -225,19 +224,10 @@ class Dense:
 
 def _edge_index(artifact: Artifact) -> np.ndarray:
     """int64 [2, E], sources above targets, by target."""
-    ids = np.asarray(artifact.original_id)
-    start = np.asarray(artifact.topology.in_edge_start)
-    return _by_target(start, artifact.topology.global_sources(), ids, np.argsort(ids))
-
-
-@numba.njit(cache=True, nogil=True)
-def _by_target(start: np.ndarray, source: np.ndarray, original_id: np.ndarray, new_id: np.ndarray) -> np.ndarray:
-    edges, at = np.empty((2, len(source)), dtype=np.int64), 0
-    for target in range(len(new_id)):
-        for e in range(start[new_id[target]], start[new_id[target] + 1]):
-            edges[0, at], edges[1, at] = original_id[source[e]], target
-            at += 1
-    return edges
+    ids = np.asarray(artifact.original_id, dtype=np.int64)
+    target = np.repeat(ids, np.diff(artifact.topology.in_edge_start))
+    order = np.argsort(target, kind="stable")
+    return np.stack([ids[artifact.topology.global_sources()][order], target[order]])
 
 
 def _csr(edges: Tensor, weight: Tensor | None, v: int) -> Tensor:

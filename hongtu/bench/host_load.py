@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-STAT, STATUS, CLEAR = Path("/proc/stat"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from hongtu.host import STATUS, proc_bytes
 
-
+STAT, CLEAR = Path("/proc/stat"), Path("/proc/self/clear_refs")
 BUSY = 0.08  # share of the machine that others may take while something is timed
 LEAST = 3 / os.sysconf("SC_CLK_TCK")  # seconds: the kernel counts in ticks
 
@@ -41,11 +41,7 @@ def _processor_seconds() -> tuple[float, float] | None:
 
 def peak_resident() -> int:
     """Bytes of memory that this process held at most since it began, or since ``forget_peak``; 0 where unknown."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    return proc_bytes(STATUS, "VmHWM") or 0
 
 
 def forget_peak() -> None:

@@ -74,10 +74,7 @@ class ArtifactWriter:
 
 
 def create_array(file: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A writable memory map of a new .npy file; an array without elements is saved and returned, for it has no map."""
-    if 0 in shape:
-        np.save(file, np.empty(shape, dtype))
-        return np.empty(shape, dtype)
+    """A writable memory map of a new .npy file."""
     array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
     reserve(file)
     return array

@@ -32,10 +32,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     rounded = _rounded(raw)
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
         raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
-    if raw.edge_weight is not None:
-        _check_edge_weight(raw)
-    if raw.edge_features is not None:
-        _check_edge_features(raw)
+    _check_edge_numbers(raw)
     if raw.edge_type is not None:
         _check_edge_type(raw, config)
     if not config.features:
@@ -115,21 +112,18 @@ def _check_vertex_ids(raw: RawGraph) -> None:
                 )
 
 
-def _check_edge_weight(raw: RawGraph) -> None:
-    weight, edges = raw.edge_weight, raw.edges.shape[1]
-    good_dtype = weight.dtype.kind == "f"
-    remedy = "save one weight for each edge, or remove it" if good_dtype else "save it as numpy.float32"
-    _expect(raw, "edge_weight", weight, good_dtype and weight.shape == (edges,), f"float32 [{edges}]; {remedy}")
-    _check_finite(raw, "edge_weight", weight.reshape(-1, 1))
-
-
-def _check_edge_features(raw: RawGraph) -> None:
-    features, edges = raw.edge_features, raw.edges.shape[1]
-    good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == edges
-    remedy = "save a row for each edge with .astype(numpy.float32), or remove it"
-    good = good and features.shape[1] > 0
-    _expect(raw, "edge_features", features, good, f"float32 [{edges}, F], F > 0; {remedy}")
-    _check_finite(raw, "edge_features", features)
+def _check_edge_numbers(raw: RawGraph) -> None:
+    edges = raw.edges.shape[1]
+    for piece, form, row, rank in (
+        ("edge_weight", f"[{edges}]", "one weight", 1),
+        ("edge_features", f"[{edges}, F], F > 0", "a row", 2),
+    ):
+        array = getattr(raw, piece)
+        if array is not None:
+            good = array.dtype.kind == "f" and array.ndim == rank and len(array) == edges and 0 not in array.shape[1:]
+            remedy = f"save {row} for each edge with .astype(numpy.float32), or remove it"
+            _expect(raw, piece, array, good, f"float32 {form}; {remedy}")
+            _check_finite(raw, piece, array if rank == 2 else array[:, None])
 
 
 def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
@@ -195,9 +189,8 @@ def _finite_as_float32(block: np.ndarray) -> np.ndarray:
 def _rounded(raw: RawGraph) -> list[str]:
     """Names of the numbers that an artifact cannot keep as they are."""
     features = raw.features
-    given = {"features": features.parts if isinstance(features, TypedFeatures) else [getattr(features, "data", None)]}
-    if isinstance(features, np.ndarray):
-        given["features"] = [features]
+    whole = features if isinstance(features, np.ndarray) else getattr(features, "data", None)  # of CSR
+    given = {"features": features.parts if isinstance(features, TypedFeatures) else [whole]}
     given |= {piece: [getattr(raw, piece)] for piece in ("edge_weight", "edge_features", "labels")}
     return [raw.name(piece) for piece, arrays in given.items() if any(map(_rounds, arrays))]
 
@@ -267,7 +260,6 @@ def _check_multiclass(raw: RawGraph) -> None:
 
 def _check_multilabel(raw: RawGraph) -> None:
     _check_columns(raw)
-    _check_full_rows(raw)
     labels = raw.labels
     outside = np.argwhere((labels < 0) | (labels > 1))
     if len(outside):
@@ -287,37 +279,31 @@ def _check_numbers(raw: RawGraph) -> None:
     _expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
     raw.labels = labels.reshape(vertices, -1)
     _check_columns(raw)
-    _check_full_rows(raw)
     with np.errstate(over="ignore"):
         raw.labels = raw.labels.astype(np.float32)
     infinite = np.argwhere(np.isinf(raw.labels))
     if len(infinite):
-        _refuse_value(
-            f"{raw.name('labels')}: [{infinite[0][0]}, {infinite[0][1]}]",
-            labels.reshape(vertices, -1)[tuple(infinite[0])],
-        )
+        row, column = infinite[0]
+        _refuse_value(f"{raw.name('labels')}: [{row}, {column}]", labels.reshape(vertices, -1)[row, column])
     raw.classes = raw.labels.shape[1]
 
 
 def _check_columns(raw: RawGraph) -> None:
+    """One for each class, and each row full or empty."""
     labels, name = raw.labels, raw.name("labels")
     if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
-        wanted = raw.classes or "at least one"
-        remedy = (
-            'save as many, or correct "classes" in meta.json' if raw.classes else "save them, or pass --labels random:C"
-        )
-        raise InputError(f"{name}: {labels.shape[1]} columns, expected {wanted}, one for each class; {remedy}")
-
-
-def _check_full_rows(raw: RawGraph) -> None:
-    labels, name = raw.labels, raw.name("labels")
+        remedy = "save them, or pass --labels random:C"
+        if raw.classes:
+            remedy = 'save as many, or correct "classes" in meta.json'
+        expected = f"expected {raw.classes or 'at least one'}, one for each class"
+        raise InputError(f"{name}: {labels.shape[1]} columns, {expected}; {remedy}")
     missing = np.isnan(labels)
-    partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1))
+    partial = np.argwhere(missing & ~missing.all(axis=1, keepdims=True))
     if len(partial):
-        column = int(np.flatnonzero(missing[partial[0]])[0])
+        row, column = partial[0]
         raise InputError(
-            f"{name}: [{partial[0]}, {column}] is nan in a row that is not all nan, expected a full row or an "
-            "all-nan row (no label); fill the row or empty it"
+            f"{name}: [{row}, {column}] is nan in a row that is not all nan, expected a full row or an all-nan row "
+            "(no label); fill the row or empty it"
         )
 
 

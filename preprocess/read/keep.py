@@ -15,10 +15,9 @@ SPARSE = ("data", "indices", "indptr")
 
 def to_pieces(raw: RawGraph) -> dict[str, Any]:
     """Arrays, and values that JSON holds."""
-    pieces: dict[str, Any] = {"vertices": raw.num_vertices, "classes": raw.classes}
-    pieces["input_edges"] = int(raw.edges.shape[1])
-    pieces |= {"edges": raw.edges, "edge_weight": raw.edge_weight, "labels": raw.labels}
-    pieces |= {"edge_features": raw.edge_features, "edge_type": raw.edge_type, "edge_types": raw.edge_types}
+    same = ("classes", "edges", "edge_weight", "labels", "edge_features", "edge_type", "edge_types")
+    pieces: dict[str, Any] = {name: getattr(raw, name) for name in same}
+    pieces |= {"vertices": raw.num_vertices, "input_edges": int(raw.edges.shape[1])}
     pieces |= {f"{split}_mask": raw.masks[split] for split in SPLITS}
     if isinstance(raw.ids, Names):
         pieces["name_start"] = np.append(raw.ids.start, len(raw.ids.text)).astype(np.int64)

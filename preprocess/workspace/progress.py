@@ -17,18 +17,16 @@ class Progress:
     def __enter__(self) -> Progress:
         form = "{desc:<12} {bar} {elapsed}, about {remaining} left{postfix}"
         self._bar = tqdm(total=sum(SHARES.values()), disable=None, leave=False, bar_format=form)
-        self._order = list(SHARES)
         return self
 
     def enter(self, stage: str) -> None:
         """A stage begins; those before it are done."""
-        done = sum(SHARES[name] for name in self._order[: self._order.index(stage)])
-        self._bar.update(done - self._bar.n)
+        self.within(stage, 0)
         self._bar.set_description_str(stage)
 
     def within(self, stage: str, share: float) -> None:
         """This share of the stage is done."""
-        done = sum(SHARES[name] for name in self._order[: self._order.index(stage)])
+        done = sum(list(SHARES.values())[: list(SHARES).index(stage)])
         self._bar.update(done + share * SHARES[stage] - self._bar.n)
 
     def finish(self, stage: str, rate: float) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import TracebackType
 
-STATUS = Path("/proc/self/status")
+from hongtu.host import STATUS, proc_bytes
+
 INTERVAL = 0.02  # seconds
 
 
 def anonymous_bytes() -> int:
     """Memory of this process that no file backs, or 0 where that cannot be told."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+    return proc_bytes(STATUS, "RssAnon") or 0
 
 
 class Watch:

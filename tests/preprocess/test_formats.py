@@ -230,11 +230,11 @@ MALFORMED = {
     "matrix index beyond": ("edges.mtx", market("real general", "3 3 1", "1 4 2"), [], ["line 3: index 4, expected"]),
     "matrix fraction": ("edges.mtx", market("integer general", "3 3 1", "1 2 2.5"), [], ["line 3: 2.5, expected an"]),
     "matrix shorter": ("edges.mtx", market("real general", f"3 3 {10**15}", "1 2 2"), [], ["1 entries, expected"]),
-    "matrix sizes": ("edges.mtx", market("real general", "-3 -3 1", "1 2 2"), [], ["line 2: '-3 -3 1', expected"]),
+    "matrix sizes": ("edges.mtx", market("real general", "-3 -3 1", "1 2 2"), [], ["Line 2: Matrix dim"]),
     "matrix diagonal": (
         "edges.mtx", market("real skew-symmetric", "3 3 1", "2 2 5"), [], ["line 3: on the diagonal of a skew-symm"],
     ),
-    "complex matrix": ("edges.mtx", market("complex general", "3 3 1", "2 1 5 1"), [], ["line 1: 'matrix coord"]),
+    "complex matrix": ("edges.mtx", market("complex general", "3 3 1", "2 1 5 1"), [], ["of complex entries"]),
     "columns twice": ("edges.csv", b"", ["--columns", "a,a"], ["columns: 'a,a', expected two or three names"]),
 }  # fmt: skip
 

@@ -273,7 +273,7 @@ REFUSED = {
         replaced(edge_weight=np.ones(60, int)),
         None,
         [],
-        ["edge_weight.npy: int64", "save it as numpy.float32"],
+        ["edge_weight.npy: int64", "save one weight for each edge with .astype(numpy.float32)"],
     ),
     "weights nan": (replaced(edge_weight=np.full(60, np.nan, np.float32)), None, [], ["edge_weight.npy: [0] is nan"]),
     "meta nodes": (pieces(), {"nodes": "many"}, [], ["meta.json: nodes is 'many'"]),

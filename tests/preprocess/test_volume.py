@@ -39,4 +39,4 @@ def test_against_sets(case):
     volume = count_volume(start, sources, partition_start, schedule)
     assert volume == brute_force(sets, owner, schedule)
     assert volume.v_ru <= volume.v_p2p <= volume.v_ori
-    assert all(type(rows) is int for rows in volume.to_dict().values())
+    assert all(type(rows) is int for rows in volume)

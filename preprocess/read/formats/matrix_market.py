@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text import BLOCK, DAMAGED, Columns, damaged, edge_blocks, open_stream
+from hongtu.preprocess.read.formats.text import DAMAGED, Columns, damaged, edge_blocks
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
@@ -43,40 +43,24 @@ def open_matrix_market(path: Path) -> RawGraph:
 
 
 def _header(path: Path) -> Header:
+    from scipy.io import mminfo
+
     try:
-        with open_stream(path) as stream:
-            banner = stream.readline(BLOCK).decode(errors="replace").lower().split()
-            if banner[:1] != ["%%matrixmarket"]:
-                raise InputError(f"{path}: not a readable Matrix Market file: line 1 is not its banner; write it again")
-            line, number = b"%", 1
-            while line and line.strip(b" \t\r\n")[:1] in (b"", b"%", b"#"):
-                line, number = stream.readline(BLOCK), number + 1
+        rows, columns, entries, form, field, symmetry = mminfo(path)
     except DAMAGED as error:
         raise damaged(path, error) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
-    kind = banner[1:]
-    if kind[:2] == ["matrix", "array"]:
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(f"{path}: not a readable Matrix Market file ({error}); write it again") from None
+    if form != "coordinate":
         raise InputError(f"{path}: a dense array, expected sparse coordinates; write it with scipy.io.mmwrite")
-    if (
-        len(kind) != 4
-        or kind[:2] != ["matrix", "coordinate"]
-        or kind[2] not in FIELDS
-        or kind[3] not in SYMMETRIES
-        or kind[2:] == ["pattern", "skew-symmetric"]
-    ):
+    if field not in FIELDS or symmetry not in SYMMETRIES or (field, symmetry) == ("pattern", "skew-symmetric"):
         raise InputError(
-            f"{path}: line 1: {' '.join(kind)[:80]!r}, expected 'matrix coordinate', then one of {', '.join(FIELDS)}, "
-            f"then one of {', '.join(SYMMETRIES)}; write it with scipy.io.mmwrite"
+            f"{path}: line 1: a {symmetry} matrix of {field} entries, expected one of {', '.join(FIELDS)}, and one of "
+            f"{', '.join(SYMMETRIES)}; write it with scipy.io.mmwrite"
         )
-    sizes = line.split()
-    if len(sizes) != 3 or not all(size.isdigit() and len(size) < 19 for size in sizes):
-        shown = line.decode(errors="replace").strip()[:80]
-        raise InputError(f"{path}: line {number}: {shown!r}, expected numbers of rows, columns and entries")
-    rows, columns, entries = map(int, sizes)
     if rows != columns:
         raise InputError(f"{path}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
-    return Header(kind[2], kind[3], rows, entries)
+    return Header(field, symmetry, rows, entries)
 
 
 def _entries(path: Path, header: Header) -> Iterator[EdgeBlock]:
