@@ -16,7 +16,7 @@ from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.relabel import IntegerIds, NameIds
 from hongtu.preprocess.read.size import LARGEST
-from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 from hongtu.preprocess.read.typed import TypedFeatures
 
 PIECES = ("source", "destination", "weight")
@@ -88,7 +88,7 @@ def _collect(raw: RawGraph, folder: Path, *, relabel: bool) -> None:
         weight = _write(raw, folder, None, as_text=False)
         raw.ids = raw.ids if raw.numbered else None
     else:
-        as_text = isinstance(raw.ids, Names)
+        as_text = isinstance(raw.ids, list)
         try:
             numbering = _numbering(raw, as_text)
             weight = _write(raw, folder, numbering, as_text)
@@ -104,7 +104,7 @@ def _collect(raw: RawGraph, folder: Path, *, relabel: bool) -> None:
 def _numbering(raw: RawGraph, as_text: bool) -> Any:
     numbering = NameIds() if as_text else IntegerIds()
     if raw.ids is not None:
-        if as_text != isinstance(raw.ids, Names):
+        if as_text != isinstance(raw.ids, list):
             raise InputError(f"{raw.title}: holds text where {raw.names.get('ids', 'the ids')} are integers")
         found = numbering.number(raw.ids)
         if len(numbering) < len(found):
@@ -163,21 +163,15 @@ def _checked(block: EdgeBlock) -> tuple[np.ndarray, np.ndarray]:
 
 def _numbered(block: EdgeBlock, numbering: Any, known: int | None) -> tuple[np.ndarray, np.ndarray]:
     # source and destination of an edge in turn, so that numbers follow the order in which a reader meets the ids
-    if isinstance(block.source, Names):
-        size = len(block.source.text)
-        text = block.source.text
-        shift = 0
-        if block.destination.text is not text:
-            text, shift = np.concatenate([text, block.destination.text]), size
-        spans = [np.stack([a, b + shift], axis=1).ravel() for a, b in zip(block.source[1:], block.destination[1:])]
-        both: Any = Names(text, *spans)
+    both: Any
+    if isinstance(block.source, list):
+        both = [name for ends in zip(block.source, block.destination, strict=True) for name in ends]
     else:
         both = np.stack([block.source, block.destination], axis=1).ravel()
     numbers = numbering.number(both)
     if known is not None and len(numbering) > known:
         at = int(np.argmax(numbers >= known))
-        shown = both.name(at) if isinstance(both, Names) else both[at]
-        raise InputError(f"{block.where(at // 2)}: vertex {shown} is not among the {known} ids of the input; add it")
+        raise InputError(f"{block.where(at // 2)}: vertex {both[at]} is not among the {known} ids of the input; add it")
     if len(numbering) > LARGEST:
         raise InputError(f"{block.where(0)}: more than {LARGEST} different ids")
     numbers = numbers.reshape(-1, 2)

@@ -17,7 +17,7 @@ from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.source import Names, NotIntegers, array_blocks, as_integers, text_ids
+from hongtu.preprocess.read.source import NotIntegers, array_blocks, as_integers, as_names
 from hongtu.preprocess.read.typed import make_typed
 
 
@@ -87,7 +87,7 @@ def _edges(path: Path, config: PreprocessConfig, *, have_rows: bool) -> RawGraph
     return raw
 
 
-def read_ids(file: Path) -> np.ndarray | Names | None:
+def read_ids(file: Path) -> np.ndarray | list[str] | None:
     """The id of every vertex, from int64 or text [V]; None where there is no file."""
     ids = _optional(file)
     if ids is None:
@@ -101,7 +101,7 @@ def read_ids(file: Path) -> np.ndarray | Names | None:
     try:
         return as_integers(str(file), ids, where)
     except NotIntegers:
-        return text_ids(str(file), ids, where)
+        return as_names(str(file), ids, where)
 
 
 def _names(path: Path) -> dict[str, str]:

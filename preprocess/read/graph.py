@@ -21,8 +21,8 @@ class RawGraph:
         title: what messages call the input.
         edges: int32 or int64 [2, E]; row 0 = source, row 1 = destination; possibly memory-mapped; None while they are a
             stream.
-        blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are ``Names`` with ``as_text``, else int64, and
-            an id that is no integer then raises ``NotIntegers``. None where the edges are an array.
+        blocks: ``blocks(as_text)`` starts the stream of edges anew; ids are names (lists of text) with ``as_text``,
+            else int64, and an id that is no integer then raises ``NotIntegers``. None where the edges are an array.
         num_edges: how many edges the stream must have, or None where the format does not say.
         numbered: the stream holds numbers 0..V-1 whatever ``ids`` says.
         num_vertices: V; None until it is inferred.
@@ -35,7 +35,7 @@ class RawGraph:
         edge_type: integers [E], from 0, or None; possibly memory-mapped.
         edge_types: how many types there are; None until it is known.
         classes: number of classes; None until it is known.
-        ids: the id that the input gives every vertex, int64 [V] or ``Names``; None where ids are 0..V-1.
+        ids: the id that the input gives every vertex, int64 [V] or names [V]; None where ids are 0..V-1.
         names: what messages call each piece, such as ``{"edges": "/data/cora/edges.npy"}``.
     """
 

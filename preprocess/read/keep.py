@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.source import Names
 from hongtu.preprocess.read.typed import TypedFeatures
 
 SPARSE = ("data", "indices", "indptr")
@@ -19,9 +18,10 @@ def to_pieces(raw: RawGraph) -> dict[str, Any]:
     pieces: dict[str, Any] = {name: getattr(raw, name) for name in same}
     pieces |= {"vertices": raw.num_vertices, "input_edges": int(raw.edges.shape[1])}
     pieces |= {f"{split}_mask": raw.masks[split] for split in SPLITS}
-    if isinstance(raw.ids, Names):
-        pieces["name_start"] = np.append(raw.ids.start, len(raw.ids.text)).astype(np.int64)
-        pieces["name_text"] = raw.ids.text
+    if isinstance(raw.ids, list):
+        names = [name.encode() for name in raw.ids]
+        pieces["name_start"] = np.cumsum([0, *map(len, names)], dtype=np.int64)
+        pieces["name_text"] = np.frombuffer(b"".join(names), dtype=np.uint8)
     elif raw.ids is not None:
         pieces["vertex_id"] = raw.ids
     if isinstance(raw.features, TypedFeatures):

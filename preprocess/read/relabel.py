@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.preprocess.read.source import Names, joined_names
-
 
 class IntegerIds:
     """Numbers for int64 ids, from a sorted table.
@@ -43,24 +41,22 @@ class IntegerIds:
 class NameIds:
     """Numbers for ids that are text.
 
-    >>> from hongtu.preprocess.read.source import as_names
     >>> ids = NameIds()
-    >>> ids.number(as_names(np.array(["x", "yy", "x"]))).tolist(), ids.ids().name(1)
-    ([0, 1, 0], 'yy')
+    >>> ids.number(["x", "yy", "x"]).tolist(), ids.ids()
+    ([0, 1, 0], ['x', 'yy'])
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: dict[str, int] = {}
 
-    def number(self, names: Names) -> np.ndarray:
+    def number(self, names: list[str]) -> np.ndarray:
         """int32 [B]."""
-        text, table = names.text.tobytes(), self._numbers
-        spans = zip(names.start.tolist(), names.end.tolist(), strict=True)
-        return np.fromiter((table.setdefault(text[a:b], len(table)) for a, b in spans), np.int32, len(names))
+        table = self._numbers
+        return np.fromiter((table.setdefault(name, len(table)) for name in names), np.int32, len(names))
 
-    def ids(self) -> Names:
+    def ids(self) -> list[str]:
         """The id of every number."""
-        return joined_names(list(self._numbers))
+        return list(self._numbers)
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -15,31 +15,11 @@ import numpy as np
 from hongtu.errors import InputError
 
 
-class Names(NamedTuple):
-    """Vertex ids as text: id k is ``text[start[k] : end[k]]``, UTF-8.
-
-    Attributes:
-        text: uint8 [bytes].
-        start, end: integers [B].
-    """
-
-    text: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def name(self, k: int) -> str:
-        """The k-th id."""
-        return bytes(self.text[self.start[k] : self.end[k]]).decode(errors="replace")
-
-
 class EdgeBlock(NamedTuple):
     """Consecutive edges of the input.
 
     Attributes:
-        source, destination: int64 [B], or both ``Names``.
+        source, destination: int64 [B], or both names: lists of text.
         weight: float [B] or None.
         where: says where the k-th edge of the block stands, such as "graph.csv: line 7".
     """
@@ -66,7 +46,7 @@ def array_blocks(
             def where(k: int, lo: int = lo) -> str:
                 return f"{name}: edge {lo + k}"
 
-            ids = [(text_ids if as_text else as_integers)(name, a[part], where) for a in (source, destination)]
+            ids = [(as_names if as_text else as_integers)(name, a[part], where) for a in (source, destination)]
             yield EdgeBlock(ids[0], ids[1], None if weight is None else weight[part], where)
 
     return blocks
@@ -91,7 +71,7 @@ def as_integers(name: str, ids: np.ndarray, where: Callable[[int], str]) -> np.n
     return ids.astype(np.int64, copy=False)
 
 
-def text_ids(name: str, ids: np.ndarray, where: Callable[[int], str]) -> Names:
+def as_names(name: str, ids: np.ndarray, where: Callable[[int], str]) -> list[str]:
     """Integer or text ids as text.
 
     Raises:
@@ -99,30 +79,21 @@ def text_ids(name: str, ids: np.ndarray, where: Callable[[int], str]) -> Names:
     """
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{name}: vertex ids of type {ids.dtype}, expected integers or text; cast them to either")
-    try:
-        return as_names(ids)
-    except (UnicodeEncodeError, ValueError) as error:
-        raise InputError(f"{name}: an id is not Unicode text ({error}); mend it") from None
+    return to_names(name, ids)
 
 
-def as_names(ids: np.ndarray) -> Names:
+def to_names(name: str, ids: np.ndarray) -> list[str]:
     """Ids of any kind as text.
 
-    >>> names = as_names(np.array(["b", "ä"]))
-    >>> names.start.tolist(), names.end.tolist(), names.name(1)
-    ([0, 1], [1, 3], 'ä')
-
     Raises:
-        ValueError: for text that is no Unicode.
+        InputError: when one is no Unicode, which no file can hold.
     """
-    return joined_names([str(name).encode() for name in ids.tolist()])
-
-
-def joined_names(names: list[bytes]) -> Names:
-    """Names in UTF-8, one after the other."""
-    length = np.array([len(name) for name in names], dtype=np.int64)
-    end = np.cumsum(length)
-    return Names(np.frombuffer(b"".join(names), dtype=np.uint8), end - length, end)
+    try:
+        names = [str(one) for one in ids.tolist()]
+        "".join(names).encode()
+    except ValueError as error:
+        raise InputError(f"{name}: an id is not Unicode text ({error}); mend it") from None
+    return names
 
 
 def weights_of(values: np.ndarray) -> np.ndarray | None:

@@ -22,7 +22,6 @@ import scipy.sparse
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.read import RawGraph, read_input
 from hongtu.preprocess.read.formats.text import DESTINATION_NAMES, SOURCE_NAMES
-from hongtu.preprocess.read.source import Names
 from tests.faults.reader import Reader
 from tests.neutral import pieces
 
@@ -47,9 +46,8 @@ def _opened(path: Path, settings: dict[str, Any], take: Callable[[RawGraph], Any
 
 def _edges_of(raw: RawGraph) -> Any:
     """Edges, weights or None, ids or None."""
-    ids = [raw.ids.name(k) for k in range(len(raw.ids))] if isinstance(raw.ids, Names) else raw.ids
     weight = raw.edge_weight if raw.edges.size else None  # of no edges there may be none, or none at all
-    return np.array(raw.edges), None if weight is None else np.array(weight), ids
+    return np.array(raw.edges), None if weight is None else np.array(weight), raw.ids
 
 
 def _beside(file: Path, **settings: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import Names, array_blocks, as_names
+from hongtu.preprocess.read.source import array_blocks, to_names
 
 
 def is_networkx(data: Any) -> bool:
@@ -49,10 +49,7 @@ def from_networkx(graph: Any) -> RawGraph:
     return RawGraph(title="data", blocks=blocks, num_vertices=len(order), ids=ids, numbered=True)
 
 
-def _names(names: list[str]) -> Names:
+def _names(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise InputError("data: two vertices have the same name as text; rename them")
-    try:
-        return as_names(np.array(names, dtype=object))
-    except UnicodeEncodeError as error:
-        raise InputError(f"data: the name of a vertex is not Unicode text ({error}); rename it") from None
+    return to_names("data", np.array(names, dtype=object))

@@ -11,7 +11,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers, as_integers
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
@@ -132,7 +132,7 @@ def _plain(array: Any) -> Any:
     return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
 
 
-def _ids(path: Path, name: str, array: Any, as_text: bool, where: Callable[[int], str]) -> np.ndarray | Names:
+def _ids(path: Path, name: str, array: Any, as_text: bool, where: Callable[[int], str]) -> np.ndarray | list[str]:
     import pyarrow
 
     if pyarrow.types.is_integer(array.type) and not as_text:
@@ -142,11 +142,7 @@ def _ids(path: Path, name: str, array: Any, as_text: bool, where: Callable[[int]
         raise (NotIntegers if _is_text(array.type) else InputError)(
             f"{path}: column {name!r} is {array.type}, expected integers; {remedy}"
         )
-    text = array.cast(pyarrow.large_string())  # UTF-8, as Arrow has checked
-    _, offsets, data = text.buffers()
-    bounds = np.frombuffer(offsets, dtype=np.int64, count=len(text) + 1, offset=8 * text.offset)
-    joined = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
-    return Names(joined, bounds[:-1], bounds[1:])
+    return array.cast(pyarrow.large_string()).to_pylist()  # UTF-8, as Arrow has checked
 
 
 def _is_text(kind: Any) -> bool:

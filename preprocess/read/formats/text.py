@@ -17,7 +17,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_kernels
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import EdgeBlock, Names, NotIntegers
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 BLOCK = 16 << 20  # bytes read in one step
@@ -177,16 +177,14 @@ def _explained(kind: int, found: int, columns: Columns) -> str:
     return f"{found} columns, expected {columns.width}; {more}"
 
 
-def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> Names:
-    names = Names(text, start, end)
-    try:
-        bytes(text).decode()
-    except UnicodeDecodeError:  # somewhere, maybe in a comment
-        for k in range(len(names)):
-            try:
-                bytes(text[start[k] : end[k]]).decode()
-            except UnicodeDecodeError:
-                raise InputError(f"{where(k)}: id {names.name(k)[:40]!r} is not UTF-8; convert the file") from None
+def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> list[str]:
+    data, names = text.tobytes(), []
+    for a, b in zip(start.tolist(), end.tolist(), strict=True):
+        try:
+            names.append(data[a:b].decode())
+        except UnicodeDecodeError:
+            shown = data[a:b].decode(errors="replace")[:40]
+            raise InputError(f"{where(len(names))}: id {shown!r} is not UTF-8; convert the file") from None
     return names
 
 
