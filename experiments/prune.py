@@ -23,7 +23,7 @@ from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition
 from hongtu.preprocess.clean import coalesce
-from hongtu.preprocess.kaminpar import kaminpar_installed
+from hongtu.preprocess.parts import kaminpar_installed
 
 
 def main() -> None:
