@@ -61,7 +61,7 @@ class Device(ABC):
         self._sets: dict[str, tuple[Tensor, ...]] = {}  # of every buffer
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
-        self._pool = Pool(self._empty, SLACK)
+        self._pool = Pool(self.empty, SLACK)
         self._workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
         self._running, self._counted = ("", 0), True
@@ -220,6 +220,15 @@ class Device(ABC):
 
         self.streams.compute.run(push)
 
+    def flush_rows(
+        self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: Stores
+    ) -> None:
+        """On ``flush`` and ``host``: ``host[rows] += cache[slots]`` over the host link, or ``=`` where ``stores`` says
+        so; the host accumulates."""
+        if len(rows):
+            flags = stores if isinstance(stores, np.ndarray) else np.full(len(rows), stores)
+            self._flush_rows(number, cache, slots, host, rows, flags)
+
     def zero_rows(self, cache: Tensor, slots: Tensor) -> None:
         """On ``compute``: ``cache[slots] = 0``."""
         if len(slots):
@@ -243,14 +252,14 @@ class Device(ABC):
 
     def numbers(self, *shape: int) -> Tensor:
         """Float64 numbers on the device, one or so many: zeros for what runs on ``compute``."""
-        numbers = self._empty(shape, torch.float64)
+        numbers = self.empty(shape, torch.float64)
         self.streams.compute.run(numbers.zero_)
         return numbers
 
     # ---------------------------------------------------------------- what differs
 
     @abstractmethod
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of the device."""
 
     @abstractmethod
@@ -262,12 +271,11 @@ class Device(ABC):
         """On ``load``: copy contiguous host rows to a tensor that stays, or to a part of it."""
 
     @abstractmethod
-    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
-        """On ``load``: copy a host array into the front of staging buffer ``name``; returns that part of it."""
-
-    @abstractmethod
-    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
-        """The same for rows ``index`` (int32) of a host tensor."""
+    def bring(
+        self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
+    ) -> Tensor:
+        """On ``load``: copy a host array, or rows ``index`` (int32) of a host tensor, into the front of staging buffer
+        ``name``; returns that part of it."""
 
     @abstractmethod
     def emit(
@@ -282,11 +290,10 @@ class Device(ABC):
         """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
 
     @abstractmethod
-    def flush_rows(
+    def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
-        """On ``flush`` and ``host``: ``host[rows] += cache[slots]`` over the host link, or ``=`` where ``stores``, bool
-        [K], says so; the host accumulates."""
+        """``flush_rows`` of at least one row, with a flag for each."""
 
     @abstractmethod
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:

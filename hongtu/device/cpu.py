@@ -24,7 +24,7 @@ class CpuDevice(Device):
         super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
         self._kept = KeptMemory()
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
     def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
@@ -42,22 +42,19 @@ class CpuDevice(Device):
         tensor.copy_(host)
         self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
 
-    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
+    def bring(
+        self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
+    ) -> Tensor:
         start = perf_counter()
-        part = self.staging(name, number)[: len(array)]
-        if not len(array):
+        part = self.staging(name, number)[: len(array if index is None else index)]
+        if not len(part):
             return part
-        if isinstance(array, Tensor):
+        if not isinstance(array, Tensor):
+            part.numpy()[...] = array
+        elif index is None:
             part.copy_(array)
         else:
-            part.numpy()[...] = array
-        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
-        return part
-
-    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
-        start = perf_counter()
-        part = self.staging(name, number)[: len(index)]
-        torch.index_select(host, 0, torch.from_numpy(index), out=part)
+            torch.index_select(array, 0, torch.from_numpy(index), out=part)
         self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
         return part
 
@@ -84,7 +81,7 @@ class CpuDevice(Device):
     ) -> None:  # fmt: skip
         """Nothing is left to do."""
 
-    def flush_rows(
+    def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         start = perf_counter()

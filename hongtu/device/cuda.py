@@ -136,12 +136,12 @@ class CudaDevice(StagedDevice):
             with contextlib.suppress(Exception):  # the error that led here is the one to show
                 wait()
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """From the memory that layers take theirs from: torch's allocator gives no stream what another has freed.
         Nothing is under way there when a pass asks for its buffers, so other streams may write to them at once."""
         made: list[Tensor] = []
         try:
-            self.streams.compute.run(lambda: made.append(super(CudaDevice, self)._empty(shape, dtype)))
+            self.streams.compute.run(lambda: made.append(super(CudaDevice, self).empty(shape, dtype)))
             return made[0]
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceOutOfMemory(f"{self.name}: {self.where} has no room for a planned buffer: {error}") from error

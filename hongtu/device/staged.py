@@ -63,7 +63,12 @@ class StagedDevice(Device):
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))
 
-    def bring(self, name: str, number: int, array: Tensor | np.ndarray, link: str) -> Tensor:
+    def bring(
+        self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
+    ) -> Tensor:
+        if index is not None:
+            assert isinstance(array, Tensor), name
+            return self._bring_rows(name, number, array, index, link)
         part = self.staging(name, number)[: len(array)]
         source = array
         if name in self._host:
@@ -75,7 +80,7 @@ class StagedDevice(Device):
             self.streams.load.run(lambda: self._copy(link, host, part))
         return part
 
-    def bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
+    def _bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
         if name in self._host:
             return self.bring(name, number, host.numpy()[index], link)
         part = self.staging(name, number)[: len(index)]
@@ -111,7 +116,7 @@ class StagedDevice(Device):
         else:
             self._put_on_host("write", part, self._host[f"add {name}"][number][:count], host, index, stores)
 
-    def flush_rows(
+    def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         part = self.staging("flush_rows", number)[: len(rows)]
@@ -151,7 +156,7 @@ class StagedDevice(Device):
         else:
             dst.index_copy_(0, dst_index.to(dst.device).long(), rows.to(dst.device))
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.where)
 
     def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:

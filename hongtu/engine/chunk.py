@@ -5,6 +5,7 @@ Legend: D destinations, S sources, E in-edges of the chunk; C slots of a cache; 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -15,15 +16,14 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.engine.host_store import HostStore
-from hongtu.engine.moments import Moments
 from hongtu.engine.saved import Entry, Graph, Place, Settled, edges_of, move_saved, saving
 from hongtu.graph.sparse_rows import PARTS
 from hongtu.graph.topology import ChunkTopology
 from hongtu.kernels.dispatch import kernels_for
 from hongtu.model.network import Network
 from hongtu.nn.block import Block, Rows
+from hongtu.nn.moments import Moments
 from hongtu.plan.program import computing, moves
-from hongtu.plan.program import instruction as operands
 from hongtu.plan.program.program import PassProgram
 
 
@@ -38,7 +38,7 @@ class Partition:
         loss_value: float64 scalar on the device: the chunks' parts of the loss.
         pieces: rows that chunks have for themselves, by vertex tensor and chunk.
         graphs: what chunks saved for backward, by stage and chunk.
-        moments: what the pass gathers, or None.
+        moments: what the pass gathers.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Partition:
         self.device, self.network, self.host, self.loss = device, network, host, loss
         self.first, self.num_graph_edges = first, num_graph_edges
         self.loss_value = device.numbers()
-        self.pieces: dict[tuple[str, int], Tensor] = {}
-        self.graphs: dict[tuple[int | None, int], Graph] = {}
-        self.moments: Moments | None = None
+        self.pieces: defaultdict[str, dict[int, Tensor]] = defaultdict(dict)
+        self.graphs: dict[tuple[int, int], Graph] = {}
+        self.moments: Moments
 
 
 class Chunk:
@@ -63,7 +63,8 @@ class Chunk:
 
     Attributes:
         first, end: its vertices.
-        index: int32 [D], the positions of those that the pass computes, or None for all of them.
+        rows: those that the pass computes.
+        index: int32 [D], their positions among its vertices, or None where they are all of these.
         num_dst: D.
         registers: tensors by name.
     """
@@ -73,8 +74,9 @@ class Chunk:
         self.device, self.host, self.network = at.device, at.host, at.network
         self.first, self.end = (int(x) for x in p.view.chunk_start[number : number + 2])
         active = p.view.active_rows(number)
+        self.rows = slice(self.first, self.end) if active is None else active
         self.index = None if active is None else active - np.int32(self.first)
-        self.num_dst = self.end - self.first if active is None else len(active)
+        self.num_dst = int(p.view.num_dst[number])
         self.registers: dict[str, Any] = {}
         self.graph = Graph()
         self.places: list[Place] = []
@@ -82,61 +84,59 @@ class Chunk:
 
     # ------------------------------------------------------------------------------------------------ bring and send
 
-    def array(self, name: str) -> np.ndarray:
+    def _array(self, name: str) -> Any:
         """An array of the chunk's structure."""
         view = self.p.view
         if name == "row_in_chunk":
-            assert self.index is not None
             return self.index
         if name in ("edge_features", "edge_type"):
             return view.edge_rows(getattr(view, name), self.number)
-        found: np.ndarray = getattr(self._structure, name)
-        return found
+        return getattr(self._structure, name)
 
     @cached_property
     def _structure(self) -> ChunkTopology:
         return self.p.view.chunk(self.number)
 
-    def read(self, name: str, link: str) -> None:
-        """The destinations' rows of a host tensor."""
-        rows = self.host.rows(name, self.first, self.end)
-        if self.index is None:
-            self.registers[name] = self.device.bring(name, self.set, rows, link)
-        else:
-            self.registers[name] = self.device.bring_rows(name, self.set, rows, self.index, link)
+    def _on_host(self, name: str) -> Tensor:
+        return self.host[name][self.first : self.end]
 
-    def read_sparse(self, name: str) -> None:
-        """The destinations' rows of a CSR host tensor."""
-        for part, tensor in zip(PARTS, self.host.sparse_rows(name, self.first, self.end, self.index), strict=True):
-            key = f"{name} {part}"
-            self.registers[key] = self.device.bring(key, self.set, tensor, "read")
+    def read(self, x: moves.Read) -> None:
+        self.registers[x.name] = self.device.bring(x.name, self.set, self._on_host(x.name), x.link, self.index)
 
-    def bring(self, name: str, array: np.ndarray) -> None:
-        self.registers[name] = self.device.bring(name, self.set, array, "topology")
+    def read_sparse(self, x: moves.ReadSparse) -> None:
+        assert self.host.sparse is not None
+        for part, array in zip(PARTS, self.host.sparse.part(self.rows), strict=True):
+            self._bring(f"{x.name} {part}", array, "read")
+
+    def bring(self, x: moves.Bring) -> None:
+        self._bring(x.name, self._array(x.name), "topology")
+
+    def bring_slots(self, x: moves.BringSlots) -> None:
+        self._bring(x.name, x.slots.of(self.i, self.batch), "topology")
+
+    def _bring(self, name: str, array: np.ndarray, link: str) -> None:
+        self.registers[name] = self.device.bring(name, self.set, array, link)
 
     def fill(self, x: moves.Fill) -> None:
+        self._fill(x, torch.from_numpy(np.ascontiguousarray(self._array(x.name))), "topology")
+
+    def fill_rows(self, x: moves.FillRows) -> None:
+        self._fill(x, self._on_host(x.name), x.link)
+
+    def fill_slots(self, x: moves.FillSlots) -> None:
+        self._fill(x, torch.from_numpy(x.slots.of(self.i, self.batch)), "topology")
+
+    def _fill(self, x: moves.Fill | moves.FillRows | moves.FillSlots, rows: Tensor, link: str) -> None:
+        self.device.fill(self._part(x.buffer, x.start), rows, link)
+
+    def _part(self, buffer: str, start: tuple[np.ndarray, ...]) -> Tensor:
         """The chunk's part of what stays on the device."""
         own = self.number - self.i * self.p.view.chunks
-        lo, hi = x.start[self.i][own : own + 2]
-        if hi > lo:
-            if x.rows:
-                rows = self.host.rows(x.source, self.first, self.end)
-            else:
-                array = self.array(x.source) if x.slots is None else x.slots.of(self.i, self.batch)
-                rows = torch.from_numpy(np.ascontiguousarray(array))
-            self.device.fill(self.device.buffer(x.buffer)[lo:hi], rows, x.link)
+        return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
 
     def send(self, x: moves.Send) -> None:
-        rows = self.host.rows(x.name, self.first, self.end)
-        stores = self._stores(x.stores)
+        rows, stores = self._on_host(x.name), x.stores.of(self.rows)
         self.device.send(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)
-
-    def _stores(self, stores: operands.Stores) -> Stores:
-        """Of the destinations' rows."""
-        if isinstance(stores, bool):
-            return stores
-        own = stores[self.first : self.end]
-        return own if self.index is None else own[self.index]
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -153,23 +153,31 @@ class Chunk:
                 getattr(self, instruction.verb)(instruction)
 
     def here(self, x: computing.Here) -> None:
-        own = self.number - self.i * self.p.view.chunks
-        lo, hi = x.start[self.i][own : own + 2]
-        self.registers[x.name] = self.device.buffer(x.buffer)[lo:hi]
+        self.registers[x.name] = self._part(x.buffer, x.start)
 
     def own(self, x: computing.Own) -> None:
-        rows = self._rows_on_device(x.name)
-        if self.index is not None:
-            part = self.device.staging(x.name, self.set)[: self.num_dst]
-            rows = torch.index_select(rows, 0, self.registers["row_in_chunk"], out=part)
-        self.registers[x.name] = rows
+        self.registers[x.name] = self._rows_on_device(x.tensor)
+
+    def pick(self, x: computing.Pick) -> None:
+        part = self.device.staging(x.name, self.set)[: self.num_dst]
+        rows, index = self.registers[x.name], self.registers["row_in_chunk"]
+        self.registers[x.name] = torch.index_select(rows, 0, index, out=part)
+
+    def front(self, x: computing.Front) -> None:
+        self.registers[x.name] = self.device.buffer(x.buffer)[: self.num_dst]
+
+    def new(self, x: computing.New) -> None:
+        make = torch.zeros if x.zero else torch.empty
+        where = self.registers["ids"].device
+        self.registers[x.name] = make((self.num_dst, x.columns), dtype=self.host.dtype, device=where)
 
     def _rows_on_device(self, name: str) -> Tensor:
         return self.device.buffer(name)[self.first - self.at.first : self.end - self.at.first]
 
     def take(self, x: computing.Take) -> None:
-        key = x.name, self.number
-        self.registers[x.name] = self.at.pieces.pop(key) if x.last else self.at.pieces[key]
+        self.registers[x.name] = self.at.pieces[x.name][self.number]
+        if x.last:
+            del self.at.pieces[x.name][self.number]
 
     def copy(self, x: computing.Copy) -> None:
         for name in x.names:
@@ -196,22 +204,13 @@ class Chunk:
 
     def sum(self, x: computing.Sum) -> None:
         cache = self.device.buffer(x.cache)
-        if x.place is None:
-            a = cache.new_empty((self.num_dst, cache.shape[1]))
-        elif x.place == "aggregate":
-            a = self.device.buffer(x.place)[: self.num_dst]
-        else:
-            a = self._rows_on_device(x.place)
         with torch.no_grad():
-            kernels_for(cache).csc_aggregate(*self._csc(x.weighted, x.mean), cache, a)
-        self.registers[x.a] = a
+            kernels_for(cache).csc_aggregate(*self._csc(x), cache, self.registers[x.a])
 
-    def _csc(self, weighted: bool, mean: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    def _csc(self, x: computing.Sum | computing.TransposeSum) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
         here = self.registers
-        weight = here.get("edge_weight") if weighted else None
-        if weight is None:
-            weight = here["indptr"].new_empty(0, dtype=self.host.dtype)
-        return here["indptr"], here["local_source"], here["slot_of_source"], weight, mean
+        weight = here["edge_weight"] if x.weighted else here["indptr"].new_empty(0, dtype=self.host.dtype)
+        return here["indptr"], here["local_source"], here["slot_of_source"], weight, x.mean
 
     def aggregate(self, x: computing.Aggregate) -> None:
         z, *s = (self.registers[name] for name in x.reads)
@@ -246,47 +245,39 @@ class Chunk:
         )
 
     def stage(self, x: computing.Stage) -> None:
-        base = self.registers[x.base]
         s, values = (tuple(self.registers[name] for name in names) for names in (x.s, x.values))
-        h, a = (base, None) if x.stage == 0 else (None, base)
-        self.network.gradients_only = x.gradients_only
-        try:
-            outs = self.network.stage(x.stage, h, a, s, self._rows, values)
-        finally:
-            self.network.gradients_only = False
-        if x.keeps_input and outs[0] is not base:
-            raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
+        outs = self.network.stage(
+            x.stage, self.registers[x.base], s, self._rows, values,
+            keeps_input=x.keeps_input, gradients_only=x.gradients_only,
+        )  # fmt: skip
         self.graph.outs = edges_of(outs)
         self.registers |= zip(x.gives, (out.detach() for out in outs), strict=True)
         for number, place in enumerate(self.places):
             self.device.recognize(place.rows, number)
 
     def gather_moments(self, x: computing.GatherMoments) -> None:
-        if self.at.moments is not None:
-            self.at.moments.add(self.registers[x.name])
+        self.at.moments.add(self.registers[x.name])
 
     def loss(self, x: computing.Loss) -> None:
-        bits = self.host.rows("loss_bits", self.first, self.end).numpy()
-        known = bits if self.index is None else bits[self.index]
+        known = self.host["loss_bits"].numpy()[self.rows]
         out, labels, loss_bits = (self.registers[name] for name in (x.output, "labels", "loss_bits"))
         self.registers[x.gradient], part = self.at.loss.gradient(out, labels, loss_bits, known)
         self.at.loss_value.add_(part)
 
+    def add(self, x: computing.Add) -> None:
+        first, *others = (self.registers[name] for name in x.parts)
+        self.registers[x.name] = sum(others, start=first)
+
     def write(self, x: computing.Write) -> None:
         """Store or add the destinations' rows, or get them on their way."""
-        parts = [part for part in map(self.registers.get, x.parts) if part is not None]
-        if not parts:
-            parts = [torch.zeros((self.num_dst, x.columns), dtype=self.host.dtype, device=self._rows.ids.device)]
-        out = sum(parts[1:], start=parts[0])
-        there = WRITES[x.where](self, out, x.name, self._stores(x.stores))
+        out = self.registers[x.register]
+        there = self.registers[x.register] = WRITES[x.where](self, out, x.name, x.stores.of(self.rows))
         if x.holds:
             move_saved(self.places, out, there)
-        if len(x.parts) == 1:
-            self.registers[x.parts[0]] = there
 
     def _to_host(self, out: Tensor, name: str, stores: Stores) -> Tensor:
-        rows, index = self.host.rows(name, self.first, self.end), self.registers.get("row_in_chunk")
-        self.device.emit(name, self.set, out, rows, stores=stores, index=index)
+        index = self.registers.get("row_in_chunk")
+        self.device.emit(name, self.set, out, self._on_host(name), stores=stores, index=index)
         return out
 
     def _to_device(self, out: Tensor, name: str, stores: Stores) -> Tensor:
@@ -301,15 +292,15 @@ class Chunk:
 
     def _to_chunk(self, out: Tensor, name: str, stores: Stores) -> Tensor:
         """Keep a tensor that a layer made, as it is; others refer to it, so that nobody may write to it."""
-        key = name, self.number
+        pieces = self.at.pieces[name]
         self.device.recognize(out, name)
         if not stores:
-            out = self.at.pieces[key] + out
+            out = pieces[self.number] + out
         elif not self.device.made_by_layers(out):
             out = out.clone()
         self.device.count(out)
-        self.at.pieces[key] = self.settled.of(out)
-        return self.at.pieces[key]
+        pieces[self.number] = self.settled.of(out)
+        return pieces[self.number]
 
     def save(self, x: computing.Save) -> None:
         for place in self.places:
@@ -327,51 +318,39 @@ class Chunk:
 
     def differentiate(self, x: computing.Differentiate) -> None:
         self.graph.backward([None if name is None else self.registers[name] for name in x.gradients])
-        for name, entry in zip(x.gives, self.graph.entries.values(), strict=True):
-            if entry.grad is not None:
-                self.registers[name] = entry.grad
+        self.registers |= zip(x.gives, (entry.gradient() for entry in self.graph.entries.values()), strict=True)
         self.graph = Graph()
 
     def uncombine(self, x: computing.Uncombine) -> None:
         """Both are linear, so their values do not matter."""
-        grad_DA = self.registers.get(x.gradient)
-        if grad_DA is None:
-            return
+        grad_DA = self.registers[x.gradient]
         nothing = grad_DA.new_zeros(1)
-        a = nothing.expand(grad_DA.shape).requires_grad_()
-        s = tuple(
-            nothing.expand(len(grad_DA), columns).requires_grad_(name is not None)
-            for columns, name in zip(x.columns, x.gives[1:], strict=True)
-        )
-        torch.autograd.backward(self.network.combine(x.layer, a, s, self._rows), grad_DA)
-        for name, part in zip(x.gives, (a, *s), strict=True):
-            if name is not None and part.grad is not None:
-                self.registers[name] = part.grad
+        widths = (grad_DA.shape[1], *x.columns)
+        a, *s = (nothing.expand(len(grad_DA), columns).requires_grad_() for columns in widths)
+        out = self.network.combine(x.layer, a, tuple(s), self._rows)
+        wanted = {name: part for name, part in zip(x.gives, (a, *s), strict=True) if name is not None}
+        found = torch.autograd.grad(out, list(wanted.values()), grad_DA, materialize_grads=True)
+        self.registers |= zip(wanted, found, strict=True)
 
     def transpose_sum(self, x: computing.TransposeSum) -> None:
-        grad_DA = self.registers.get(x.gradient)
-        if grad_DA is not None:
-            csc, cache = self._csc(x.weighted, x.mean), self.device.buffer(x.cache)
-            kernels_for(grad_DA).csc_aggregate_transpose(*csc, grad_DA.contiguous(), cache)
+        grad_DA, cache = self.registers[x.gradient], self.device.buffer(x.cache)
+        kernels_for(grad_DA).csc_aggregate_transpose(*self._csc(x), grad_DA.contiguous(), cache)
 
     def transpose_aggregate(self, x: computing.TransposeAggregate) -> None:
-        grad_DA = self.registers.get(x.gradient)
-        if grad_DA is None:
-            return
+        grad_DA = self.registers[x.gradient]
         z = grad_DA.new_zeros((len(self.registers["slot_of_source"]), x.z)).requires_grad_()
         s = tuple(grad_DA.new_zeros((self.num_dst, columns)) for columns in x.s)
         a = self.network.aggregate(x.layer, self._block, z, s)
-        if a.requires_grad:
-            torch.autograd.backward(a, grad_DA)
-        self._add_to_cache(z.grad, x.cache)
+        if a.requires_grad:  # a layer may read no source
+            (grad_SF,) = torch.autograd.grad(a, z, grad_DA, materialize_grads=True)
+            self._add_to_cache(grad_SF, x.cache)
 
     def add_to_cache(self, x: computing.AddToCache) -> None:
-        self._add_to_cache(self.registers.get(x.gradient), x.cache)
+        self._add_to_cache(self.registers[x.gradient], x.cache)
 
-    def _add_to_cache(self, grad_SF: Tensor | None, name: str) -> None:
-        if grad_SF is not None:
-            cache = self.device.buffer(name)
-            kernels_for(cache).scatter_add_rows(cache, self.registers["slot_of_source"], grad_SF.contiguous())
+    def _add_to_cache(self, grad_SF: Tensor, name: str) -> None:
+        cache = self.device.buffer(name)
+        kernels_for(cache).scatter_add_rows(cache, self.registers["slot_of_source"], grad_SF.contiguous())
 
 
 WRITES = {"host": Chunk._to_host, "device": Chunk._to_device, "chunk": Chunk._to_chunk}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,15 +17,22 @@ from hongtu.device.base import Device
 from hongtu.device.streams import Turn
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.host_store import HostStore
-from hongtu.engine.moments import Moments
-from hongtu.kernels.rows import zero_rows
-from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
-from hongtu.model.vertex_loss import MeanLoss
+from hongtu.nn.moments import Moments
+from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction, Picks
+from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram, Program
+
+
+class Spot(NamedTuple):
+    """Where a run is: in which pass, module, chunk (i, j) and batch."""
+
+    pass_name: str
+    module: str
+    chunk: tuple[int, int]
+    batch: int
 
 
 class Executor:
@@ -39,41 +46,34 @@ class Executor:
         loss: evaluated where the program says so.
 
     Attributes:
-        current: the pass that runs, or ran last.
         seconds: of every pass of the last ``run``, by name.
     """
 
     def __init__(
-        self,
-        program: Program,
-        networks: list[Network],
-        host: HostStore,
-        devices: list[Device],
-        loss: MeanLoss | EdgeLoss | None,
+        self, program: Program, networks: list[Network], host: HostStore, devices: list[Device], loss: Any
     ) -> None:
-        self.program, self.networks, self.host, self.devices = program, networks, host, devices
+        self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
         topology = program.setup[0].view
         self.partitions = [
             Partition(device, network, host, loss, int(first), topology.num_edges)
             for device, network, first in zip(devices, networks, topology.partition_start[:-1], strict=True)
         ]
         self.num_vertices = topology.num_vertices
-        self.loss = loss
-        self.current: PassProgram | None = None
         self.seconds: dict[str, float] = {}
+        self._current: PassProgram | None = None
         self._batch = 0
         self._turn = Turn(0, len(devices))
         self._chunks: list[Chunk] = []
+        self._brought: dict[str, list[Tensor]] = {}  # columns of picks, of every device
 
     @property
-    def loss(self) -> MeanLoss | EdgeLoss | None:
-        return self._loss
-
-    @loss.setter
-    def loss(self, loss: MeanLoss | EdgeLoss | None) -> None:
-        self._loss = loss
-        for partition in self.partitions:
-            partition.loss = loss
+    def spot(self) -> Spot | None:
+        """Where it is, or was last; None before the first pass."""
+        network, p = self.networks[0], self._current
+        if p is None:
+            return None
+        i, j = divmod(network.chunk, p.view.chunks)
+        return Spot(p.name, network.current, (i, j), int((p.schedule[i] == j).argmax()))
 
     def run(self, passes: tuple[PassProgram, ...]) -> float:
         """Run passes in order; returns the loss where one of them evaluates it, else 0. After an error nothing of the
@@ -82,45 +82,36 @@ class Executor:
             partition.loss_value.zero_()
             partition.device.begin()
         self.seconds.clear()
-        for p in passes:
-            start = perf_counter()
-            self._run_pass(p)
-            self.seconds[p.name] = perf_counter() - start
-        return sum(float(partition.loss_value) for partition in self.partitions)
-
-    def workspace_of(self, p: PassProgram) -> int:
-        """Run one pass on the first device and return the most bytes that layers took in it."""
-        self.devices[0].reset_peaks()
-        self._run_pass(p)
-        return self.devices[0].workspace_peak
-
-    def _run_pass(self, p: PassProgram) -> None:
-        self.current = p
         try:
-            self._run(p.before)
-            self._allocate(p)
-            turns = [Turn(k, len(self.devices)) for k in range(p.sets)]
-            for step, self._batch in enumerate(p.order):
-                self._turn = turns[step % p.sets]
-                chunks = [(i, p.chunk(i, self._batch)) for i in range(len(self.devices))]
-                self._chunks = [
-                    Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
-                    for i, number in chunks
-                    if p.view.num_dst[number] > 0
-                ]
-                self._run(p.body)
-            self._chunks = []
-            for device in self.devices:
-                device.drain()
-            self._run(p.after)
+            for p in passes:
+                start = perf_counter()
+                self._run_pass(p)
+                self.seconds[p.name] = perf_counter() - start
         except BaseException:
             for device in self.devices:
                 device.abandon()
             raise
-        finally:
-            for device in self.devices:
-                device.release_all()
-            self.host.staging(0)
+        return sum(float(partition.loss_value) for partition in self.partitions)
+
+    def _run_pass(self, p: PassProgram) -> None:
+        self._current = p
+        self._run(p.before)
+        self._allocate(p)
+        turns = [Turn(k, len(self.devices)) for k in range(p.sets)]
+        for step, self._batch in enumerate(p.order):
+            self._turn = turns[step % p.sets]
+            self._chunks = [
+                Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
+                for i, number in p.busy(self._batch)
+            ]
+            self._run(p.body)
+        self._chunks = []
+        for device in self.devices:
+            device.drain()
+        self._run(p.after)
+        for device in self.devices:
+            device.release_all()
+        self.host.staging(0)
         self._run(p.frees)
 
     def _run(self, body: tuple[Instruction, ...]) -> None:
@@ -142,9 +133,7 @@ class Executor:
 
     def place(self, x: moves.Place) -> None:
         if x.where == "host":
-            self.host.create(x.name, *x.shape, zero=x.zero is True)
-            if isinstance(x.zero, np.ndarray):
-                zero_rows(self.host[x.name].numpy(), x.zero)
+            self.host.create(x.name, x.shape[0], x.zero)
             return
         for device, rows in zip(self.devices, x.rows, strict=True):
             buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype))
@@ -157,45 +146,40 @@ class Executor:
         elif x.where == "device":
             for device in self.devices:
                 device.remove(x.name)
-        for partition in self.partitions:
-            for key in [key for key in partition.pieces if key[0] == x.name]:
-                del partition.pieces[key]
+        else:
+            for partition in self.partitions:
+                partition.pieces.pop(x.name, None)
 
     def begin_moments(self, x: moves.BeginMoments) -> None:
-        """If the normalisation needs statistics of the graph now."""
-        for network in self._each_network():
-            network.norm(x.stage).forget()
-        gathers = self.networks[0].norm(x.stage).gathers(self.num_vertices)
+        norms = self._norms(x.stage)
+        for norm in norms:
+            norm.forget()
+        wanted = norms[0].gathers(self.num_vertices)
         for partition in self.partitions:
-            partition.moments = Moments(partition.device.numbers(2, x.columns)) if gathers else None
+            partition.moments = Moments(partition.device.numbers(2, x.columns), wanted=wanted)
 
     def end_moments(self, x: moves.EndMoments) -> None:
-        gathered = [partition.moments for partition in self.partitions if partition.moments is not None]
-        if not gathered:
-            return
-        mean, var = Moments.combine(gathered)
+        gathered = [partition.moments for partition in self.partitions]
+        statistics = Moments.combine(gathered)
         for network, moments in zip(self.networks, gathered, strict=True):
-            where = moments.mean.device
-            network.norm(x.stage).set_statistics(mean.clone().to(where), var.clone().to(where), self.num_vertices)
+            network.norm(x.stage).set_statistics(statistics, moments.mean.device, self.num_vertices)
         for device in self.devices:
             device.begin()
 
     def sum_statistics(self, x: moves.SumStatistics) -> None:
-        norms = [network.norm(x.layer) for network in self._each_network()]
-        for parts in zip(*(norm.gradients for norm in norms), strict=True):
+        for parts in zip(*(norm.gradients for norm in self._norms(x.layer)), strict=True):
             total = torch.stack([part.cpu() for part in parts]).sum(0)
             for part in parts:
                 part.copy_(total)
 
-    def _each_network(self) -> list[Network]:
-        """Partitions on one device may share a network."""
-        return list({id(network): network for network in self.networks}.values())
+    def _norms(self, layer: int) -> list[WholeGraphNorm]:
+        """Of every network; partitions on one device may share one."""
+        return [network.norm(layer) for network in dict.fromkeys(self.networks)]
 
     def edge_loss(self, x: moves.EdgeLoss) -> None:
-        if isinstance(self.loss, EdgeLoss):  # a probe has none
-            context = self.networks[0].context
-            loss = self.loss.backward(self.host[x.output], self.host[x.gradient], context.seed, context.epoch)
-            self.partitions[0].loss_value.add_(loss)
+        context = self.networks[0].context
+        loss = self.loss.backward(self.host[x.output], self.host[x.gradient], context.seed, context.epoch)
+        self.partitions[0].loss_value.add_(loss)
 
     # ------------------------------------------------------------------------------------------------------- streams
 
@@ -225,85 +209,49 @@ class Executor:
     # --------------------------------------------------------------------------------- rows that the caches exchange
 
     def bring_picks(self, x: moves.BringPicks) -> None:
-        for i, device in enumerate(self.devices):
-            table, pick = x.picks.table(i), self._picked(x.picks, i)
-            device.bring(x.name, self._turn.set, getattr(table, x.column)[pick], "topology")
-
-    def _picked(self, picks: Picks, i: int) -> slice | np.ndarray:
-        """Which intervals of a device; those that mirror by peer."""
-        pick = picks.of(i, self._batch)
-        if not picks.mirrors:
-            return pick
-        order = np.argsort(picks.table(i).peer[pick], kind="stable")
-        return pick.start + order if isinstance(pick, slice) else pick[order]
-
-    def _peers(self, picks: Picks, i: int) -> list[tuple[Device, slice]]:
-        """The range of each peer in an array of a device's picks."""
-        peer = picks.table(i).peer[self._picked(picks, i)]
-        bounds = np.searchsorted(peer, np.arange(len(self.devices) + 1)).tolist()
-        ranges = zip(self.devices, bounds, bounds[1:], strict=False)
-        return [(device, slice(lo, hi)) for device, lo, hi in ranges if lo < hi]
-
-    def _staged(self, device: Device, name: str, picks: Picks, i: int) -> Tensor:
-        """What ``bring_picks`` brought."""
-        return device.staging(name, self._turn.set)[: len(picks.table(i).row[picks.of(i, self._batch)])]
+        self._brought[x.name] = [
+            device.bring(x.name, self._turn.set, x.picks.column(x.column, i, self._batch), "topology")
+            for i, device in enumerate(self.devices)
+        ]
 
     def load(self, x: moves.Load) -> None:
+        rows, slots = self._brought["load_rows"], self._brought["load_slots"]
         for i, device in enumerate(self.devices):
-            rows, slots = (self._staged(device, name, x.picks, i) for name in ("load_rows", "load_slots"))
-            device.load_rows(self.host[x.tensor], rows, device.buffer(x.cache), slots)
+            device.load_rows(self.host[x.tensor], rows[i], device.buffer(x.cache), slots[i])
 
     def pull(self, x: moves.Pull) -> None:
+        source, target = self._brought["pull_from"], self._brought["pull_to"]
         for i, device in enumerate(self.devices):
-            source, target = (device.staging(name, self._turn.set) for name in ("pull_from", "pull_to"))
-            for peer, part in self._peers(x.picks, i):
-                device.pull_rows(peer.buffer(x.cache), source[part], device.buffer(x.cache), target[part])
+            for peer, part in x.picks.by_peer(i, self._batch):
+                peers = self.devices[peer].buffer(x.cache)
+                device.pull_rows(peers, source[i][part], device.buffer(x.cache), target[i][part])
 
     def zero(self, x: moves.Zero) -> None:
-        for i, device in enumerate(self.devices):
-            device.zero_rows(device.buffer(x.cache), self._staged(device, x.slots, x.picks, i))
+        for device, slots in zip(self.devices, self._brought[x.slots], strict=True):
+            device.zero_rows(device.buffer(x.cache), slots)
 
     def push(self, x: moves.Push) -> None:
+        source, target = self._brought["push_from"], self._brought["push_to"]
         for i, device in enumerate(self.devices):
-            source, target = (device.staging(name, self._turn.set) for name in ("push_from", "push_to"))
-            for peer, part in self._peers(x.picks, i):
-                device.push_rows(device.buffer(x.cache), source[part], peer.buffer(x.cache), target[part])
+            for peer, part in x.picks.by_peer(i, self._batch):
+                peers = self.devices[peer].buffer(x.cache)
+                device.push_rows(device.buffer(x.cache), source[i][part], peers, target[i][part])
 
     def flush(self, x: moves.Flush) -> None:
         for i, device in enumerate(self.devices):
-            pick = x.picks.of(i, self._batch)
-            rows = x.picks.table(i).row[pick]
-            if len(rows):
-                slots = self._staged(device, "flush_slots", x.picks, i)
-                stores = x.stores[i][pick] if x.stores else np.zeros(len(rows), dtype=np.bool_)
-                device.flush_rows(self._turn.set, device.buffer(x.cache), slots, self.host[x.tensor], rows, stores)
+            rows = x.picks.column("row", i, self._batch)
+            stores = x.stores[i].of(x.picks.of(i, self._batch))
+            cache, slots = device.buffer(x.cache), self._brought["flush_slots"][i]
+            device.flush_rows(self._turn.set, cache, slots, self.host[x.tensor], rows, stores)
 
     # -------------------------------------------------------------------------------------------------------- chunks
-
-    def read(self, x: moves.Read) -> None:
-        for chunk in self._chunks:
-            chunk.read(x.name, x.link)
-
-    def read_sparse(self, x: moves.ReadSparse) -> None:
-        for chunk in self._chunks:
-            chunk.read_sparse(x.name)
-
-    def bring(self, x: moves.Bring) -> None:
-        for chunk in self._chunks:
-            chunk.bring(x.name, chunk.array(x.name))
-
-    def bring_slots(self, x: moves.BringSlots) -> None:
-        for chunk in self._chunks:
-            chunk.bring(x.name, x.slots.of(chunk.i, self._batch))
-
-    def fill(self, x: moves.Fill) -> None:
-        for chunk in self._chunks:
-            chunk.fill(x)
 
     def compute(self, x: moves.Compute) -> None:
         for chunk in self._chunks:
             chunk.device.streams.compute.run(partial(chunk.compute, x))
 
-    def send(self, x: moves.Send) -> None:
+    def _on_chunks(self, x: Instruction) -> None:
         for chunk in self._chunks:
-            chunk.send(x)
+            getattr(chunk, x.verb)(x)
+
+    read = read_sparse = bring = bring_slots = fill = fill_rows = fill_slots = send = _on_chunks

@@ -6,13 +6,17 @@ where there is a GPU to read them; everything else is pageable and goes to devic
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.device.pool import Make, Pool
-from hongtu.graph.sparse_rows import PARTS, positions
+from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
+from hongtu.kernels.rows import zero_rows
 
 
 class HostStore:
@@ -24,12 +28,13 @@ class HostStore:
         pinned: makes memory for vertex rows; None: plain memory, which may as well be somebody else's.
 
     Attributes:
+        sparse: CSR features, or None.
         peak_bytes: highest total so far of vertex rows and staging ("pinned host") and of the rest ("pageable host").
     """
 
     def __init__(self, num_vertices: int, dtype: torch.dtype, pinned: Make | None = None) -> None:
-        self.dtype = dtype
-        self.num_vertices = num_vertices
+        self.dtype, self.num_vertices = dtype, num_vertices
+        self.sparse: SparseRows | None = None
         self._tensors: dict[str, Tensor] = {}
         self._borrowed: set[str] = set()
         self._copies = pinned is not None
@@ -43,17 +48,39 @@ class HostStore:
     def keep(self, name: str, tensor: Tensor) -> Tensor:
         """Hold vertex rows, or a copy of them in pinned memory; returns what is held."""
         if self._copies:
-            self._hold(name, self._pool.take(tuple(tensor.shape), self.dtype).copy_(tensor))
-        else:
-            self._hold(name, tensor.to(self.dtype))
-            self._borrowed.add(name)
-        return self._tensors[name]
+            return self._keep(name, self._pool.take(tuple(tensor.shape), self.dtype).copy_(tensor))
+        self._borrowed.add(name)
+        return self._keep(name, tensor.to(self.dtype))
 
-    def _hold(self, name: str, tensor: Tensor) -> None:
+    def create(self, name: str, columns: int, zero: bool | np.ndarray) -> None:
+        """Allocate vertex rows [V, columns], of which all, or those numbered (int32), begin as zeros."""
+        rows = self._keep(name, self._pool.take((self.num_vertices, columns), self.dtype))
+        if isinstance(zero, np.ndarray):
+            zero_rows(rows.numpy(), zero)
+        elif zero:
+            rows.zero_()
+
+    def _keep(self, name: str, rows: Tensor) -> Tensor:
         assert name not in self._tensors, name
-        self._tensors[name] = tensor
-        self._pinned += tensor.nbytes
+        self._tensors[name] = rows
+        self._pin(rows.nbytes)
+        return rows
+
+    def _pin(self, nbytes: int) -> None:
+        self._pinned += nbytes
         self._pinned_peak = max(self._pinned_peak, self._pinned)
+
+    def staging(self, nbytes: int) -> None:
+        """Count the pinned staging memory of a pass, until the next call."""
+        self._pin(nbytes - self._staging)
+        self._staging = nbytes
+
+    def free(self, name: str) -> None:
+        tensor = self._tensors.pop(name)
+        self._pinned -= tensor.nbytes
+        if name not in self._borrowed:
+            self._pool.give(tensor)
+        self._borrowed.discard(name)
 
     def keep_pageable(self, name: str, tensor: Tensor) -> None:
         """Hold a tensor other than vertex rows for the whole run."""
@@ -61,55 +88,28 @@ class HostStore:
         self._tensors[name] = tensor
         self.count_pageable(tensor.nbytes)
 
+    def keep_sparse(self, rows: SparseRows) -> None:
+        """Hold CSR features for the whole run; they go to devices through staging, so nothing of them is pinned."""
+        value = in_file(rows.value).to(self.dtype).numpy()
+        self.sparse = replace(rows, value=value)
+        self.count_pageable(self.sparse.nbytes(self.dtype.itemsize))
+
     def count_pageable(self, nbytes: int) -> None:
         """Count memory that is held elsewhere for the whole run."""
         self._pageable += nbytes
 
-    def create(self, name: str, columns: int, *, zero: bool) -> None:
-        """Allocate vertex rows [V, columns]."""
-        tensor = self._pool.take((self.num_vertices, columns), self.dtype)
-        self._hold(name, tensor.zero_() if zero else tensor)
-
-    def staging(self, nbytes: int) -> None:
-        """Count the pinned staging memory of a pass, until the next call."""
-        self._pinned += nbytes - self._staging
-        self._staging = nbytes
-        self._pinned_peak = max(self._pinned_peak, self._pinned)
-
-    def free(self, name: str) -> None:
-        tensor = self._tensors.pop(name)
-        self._pinned -= tensor.nbytes
-        if name in self._borrowed:
-            self._borrowed.remove(name)
-        else:
-            self._pool.give(tensor)
-
-    def free_except(self, names: set[str]) -> None:
-        """Free whatever an interrupted pass left."""
-        for name in [name for name in self._tensors if name not in names]:
-            self.free(name)
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
 
     def names(self) -> set[str]:
         return set(self._tensors)
 
-    def rows(self, name: str, first: int, end: int) -> Tensor:
-        """A view of rows ``first:end``."""
-        return self._tensors[name][first:end]
-
-    def sparse_rows(self, name: str, first: int, end: int, index: np.ndarray | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows ``first:end`` of a CSR tensor, or those of them at ``index``: int64 [D + 1], columns, values."""
-        start, column, value = (self[f"{name} {part}"] for part in PARTS)
-        if index is None:
-            starts = start[first : end + 1]
-            lo, hi = int(starts[0]), int(starts[-1])
-            return starts - lo, column[lo:hi], value[lo:hi]
-        rows = index.astype(np.int64) + first
-        at = torch.from_numpy(positions(start.numpy(), rows))
-        count = start[rows + 1] - start[rows]
-        return torch.cat([count.new_zeros(1), count.cumsum(0)]), column[at], value[at]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
     def reset_peak(self) -> None:
         self._pinned_peak = self._pinned
+
+
+def in_file(array: np.ndarray) -> Tensor:
+    """Rows that stay in their file, and that nobody writes to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))

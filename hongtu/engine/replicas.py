@@ -34,27 +34,35 @@ class Replicas:
 
     def spread(self, *, training: bool, epoch: int | None = None) -> None:
         """Before passes: make all networks those of this run, with the same parameters, as the home's modules train or
-        evaluate, and no gradients of their own."""
+        evaluate, and in training with no gradients."""
         home = self.every[0]
         for network in self.every:
             network.activate()
-            for copied, module in zip(network.modules.modules(), home.modules.modules(), strict=True):
-                copied.training = module.training
             network.context.training, network.context.seed = training, home.context.seed
-            if epoch is not None:
-                network.context.epoch = epoch
-        for network in self.every[1:]:
-            for copied, module in zip(network.modules.modules(), home.modules.modules(), strict=True):
-                if "Dropout" in type(module).__name__:
-                    copied.p = module.p  # a schedule may have set it
-        with torch.no_grad():
-            for network in self.every[1:]:
-                for own, value in zip(network.modules.parameters(), home.modules.parameters(), strict=True):
-                    own.requires_grad_(value.requires_grad)
-                    own.data.copy_(value)
-                    own.grad = torch.zeros_like(own) if value.requires_grad else None
-                for held, given in zip(network.modules.buffers(), home.modules.buffers(), strict=True):
-                    held.copy_(given)
+            network.context.epoch = network.context.epoch if epoch is None else epoch
+            if network is not home:
+                self._copy(network)
+            for parameter in network.modules.parameters() if training else ():
+                if not parameter.requires_grad:
+                    parameter.grad = None  # frozen since the last epoch
+                elif parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                else:
+                    parameter.grad.zero_()
+
+    @torch.no_grad()
+    def _copy(self, network: Network) -> None:
+        """Have all that the home's modules have."""
+        home = self.every[0].modules
+        for copied, module in zip(network.modules.modules(), home.modules(), strict=True):
+            copied.training = module.training
+            if "Dropout" in type(module).__name__:
+                copied.p = module.p  # a schedule may have set it
+        for own, value in zip(network.modules.parameters(), home.parameters(), strict=True):
+            own.requires_grad_(value.requires_grad)
+        mine, theirs = ((*of.parameters(), *of.buffers()) for of in (network.modules, home))
+        for held, given in zip(mine, theirs, strict=True):
+            held.data.copy_(given)
 
     def reduce(self) -> None:
         """After passes: add the gradients up where the optimizer finds them."""

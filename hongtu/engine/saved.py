@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,12 @@ class Entry:
 
     def of(self, rows: Tensor) -> Tensor:
         """The same memory as the graph sees it, with a version of its own: rows of other chunks may change."""
+        self._zeros = partial(torch.zeros, rows.shape, dtype=rows.dtype, device=rows.device)
         return _Enter.apply(torch.empty(0, requires_grad=True), rows, self)
+
+    def gradient(self) -> Tensor:
+        """Zeros where nothing came back."""
+        return self._zeros() if self.grad is None else self.grad
 
 
 class _Enter(torch.autograd.Function):

@@ -21,7 +21,7 @@ class SparseRows:
     Attributes:
         start: int64 [V + 1].
         column: int32 [K].
-        value: float32 [K].
+        value: float32 [K], or of a run's dtype.
         width: columns.
     """
 
@@ -33,6 +33,19 @@ class SparseRows:
     def nbytes(self, itemsize: int) -> int:
         """Bytes where a number takes ``itemsize``."""
         return self.start.nbytes + self.column.nbytes + len(self.value) * itemsize
+
+    def part(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Start, column and value of some rows alone.
+
+        >>> of = SparseRows(np.array([0, 1, 3, 4]), np.array([1, 0, 1, 0]), np.float32([5, 6, 7, 8]), 2)
+        >>> [[part.tolist() for part in of.part(rows)] for rows in (slice(1, 3), np.array([2, 0]))]
+        [[[0, 2, 3], [0, 1, 0], [6.0, 7.0, 8.0]], [[0, 1, 2], [0, 1], [8.0, 5.0]]]
+        """
+        if isinstance(rows, slice):
+            start = self.start[rows.start : rows.stop + 1]
+            return start - start[0], self.column[start[0] : start[-1]], self.value[start[0] : start[-1]]
+        at, count = positions(self.start, rows), self.start[rows + 1] - self.start[rows]
+        return np.concatenate([[0], np.cumsum(count)]), self.column[at], self.value[at]
 
     def dense(self) -> np.ndarray:
         """float32 [V, F].

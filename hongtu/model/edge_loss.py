@@ -77,6 +77,7 @@ class EdgeLoss:
     """
 
     label_bytes = 0
+    watch: Any = None  # it is one number, of whole vertex rows: nobody is shown its parts
 
     def __init__(self, given: LinkLoss, artifact: Artifact) -> None:
         if given.negatives < 1 or given.block < 1:

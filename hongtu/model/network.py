@@ -72,7 +72,6 @@ class Network:
         self.same_as: dict[int, int | None] = {}  # per given value, which of (z, s elements...) it is
         self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
-        self.gradients_only = False  # nobody looks at what stages return
         self._current = 0
         self.given = 0  # columns of what the current module got
         self._forms: list[type | None] = [None] * len(self.layers)
@@ -123,25 +122,32 @@ class Network:
     def stage(
         self,
         index: int,
-        h: Tensor | None,
-        a: Tensor | None,
+        base: Tensor,
         s: tuple[Tensor, ...],
         rows: Rows,
         values: tuple[Tensor, ...] = (),
+        *,
+        keeps_input: bool = False,
+        gradients_only: bool = False,
     ) -> list[Tensor]:
         """Run stage ``index`` on a chunk's own rows.
 
         Args:
-            h: input features [D, F] for stage 0, else None.
-            a, s: aggregate [D, A] and s elements of layer ``index - 1``.
+            base: input features [D, F] for stage 0, else the aggregate [D, A] of layer ``index - 1``.
+            s: its s elements.
             rows: the chunk's own vertices.
             values: what ``wiring.takes[index]`` names.
+            keeps_input: the first of what it returns must be ``base`` as it is.
+            gradients_only: nobody looks at what it returns.
 
         Returns:
             [z, s elements that are not z..., values given that are neither...] of layer ``index``, or [output] for the
             last stage.
         """
-        z, s_out, given = self.run_stage(index, h, a, s, rows, values)
+        h, a = (base, None) if index == 0 else (None, base)
+        z, s_out, given = self.run_stage(index, h, a, s, rows, values, gradients_only=gradients_only)
+        if keeps_input and z is not base:
+            raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
         if index == len(self.layers):
             return [z]
         shared = self.shared[index]
@@ -178,6 +184,8 @@ class Network:
         s: tuple[Tensor, ...],
         rows: Rows,
         values: tuple[Tensor, ...] = (),
+        *,
+        gradients_only: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]:
         """As ``stage``: z (or the output), all elements of s, and the values given, by the numbers of their modules."""
         known = dict(zip(self.wiring.takes[index], values, strict=True))
@@ -203,7 +211,7 @@ class Network:
         number, layer = self.layer_index[index], self.layers[index]
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
-        self.context.gradients_only = self.gradients_only and self.watch is None and layer.built_in
+        self.context.gradients_only = gradients_only and self.watch is None and layer.built_in
         try:
             result = self._run(number, TRANSFORM, rows, layer.transform, h)
         finally:

@@ -5,7 +5,7 @@ Legend: V vertices, D those of a chunk, T those of them with a loss, C columns o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class MeanLoss:
 
     Attributes:
         bits: uint8 [V], bit k set where term k has a loss.
+        watch: sees every gradient, where it is set: how one is computed, of what, and what came of it.
 
     Raises:
         InputError: for what is no loss or does not fit the labels.
@@ -54,6 +55,7 @@ class MeanLoss:
         self._losses = [vertex_loss(term.loss, task) for term in self._terms]
         self._weights = [vertex_weight_of(term.vertex_weight, original_id) for term in self._terms]
         self.bits = np.zeros(len(labels), dtype=np.uint8)
+        self.watch: Callable[..., None] | None = None
         self._scale = []
         for k, term in enumerate(self._terms):
             mask = mask_of(term.mask, masks, original_id)
@@ -129,6 +131,14 @@ class MeanLoss:
         Returns:
             gradient [D, C] and the part of the loss, float64, on the device of ``out``.
         """
+        found = self._gradient(out, label_bytes, bits, known)
+        if self.watch is not None:
+            self.watch(self._gradient, (out, label_bytes, bits), found)
+        return found
+
+    def _gradient(
+        self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor]:
         gradient, part = torch.zeros_like(out), out.new_zeros((), dtype=torch.float64)
         for k in range(len(self._terms)):
             chosen = bits if len(self._terms) == 1 else bits & (1 << k)

@@ -76,12 +76,13 @@ class WholeGraphNorm(Layer):
         """Whether the statistics of the graph are needed now."""
         return self.rules.fixed(self.module, vertices) is None
 
-    def set_statistics(self, mean: Tensor, var: Tensor, vertices: int) -> None:
-        """Those of this pass, on the device; what comes back to them is added up in their gradients."""
-        self.mean, self.var, self.vertices = mean, var, vertices
-        for statistic in (mean, var):
-            statistic.requires_grad_()
-            statistic.grad = torch.zeros_like(statistic)
+    def set_statistics(self, statistics: tuple[Tensor, ...], where: torch.device, vertices: int) -> None:
+        """Mean and variance of this pass, on a device of its own, if it gathered them; what comes back to them is added
+        up in their gradients."""
+        if statistics:
+            self.mean, self.var = (statistic.to(where, copy=True).requires_grad_() for statistic in statistics)
+            self.mean.grad, self.var.grad = torch.zeros_like(self.mean), torch.zeros_like(self.var)
+            self.vertices = vertices
 
     @property
     def gradients(self) -> tuple[Tensor, ...]:

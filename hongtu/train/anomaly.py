@@ -7,7 +7,7 @@ but the loss and the gradients of an epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from hongtu.engine.engine import Engine
 from hongtu.errors import AnomalyError
-from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
-from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.block import Rows
 
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
@@ -64,11 +62,18 @@ class _Watch:
     def parameter(self, name: str, gradient: Tensor) -> None:
         self._see(f"the gradient of parameter {name}", gradient)
 
-    def loss(self, row: int) -> None:
-        """The loss of one row of the current chunk, or its gradient, is not finite."""
+    def loss(self, compute: Callable[..., tuple[Tensor, Tensor]], given: Sequence[Tensor], found: Any) -> None:
+        """Called by a loss with its gradient of the current chunk and its part of the loss."""
+        if all(map(_finite, found)):
+            return
+        first, end = 0, len(given[0])
+        while end - first > 1:  # the first half that is not finite
+            middle = (first + end) // 2
+            good = all(map(_finite, compute(*(rows[first:middle] for rows in given))))
+            first, end = (middle, end) if good else (first, middle)
         rows = self.network.context.rows
         assert rows is not None
-        self._raise("the loss or its gradient", "not finite", int(rows.ids[row]))
+        self._raise("the loss or its gradient", "not finite", int(rows.ids[first]))
 
     def _see(self, what: str, x: Tensor, ids: Tensor | None = None) -> None:
         if not _finite(x):
@@ -76,37 +81,12 @@ class _Watch:
             self._raise(what, _first(x), None if ids is None or len(ids) != len(x) else int(ids[int(bad[0])]))
 
     def _raise(self, what: str, value: object, vertex: int | None) -> None:
-        _, _, (i, j) = self.engine.place
-        of = "" if vertex is None else f" for vertex {vertex}"
+        of, spot = "" if vertex is None else f" for vertex {vertex}", self.engine.spot
+        assert spot is not None
         raise AnomalyError(
-            f"epoch {self.epoch + 1}: {what} is {value}{of}, in batch {self.engine.batch} (chunk ({i}, {j})); {REMEDY}",
+            f"epoch {self.epoch + 1}: {what} is {value}{of}, in batch {spot.batch} (chunk {spot.chunk}); {REMEDY}",
             vertex,
         )
-
-
-class _WatchedLoss:
-    """A loss that reports the first row that is not finite."""
-
-    def __init__(self, loss: MeanLoss, watch: _Watch) -> None:
-        self._loss, self._watch = loss, watch
-
-    def gradient(
-        self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
-    ) -> tuple[Tensor, Tensor]:
-        found = self._loss.gradient(out, label_bytes, bits, known)
-        first, end = 0, len(out)
-        if not self._good(*found):
-            while end - first > 1:  # the first half that is not finite
-                middle = (first + end) // 2
-                rows = slice(first, middle)
-                good = self._good(*self._loss.gradient(out[rows], label_bytes[rows], bits[rows]))
-                first, end = (middle, end) if good else (first, middle)
-            self._watch.loss(first)
-        return found
-
-    @staticmethod
-    def _good(gradient: Tensor, part: Tensor) -> bool:
-        return _finite(part) and _finite(gradient)
 
 
 @contextmanager
@@ -114,22 +94,22 @@ def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
     """Everything that runs inside is seen."""
     hooks = [
         parameter.register_hook(partial(watch.parameter, name))
-        for network in engine.networks
+        for network in engine.replicas.every
         for name, parameter in network.modules.named_parameters()
         if parameter.requires_grad
     ]
     loss = engine.loss
-    if not isinstance(loss, EdgeLoss):
-        engine.replace_loss(_WatchedLoss(loss, watch))
-    for network in engine.networks:
+    assert loss is not None
+    loss.watch = watch.loss
+    for network in engine.replicas.every:
         network.watch = partial(watch.module, network)
     try:
         with engine.budget_of(None):  # looking takes a little memory
             yield
     finally:
-        for network in engine.networks:
+        for network in engine.replicas.every:
             network.watch = None
-        engine.replace_loss(loss)
+        loss.watch = None
         for hook in hooks:
             hook.remove()
 

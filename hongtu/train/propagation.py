@@ -26,6 +26,7 @@ from hongtu.model.network import Network
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer, Skip
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
@@ -147,7 +148,7 @@ class Propagation:
             engine.reset_counters()
             start = perf_counter()
             with engine.inferred() as out:
-                engine.features.copy_(then(out.mul_(alpha).add_(beside)))
+                engine.host[FEATURES].copy_(then(out.mul_(alpha).add_(beside)))
             return engine.record(step, 0.0, perf_counter() - start)
 
         hidden = None if progress is None else not progress

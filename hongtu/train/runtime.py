@@ -125,7 +125,7 @@ class Runtime:
                 self._whole = True
                 return found
             except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError) as error:
-                if self._budget is None or not self.engine.began:
+                if self._budget is None or self.engine.spot is None:
                     raise
                 reason, taken = str(error), getattr(error, "taken", 0)
             finally:
@@ -180,10 +180,13 @@ class Runtime:
 
     def _relieve(self, reason: str, taken: int, budget: int) -> None:
         """Plan again for what layers took; or say which budget would do."""
-        name, module, chunk = self.engine.place
+        spot = self.engine.spot
+        assert spot is not None
+        name = spot.pass_name
         excess = self._learn(name, taken)
         found = (
-            f"{reason}, in {module} on chunk {chunk} of pass {name!r}; layers take more than when they were probed: "
+            f"{reason}, in {spot.module} on chunk {spot.chunk} of pass {name!r}; layers take more than when they were "
+            "probed: "
         )
         enough = self._try_plan(1, excess.surely)
         if self._on_oom == "raise":

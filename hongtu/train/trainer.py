@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hongtu.config import parse_bytes, size
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
-from hongtu.engine.parameter_hooks import hooks_once
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
@@ -27,9 +26,11 @@ from hongtu.model.edge_loss import EdgeLoss, LinkLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
+from hongtu.model.parameter_hooks import hooks_once
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
@@ -199,7 +200,7 @@ class Trainer:
                 loss = engine.train(self.epoch)
             self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
             if self.embedding is not None:
-                self.embedding.weight.grad = engine.input_gradient
+                self.embedding.weight.grad = engine.host[gradient(FEATURES)]
                 self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
                 parameters.append(self.embedding.weight)
             if self.detect_anomaly:
@@ -289,7 +290,7 @@ class Trainer:
 
         def work(engine: Engine) -> T:
             with deterministic_torch(self.deterministic), engine.inferred() as out:
-                return use(out, engine.ids)
+                return use(out, engine.host["ids"])
 
         return runtime.run(work)
 

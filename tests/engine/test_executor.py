@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -111,20 +112,22 @@ def test_chunks_run_in_the_order_of_the_schedule():
     run = Run(tiny.plan(MODELS["gcn"], "paper", Choice(), schedule=swapped))
     seen = []
     stage = run.toy.stage
-    run.toy.stage = lambda *given: seen.append(run.toy.chunk) or stage(*given)
+    run.toy.stage = lambda *given, **how: seen.append(run.toy.chunk) or stage(*given, **how)
     loss, _ = run.train()
     assert seen == [1, 2, 0, 3] * 3 + [0, 3, 1, 2] * 3
     other = Run(plan)
     assert loss == pytest.approx(other.train()[0])
 
 
-def test_an_error_leaves_no_buffer_and_no_work():
+def test_an_error_leaves_no_work():
     run = Run(planned("gat", "paper"))
-    run.toy.aggregate = None
+    run.toy.aggregate, abandoned = None, []
+    for device in run.devices:
+        device.abandon = partial(abandoned.append, device)
+    assert run.executor.spot is None
     with pytest.raises(TypeError):
         run.train()
-    assert run.executor.current.name == "forward 0"
-    assert [device.arena for device in run.devices] == [100, 100] and run.host._staging == 0
+    assert run.executor.spot == ("forward 0", "toy", (0, 0), 0) and abandoned == run.devices
 
 
 def test_seconds_are_those_of_the_last_run():
@@ -154,9 +157,10 @@ def test_place_and_free(run):
     run.executor.place(moves.Place(name="n", where="device", rows=(6, 5), shape=(), dtype="int32"))
     shapes = [(device.buffer("y").shape, device.buffer("n").dtype) for device in run.devices]
     assert shapes == [((6, 3), torch.int32), ((5, 3), torch.int32)] and not run.devices[1].buffer("y").any()
-    run.executor.partitions[1].pieces["y", 3] = torch.zeros(1)
+    run.executor.partitions[1].pieces["p"][3] = torch.zeros(1)
     run.executor.free(moves.Free(name="x", where="host"))
     run.executor.free(moves.Free(name="y", where="device"))
+    run.executor.free(moves.Free(name="p", where="chunk"))
     assert "x" not in run.host.names() and run.devices[0].placed() == {"n"} and not run.executor.partitions[1].pieces
 
 

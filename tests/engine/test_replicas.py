@@ -1,4 +1,4 @@
-"""One network for every GPU: who shares one, what is copied before passes and added up behind them; hooks run once."""
+"""One network for every GPU: who shares one, what is copied before passes and added up behind them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from hongtu.engine.parameter_hooks import hooks_once
 from hongtu.engine.replicas import Replicas
 from hongtu.model.network import Network
 from hongtu.nn import Dropout, GCNConv
@@ -61,20 +60,3 @@ def test_gradients_are_added_up_at_home(replicas):
     found = [None if p.grad is None else float(p.grad.flatten()[0]) for p in home.modules.parameters()]
     names = [name for name, _ in home.modules.named_parameters()]
     assert found == [None if name == "0.lin.weight" else k + 10.0 for k, name in enumerate(names)]
-
-
-def test_hooks_run_once_on_the_whole_gradient():
-    parameter, seen = nn.Parameter(torch.zeros(2)), []
-    parameter.register_hook(lambda grad: grad * 2)
-    parameter.register_hook(lambda grad: seen.append(("first", grad.tolist())))
-    parameter.register_post_accumulate_grad_hook(lambda p: seen.append(("after", p.grad.tolist())))
-    with hooks_once([parameter]):
-        for _ in range(3):
-            parameter.sum().backward()
-        assert seen == []
-    assert parameter.grad.tolist() == [6, 6] and seen == [("first", [6, 6]), ("after", [6, 6])]
-    with pytest.raises(ZeroDivisionError), hooks_once([parameter]):
-        raise ZeroDivisionError
-    assert len(seen) == 2
-    parameter.sum().backward()  # they are there again
-    assert seen[2:] == [("first", [2, 2]), ("after", [8, 8])]

@@ -37,7 +37,7 @@ class Toy:
     """What the executor knows of a network, and the loss. Nothing in it depends on chunks."""
 
     def __init__(self, shape: NetworkShape) -> None:
-        self.shape, self.chunk, self.gradients_only = shape, 0, False
+        self.shape, self.chunk, self.current = shape, 0, "toy"
         columns = [shape.features, *(layer.a for layer in shape.layers)]
         gives = [*(layer.z for layer in shape.layers), shape.output]
         self.weights = [
@@ -55,9 +55,9 @@ class Toy:
     def attends(self) -> bool:
         return not self.shape.layers[0].linear
 
-    def stage(self, stage: int, h: Tensor | None, a: Tensor | None, s: tuple, rows: Any, values: tuple) -> list[Tensor]:
-        x = h if a is None else torch.tanh(a)
-        assert x is not None and len(rows.ids) == len(x)
+    def stage(self, stage: int, base: Tensor, s: tuple, rows: Any, values: tuple, **how: bool) -> list[Tensor]:
+        x = torch.tanh(base) if stage else base
+        assert len(rows.ids) == len(x)
         self.calls.append(("stage", stage, len(x)))
         z = x @ self.weights[stage]
         return [z, x @ self.logits[stage]] if self.attends and stage < len(self.logits) else [z]
@@ -84,12 +84,12 @@ class Toy:
         h, dense = self.host_rows()[FEATURES], torch.from_numpy(tiny.dense())
         rows = SimpleNamespace(ids=self.host_rows()["ids"], statistics=self.host_rows()["statistics"])
         for k, layer in enumerate(self.shape.layers):
-            z, *logit = self.stage(k, h if k == 0 else None, None if k == 0 else h, (), rows, ())
+            z, *logit = self.stage(k, h, (), rows, ())
             if logit:
                 h = (dense @ torch.tanh(z[:, : layer.a])) * logit[0]
             else:
                 h = self.combine(k, dense @ z, (z,), rows) if layer.combined else dense @ z
-        out = self.stage(len(self.shape.layers), None, h, (), rows, ())[0]
+        out = self.stage(len(self.shape.layers), h, (), rows, ())[0]
         return out, self.gradient(out, self.host_rows()["labels"], bits, bits.numpy())[1]
 
     def host_rows(self) -> dict[str, Tensor]:

@@ -263,10 +263,11 @@ def undefined_is_nan(monkeypatch):
         buffer = make(self, shape, dtype)
         return buffer.fill_(float("nan")) if dtype.is_floating_point else buffer.fill_(0)
 
-    def create_nan(self, name, columns, *, zero):
-        create(self, name, columns, zero=zero)
-        if not zero:
-            self[name].fill_(float("nan"))
+    def create_nan(self, name, columns, zero):
+        create(self, name, columns, False)
+        self[name].fill_(float("nan"))
+        if zero is not False:
+            self[name][... if zero is True else zero] = 0
 
     monkeypatch.setattr(Device, "_make", make_nan)
     monkeypatch.setattr(HostStore, "create", create_nan)

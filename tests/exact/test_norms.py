@@ -15,9 +15,9 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.device.simulated import SimulatedBackend
-from hongtu.engine.moments import Moments
 from hongtu.errors import InputError
 from hongtu.model.embedding import NAME
+from hongtu.nn.moments import Moments
 from hongtu.plan.passes.strategy import Strategy
 from tests import additions, graphs, problems, staged, training
 from tests.models import H, Model

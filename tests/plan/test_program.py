@@ -13,6 +13,7 @@ from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.compile import compile_plan
+from hongtu.plan.program.instruction import Stores
 from tests import tiny
 from tests.tiny import named
 
@@ -31,7 +32,7 @@ def line(x):
     words = [x.verb]
     for field in fields(x):
         value = getattr(x, field.name)
-        if value is True:
+        if value is True or (isinstance(value, Stores) and value.where is True):
             words.append(field.name)
         elif isinstance(value, str) and field.name not in ("why", "link"):
             words.append(value)
@@ -71,7 +72,8 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
         bring edge_weight edges
         read z0
         compute
-          sum cache weighted aggregate a
+          front a aggregate
+          sum cache weighted a
           combine z0 a
           drop z0
           write a0 host a stores
@@ -127,7 +129,10 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
     # begins with batch 1: the chunks of 2, 3 and of 6, 7 store their rows, and row 6 is then flushed to and adds; then
     # those of 0, 1 and 4, 5; the flushes of rows 1, 2, 4 and 5 come last of all
     (send,), (flush,) = ([x for x in p.body if isinstance(x, kind)] for kind in (moves.Send, moves.Flush))
-    assert send.stores.tolist() == [True] * 8 and [stores.any() for stores in flush.stores] == [False, False]
+    assert send.stores.where.tolist() == [True] * 8 and [stores.where.any() for stores in flush.stores] == [
+        False,
+        False,
+    ]
     (place,) = (x for x in p.before if isinstance(x, moves.Place))
     assert (place.where, place.rows, place.shape, place.zero.tolist()) == ("host", (V,), (3,), [])
     picks = {x.name: x.picks for x in p.body if isinstance(x, moves.BringPicks)}
@@ -152,14 +157,14 @@ def test_the_first_writer_of_a_row_stores():
     after their last batch; row 6 of device 1 too; rows 2, 3, 6 and 7 get their own in batch 1."""
     p = named(program_of(tiny.GCN, FULL, Choice(fuse=True)), "fused 1")
     (send,) = (x for x in p.body if isinstance(x, moves.Send))
-    assert send.stores.all()
+    assert send.stores.where.all()
     # without what chunks give themselves, flushes are the first, and what nobody reads is zeroed
     alone = tiny.network(tiny.layer(4, trained=False), tiny.layer(3, combined=False, s=()), constant_layers=1)
     p = named(program_of(alone, FULL, Choice(fuse=True)), "fused 1")
     (flush,), (place,) = (
         [x for x in xs if isinstance(x, kind)] for xs, kind in ((p.body, moves.Flush), (p.before, moves.Place))
     )
-    assert all(stores.all() for stores in flush.stores) and place.zero.tolist() == [0, 3, 7]
+    assert all(stores.where.all() for stores in flush.stores) and place.zero.tolist() == [0, 3, 7]
     assert not [x for x in p.body if isinstance(x, moves.Send)]
 
 
@@ -206,8 +211,9 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
         read loss_bits
         zero grad z1 pull_to
         compute graph
-          own z1
-          sum z1 weighted aggregate a
+          own z1 z1 written
+          front a aggregate
+          sum z1 weighted a
           combine z1 a
           drop z1
           enter a
@@ -238,7 +244,7 @@ def test_what_is_kept_is_resumed():
         read ids
         read statistics
         compute graph saves
-          own a0
+          own a0 a0 written
           copy ids,statistics
           stage a0 z1
           drop a0
@@ -253,7 +259,7 @@ def test_what_is_kept_is_resumed():
         read ids
         read statistics
         compute graph
-          own grad z1
+          own grad z1 grad z1 written
           resume
           differentiate grad z1
           drop grad z1
@@ -266,7 +272,8 @@ def test_what_is_kept_is_resumed():
     check(
         aggregate.body,
         """
-        sum cache weighted aggregate a
+        front a aggregate
+        sum cache weighted a
         combine z0 a
         drop z0
         write a0 device a stores
@@ -282,18 +289,18 @@ def test_set_up_fills_what_stays():
     check(
         first.body,
         """
-        fill structure ids ids rows
-        fill structure indptr indptr
-        fill structure local_source local_source
-        fill structure slot_of_source forward 0 slot_of_source
-        fill structure edge_weight edge_weight
-        fill structure sources sources
-        fill structure edge_id_start edge_id_start rows
-        fill structure slot_of_source fused 1 slot_of_source
-        fill structure slot_of_source backward 0 slot_of_source
-        fill structure slot_of_source evaluate 0 slot_of_source
-        fill structure slot_of_source evaluate 1 slot_of_source
-        fill features features rows
+        fill_rows ids structure ids
+        fill indptr structure indptr
+        fill local_source structure local_source
+        fill_slots structure slot_of_source forward 0
+        fill edge_weight structure edge_weight
+        fill sources structure sources
+        fill_rows edge_id_start structure edge_id_start
+        fill_slots structure slot_of_source fused 1
+        fill_slots structure slot_of_source backward 0
+        fill_slots structure slot_of_source evaluate 0
+        fill_slots structure slot_of_source evaluate 1
+        fill_rows features features
         """,
     )
     rows = {x.name: x.rows for x in first.before}
@@ -359,4 +366,7 @@ def test_pruned_chunks_bring_where_their_rows_are():
     (place, other) = p.before
     assert place.name == gradient("z1") and place.zero.tolist() == [] and other.zero.tolist() == [4]
     (flush,) = (x for x in p.body if isinstance(x, moves.Flush))
-    assert flush.picks.table(1).row.tolist() == [4] and [stores.tolist() for stores in flush.stores] == [[], [True]]
+    assert flush.picks.table(1).row.tolist() == [4] and [stores.where.tolist() for stores in flush.stores] == [
+        [],
+        [True],
+    ]

@@ -13,7 +13,7 @@ from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.instruction import Picks, SlotsOfSources
+from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
 from hongtu.plan.program.slots import ProgramError
 from tests.plan.test_listing import program_of
 
@@ -79,18 +79,22 @@ def drop_register(p, rng):
         return changed_body(p, lambda body: without(body, k)), compute.body[k].verb
 
 
+def inverted(stores):
+    return Stores(not stores.where if isinstance(stores.where, bool) else ~stores.where)
+
+
 def swap_stores(p, rng):
     """Store for add, or add for store."""
     found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Send | moves.Flush)]
     if found:
         k = int(rng.choice(found))
         stores = p.body[k].stores
-        if isinstance(stores, tuple):
-            if not any(part.any() for part in stores):
-                return None
-            other = tuple(~part for part in stores)
+        if not isinstance(stores, tuple):
+            other = inverted(stores)
+        elif any(np.any(part.where) for part in stores):
+            other = tuple(map(inverted, stores))
         else:
-            other = not stores if isinstance(stores, bool) else ~stores
+            return None
         body = [replace(x, stores=other) if at == k else x for at, x in enumerate(p.body)]
         return replace(p, body=tuple(body)), p.body[k].verb
 

@@ -160,7 +160,7 @@ def test_what_devices_have_free_is_a_budget(monkeypatch):
     def refuse_once(self, epoch):
         tries.append(self.plan.topology.chunks)
         if len(tries) == 1:
-            self._executor.current = self.program.train[0]
+            self._executor._current = self.program.train[0]
             raise DeviceOutOfMemory("device 0: no more", taken=100)
         return train(self, epoch)
 
@@ -204,7 +204,7 @@ def test_a_device_that_has_less_than_it_says_ends_in_a_message(monkeypatch):
 
     def refuse(self, epoch):
         tries.append(self.plan.topology.chunks)
-        self._executor.current = self.program.train[0]
+        self._executor._current = self.program.train[0]
         raise DeviceOutOfMemory("device 0: no more", taken=100)
 
     monkeypatch.setattr("hongtu.engine.engine.Engine.train", refuse)

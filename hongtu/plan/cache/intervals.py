@@ -24,7 +24,7 @@ class Intervals:
         peer: int32 [K], device to pull from, or -1 where the row comes from the host.
         peer_slot: int32 [K], slot of the owner's row, or -1.
         first_start: int64 [B + 1], intervals ``first_start[b] : first_start[b + 1]`` open before batch b.
-        by_last: int64 [K], the intervals sorted by last.
+        by_last: int64 [K], the intervals sorted by last, those of a batch by peer, as those that open in one are.
         last_start: int64 [B + 1], ``by_last[last_start[b] : last_start[b + 1]]`` retire after batch b.
     """
 
@@ -62,6 +62,9 @@ def make_intervals(
     """Index interval columns, which are sorted by (first, row), by first and by last batch."""
     none = np.full(len(row), -1, dtype=np.int32)
     by_last, last_start = by_batch(last, num_batches)
+    if peer is not None:
+        by_peer, _ = by_batch(peer + 1, int(peer.max(initial=0)) + 2)
+        by_last = by_peer[by_batch(last[by_peer], num_batches)[0]]
     return Intervals(
         row=row,
         slot=slot,

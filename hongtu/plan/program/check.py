@@ -87,11 +87,12 @@ class _Memory:
         demand(bool(known.all()), f"row {int(rows[np.argmin(known)]) if len(rows) else 0} of {name} was never written")
 
     def write(self, name: str, where: str, rows: np.ndarray, stores: Stores) -> None:
+        """``stores`` is of these rows."""
         key = name, where
         if where == "chunk" and key not in self.written:
             self.written[key], self.zeroed[key] = self._all(False), self._all(False)
         demand(key in self.written, f"{name} ({where}) is not there")
-        stored = np.broadcast_to(stores, rows.shape)
+        stored = np.broadcast_to(stores.where, rows.shape)
         wrong = stored & self.written[key][rows]
         demand(not wrong.any(), f"a later writer of row {rows[np.argmax(wrong)] if len(rows) else 0} of {name} stores")
         wrong = ~stored & ~(self.written[key] | self.zeroed[key])[rows]
@@ -116,8 +117,7 @@ class _Pass:
             self.slots.begin(step)
             self.batch = batch
             self.registers: set[str] = set()
-            self.chunks = [(i, p.chunk(i, batch)) for i in range(len(p.buffers))]
-            self.chunks = [(i, chunk) for i, chunk in self.chunks if p.view.num_dst[chunk]]
+            self.chunks = p.busy(batch)
             for x in p.body:
                 self._try(x, lambda x=x: self._step(x), batch)
         adds = {x.cache for x in p.every if isinstance(x, ADDS) and x.cache in self.slots.held}
@@ -152,33 +152,37 @@ class _Pass:
         active = self.p.view.active_rows(chunk)
         return np.arange(*self.p.view.chunk_start[chunk : chunk + 2]) if active is None else active
 
+    def _write(self, name: str, where: str, chunk: int, stores: Stores) -> None:
+        """The chunk's own rows of a tensor."""
+        rows = self._own_rows(chunk)
+        self.memory.write(name, where, rows, Stores(stores.of(rows)))
+
     def _step(self, x: Instruction) -> None:
         slots, memory = self.slots, self.memory
         if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
         if isinstance(x, moves.Load | moves.Flush):
             for i in range(len(self.p.buffers)):
-                pick = x.picks.of(i, self.batch)
-                rows = x.picks.table(i).row[pick]
+                rows = x.picks.column("row", i, self.batch)
                 if isinstance(x, moves.Load):
                     memory.read(x.tensor, "host", rows)
                 else:
-                    memory.write(x.tensor, "host", rows, x.stores[i][pick] if x.stores else False)
+                    memory.write(x.tensor, "host", rows, Stores(x.stores[i].of(x.picks.of(i, self.batch))))
         elif isinstance(x, moves.Read):
             for _, chunk in self.chunks:
                 memory.read(x.name, "host", self._own_rows(chunk))
         elif isinstance(x, moves.BringSlots):
             self.sources = {chunk: x.slots.of(i, self.batch) for i, chunk in self.chunks}
-        elif isinstance(x, moves.Fill) and x.slots is not None:
+        elif isinstance(x, moves.FillSlots):
             for i, chunk in self.chunks:
                 memory.slots.setdefault(x.buffer, {})[chunk] = x.slots.of(i, self.batch)
-        elif isinstance(x, moves.Fill) and (x.buffer, "device") in memory.written:
+        elif isinstance(x, moves.FillRows) and (x.buffer, "device") in memory.written:
             for _, chunk in self.chunks:
-                memory.write(x.buffer, "device", self._own_rows(chunk), True)
+                memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
         elif isinstance(x, moves.Send):
             demand(x.name in self.sent, "nothing was written to be sent")
             for _, chunk in self.chunks:
-                memory.write(x.name, "host", self._own_rows(chunk), _of(x.stores, self._own_rows(chunk)))
+                self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Compute):
             self._compute(x)
         if isinstance(x, moves.Read | moves.Bring | moves.BringSlots):
@@ -205,13 +209,14 @@ class _Pass:
         missing = set(needs) - self.registers
         demand(not missing, f"register {', '.join(sorted(missing))} is read before it is made")
         for _, chunk in self.chunks:
-            rows = self._own_rows(chunk)
-            if isinstance(y, computing.Own | computing.Take):
-                memory.read(y.name, "device" if isinstance(y, computing.Own) else "chunk", rows)
+            if isinstance(y, computing.Own) and y.written:
+                memory.read(y.tensor, "device", self._own_rows(chunk))
+            elif isinstance(y, computing.Own):
+                self._write(y.tensor, "device", chunk, Stores(True))
+            elif isinstance(y, computing.Take):
+                memory.read(y.name, "chunk", self._own_rows(chunk))
             elif isinstance(y, computing.Write) and y.where != "host":
-                memory.write(y.name, y.where, rows, _of(y.stores, rows))
-            elif isinstance(y, computing.Sum) and y.place not in (None, "aggregate"):
-                memory.write(str(y.place), "device", rows, True)
+                self._write(y.name, y.where, chunk, y.stores)
         if isinstance(y, computing.Write) and y.where == "host":
             self.sent.add(y.name)
         if isinstance(y, computing.Here):
@@ -224,7 +229,7 @@ class _Pass:
                 needed = self.p.view.neighbour_set(chunk)
                 self.slots.take(y.cache, i, self.sources[chunk], needed, f"chunk {chunk}")
                 if isinstance(y, ADDS) and (y.cache, "device") in memory.written:
-                    memory.write(y.cache, "device", needed, False)
+                    memory.write(y.cache, "device", needed, Stores(False))
                 elif (y.cache, "device") in memory.written:
                     memory.read(y.cache, "device", needed)
         self.registers |= set(y.makes)
@@ -262,7 +267,3 @@ class _Pass:
 def _word(x: Instruction) -> str:
     parts = (getattr(x, name, "") for name in ("stream", "other", "event"))
     return " ".join((x.verb, *(part for part in parts if isinstance(part, str) and part)))
-
-
-def _of(stores: Stores, rows: np.ndarray) -> Stores:
-    return stores if isinstance(stores, bool) else stores[rows]

@@ -42,8 +42,10 @@ class _Body:
             yield computing.Dense(name=FEATURES)
         for name in (*p.inputs, *p.gradients):
             if where(plan, name) == "device":
-                yield computing.Own(name=name)
-                brought += [name] * pruned
+                yield computing.Own(name=name, tensor=name)
+                if pruned:
+                    yield computing.Pick(name=name)
+                    brought.append(name)
             elif where(plan, name) == "chunk":
                 yield computing.Take(name=name, last=name in p.frees)
         if p.keep and p.direction == "forward":
@@ -57,7 +59,7 @@ class _Body:
         if p.loss:
             yield computing.Loss(output=OUTPUT, gradient=gradient(OUTPUT))
         for name in p.outputs:
-            yield self._write(name, (name,), holds=name in p.holds)
+            yield self._write(name, name, holds=name in p.holds)
         if p.keep:
             yield computing.Save(stage=self._stage)
 
@@ -101,7 +103,7 @@ class _Body:
         parts += [f"d {name}" if name in entered else None for name in p.values]
         for target in dict.fromkeys(name for name in p.direct if name is not None):
             found = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
-            yield self._write(target, tuple(dict.fromkeys(found)))
+            yield from self._write_sum(target, tuple(dict.fromkeys(found)))
 
     def _values(self, *, graph: bool) -> Iterator[Instruction]:
         """The aggregate, or what is read in its place, and the stage behind it."""
@@ -134,29 +136,47 @@ class _Body:
             yield computing.Gather(cache=cache)
             yield computing.Aggregate(layer=self._layer, s=p.s, graph=False)
         else:
-            place = p.checkpoint if in_place else None if p.keep else "aggregate"
-            yield computing.Sum(cache=cache, mean=shape.reduce == "mean", weighted=shape.weighted, place=place)
+            if p.checkpoint is not None and in_place:
+                yield computing.Own(name="a", tensor=p.checkpoint, written=False)
+            elif p.keep:
+                yield computing.New(name="a", columns=plan.passes.width[f"a{self._layer}"])
+            else:
+                yield computing.Front(name="a", buffer="aggregate")
+            yield computing.Sum(cache=cache, mean=shape.reduce == "mean", weighted=self._weighted)
         if shape.combined:
             yield computing.Combine(layer=self._layer, s=p.s)
         if p.checkpoint is not None and not in_place:
-            yield self._write(p.checkpoint, ("a",))
+            yield self._write(p.checkpoint, "a")
 
     def _transposed(self, base: str) -> Instruction:
         shape, cache = self.shape, gradient_cache(self.plan, self.p)
         assert shape is not None
         if shape.reduce is not None:
             return computing.TransposeSum(
-                gradient=base, cache=cache, mean=shape.reduce == "mean", weighted=shape.weighted
+                gradient=base, cache=cache, mean=shape.reduce == "mean", weighted=self._weighted
             )
         columns = tuple(shape.z if columns is None else columns for columns in shape.s)
         return computing.TransposeAggregate(layer=self._layer, gradient=base, cache=cache, z=shape.z, s=columns)
 
-    def _write(self, name: str, parts: tuple[str, ...], *, holds: bool = False) -> Instruction:
-        plan = self.plan
-        return computing.Write(
-            name=name, where=where(plan, name), parts=parts, columns=plan.passes.width[name],
-            stores=stores(plan, self.p, name), holds=holds,
-        )  # fmt: skip
+    def _write_sum(self, name: str, parts: tuple[str, ...]) -> Iterator[Instruction]:
+        """Of registers; zeros without any."""
+        if len(parts) == 1:
+            yield self._write(name, parts[0])
+            return
+        if parts:
+            yield computing.Add(name=name, parts=parts)
+        else:
+            yield computing.New(name=name, columns=self.plan.passes.width[name], zero=True)
+        yield self._write(name, name)
+
+    def _write(self, name: str, register: str, *, holds: bool = False) -> Instruction:
+        there, how = where(self.plan, name), stores(self.plan, self.p, name)
+        return computing.Write(name=name, where=there, register=register, stores=how, holds=holds)
+
+    @property
+    def _weighted(self) -> bool:
+        assert self.shape is not None
+        return self.shape.weighted and self.plan.view(self.p).edge_weight is not None
 
     @property
     def _layer(self) -> int:

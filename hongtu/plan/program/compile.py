@@ -11,7 +11,7 @@ from hongtu.plan.memory.buffers import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body
-from hongtu.plan.program.instruction import Instruction, SlotsOfSources
+from hongtu.plan.program.instruction import Instruction, SlotsOfSources, Stores
 from hongtu.plan.program.operands import STAYS, Picked, gradient_cache, stores, transfers_of, value_cache, where
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -45,8 +45,13 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             before.append(
                 moves.Place(name=buffer, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
             )
-            slots = SlotsOfSources(transfers_of(plan, p)) if source == "slot_of_source" else None
-            body.append(moves.Fill(buffer=buffer, source=source, start=start, rows=source in HOST_ROWS, slots=slots))
+            if source == "slot_of_source":
+                slots = SlotsOfSources(transfers_of(plan, p))
+                body.append(moves.FillSlots(slots=slots, buffer=buffer, start=start))
+            elif source in HOST_ROWS:
+                body.append(moves.FillRows(name=source, buffer=buffer, start=start))
+            else:
+                body.append(moves.Fill(name=source, buffer=buffer, start=start))
     if FEATURES in plan.resident:
         starts = plan.topology.partition_start
         start = tuple(
@@ -54,7 +59,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             for i in devices
         )
         before.append(_place(plan, FEATURES, zero=False))
-        body.append(moves.Fill(buffer=FEATURES, source=FEATURES, start=start, rows=True, link="read"))
+        body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
@@ -147,8 +152,10 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         if where(plan, name) == "host":
             yield moves.Send(name=name, stores=stores(plan, p, name))
     if p.flush is not None and picks.loads:
-        first = plan.writers[p.flush].flush if p.flush in p.creates and p.flush in plan.writers else ()
-        yield moves.Flush(tensor=p.flush, cache=cache, picks=picks.of("end", mirrors=False), stores=first)
+        known = p.flush in p.creates and p.flush in plan.writers
+        first = plan.writers[p.flush].flush if known else [False] * plan.topology.partitions
+        ends = picks.of("end", mirrors=False)
+        yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=tuple(Stores(rows) for rows in first))
     if staged:
         yield moves.Signal(stream="flush", event="sent")
         yield moves.Signal(stream="host", event="added")

@@ -24,10 +24,39 @@ class Here(Instruction):
 
 @kind
 class Own(Instruction):
-    """The chunk's rows of a vertex tensor on the device, or a copy of those that the pass computes."""
+    """The chunk's rows of a vertex tensor on the device; ``written``: they have been."""
 
     MAKES = ("name",)
     name: str
+    tensor: str
+    written: bool = True
+
+
+@kind
+class Pick(Instruction):
+    """A copy of those rows of a register that the pass computes, in the buffer of that name."""
+
+    READS, MAKES = ("name",), ("name",)
+    name: str
+
+
+@kind
+class Front(Instruction):
+    """The front of a buffer of the pass, with anything in it: a row for every destination."""
+
+    MAKES = ("name",)
+    name: str
+    buffer: str
+
+
+@kind
+class New(Instruction):
+    """The same in new memory; ``zero``: with zeros in it."""
+
+    MAKES = ("name",)
+    name: str
+    columns: int
+    zero: bool = False
 
 
 @kind
@@ -83,17 +112,12 @@ class Gather(Instruction):
 
 @kind
 class Sum(Instruction):
-    """A declared reduction over the rows in the cache.
+    """A declared reduction over the rows in the cache, into a register."""
 
-    Attributes:
-        place: the vertex tensor on the device whose rows it writes; "aggregate", the pass's buffer; None: new memory.
-    """
-
-    MAKES = ("a",)
+    READS = ("a",)
     cache: str
     mean: bool
     weighted: bool
-    place: str | None
     a: str = "a"
 
 
@@ -161,19 +185,26 @@ class Loss(Instruction):
 
 
 @kind
+class Add(Instruction):
+    """The sum of registers."""
+
+    READS, MAKES = ("parts",), ("name",)
+    name: str
+    parts: tuple[str, ...]
+
+
+@kind
 class Write(Instruction):
-    """The destinations' rows of a vertex tensor: the sum of registers, zeros without any.
+    """A register to the destinations' rows of a vertex tensor; where they lie then is what the register has.
 
     Attributes:
-        columns: of the tensor.
         holds: what is saved of the register may lie there.
     """
 
-    READS = ("parts",)
+    READS = ("register",)
     name: str
     where: Where
-    parts: tuple[str, ...]
-    columns: int
+    register: str
     stores: Stores
     holds: bool = False
 
@@ -211,7 +242,7 @@ class Differentiate(Instruction):
 
     Attributes:
         gradients: registers, None for what has no gradient.
-        gives: "d x" of every x that was entered; missing where nothing came back to it.
+        gives: "d x" of every x that was entered; zeros where nothing came back to it.
     """
 
     READS, MAKES = ("gradients",), ("gives",)

@@ -83,16 +83,16 @@ class Described:
 
     def _picked(self, picks: Picks) -> tuple[int, ...]:
         assert self._batch is not None
-        return tuple(len(picks.table(i).row[picks.of(i, self._batch)]) for i in self._devices)
+        return tuple(len(picks.column("row", i, self._batch)) for i in self._devices)
 
     def _destinations(self, chunk: int) -> np.ndarray:
         active = self._p.view.active_rows(chunk)
         return np.arange(*self._p.view.chunk_start[chunk : chunk + 2]) if active is None else active
 
     def _stores(self, stores: Stores) -> str:
-        if isinstance(stores, bool):
-            return "store" if stores else "add"
-        return _mixed(stores[self._destinations(chunk)] for chunk in self._chunks())
+        if isinstance(stores.where, bool):
+            return "store" if stores.where else "add"
+        return _mixed(stores.where[self._destinations(chunk)] for chunk in self._chunks())
 
     # ------------------------------------------------------------------------------------------------ around batches
 
@@ -156,7 +156,13 @@ class Described:
         return self._moved(what, x.name, self._picked(x.picks), unit="entries")
 
     def fill(self, x: moves.Fill) -> Line:
-        return Line(f"{x.buffer}[chunk] = host {x.source}[chunk]", self._entries(x.source), "entries")
+        return Line(f"{x.buffer}[chunk] = of chunk", self._entries(x.name), "entries")
+
+    def fill_rows(self, x: moves.FillRows) -> Line:
+        return Line(f"{x.buffer}[chunk] = host {x.name}[chunk]", self._entries(x.name))
+
+    def fill_slots(self, x: moves.FillSlots) -> Line:
+        return Line(f"{x.buffer}[chunk] = slots of sources", self._entries("sources"), "entries")
 
     def load(self, x: moves.Load) -> Line:
         return self._moved(f"{x.cache}[load_slots] = host {x.tensor}[load_rows]", x.cache, self._picked(x.picks))
@@ -180,11 +186,10 @@ class Described:
 
     def flush(self, x: moves.Flush) -> Line:
         assert self._batch is not None
-        note = "add"
-        if x.stores:
-            note = _mixed(x.stores[i][x.picks.of(i, self._batch)] for i in self._devices)
+        rows = self._picked(x.picks)
+        flags = (np.broadcast_to(x.stores[i].of(x.picks.of(i, self._batch)), rows[i]) for i in self._devices)
         what = f"host {x.tensor}[rows] <- {x.cache}[flush_slots]"
-        return self._moved(what, x.cache, self._picked(x.picks), note=note)
+        return self._moved(what, x.cache, rows, note=_mixed(flags))
 
     # ------------------------------------------------------------------------------------------------------- a chunk
 
@@ -192,7 +197,16 @@ class Described:
         return Line(f"{x.name} = {x.buffer}[chunk]")
 
     def own(self, x: computing.Own) -> Line:
-        return Line(f"{x.name} = device {x.name}[chunk]")
+        return Line(f"{x.name} = device {x.tensor}[chunk]", note="" if x.written else "not yet written")
+
+    def pick(self, x: computing.Pick) -> Line:
+        return Line(f"{x.name} = {x.name}[row_in_chunk]")
+
+    def front(self, x: computing.Front) -> Line:
+        return Line(f"{x.name} = buffer {x.buffer}")
+
+    def new(self, x: computing.New) -> Line:
+        return Line(f"{x.name} = new, of {x.columns}", note="zeros" if x.zero else "")
 
     def take(self, x: computing.Take) -> Line:
         return Line(f"{x.name} = what the chunk has of it", note="for the last time" if x.last else "")
@@ -215,8 +229,7 @@ class Described:
     def sum(self, x: computing.Sum) -> Line:
         how = "mean" if x.mean else "sum"
         weights = " * edge_weight" if x.weighted else ""
-        there = "" if x.place is None else f"in {x.place}"
-        return Line(f"{x.a} = {how} over in-edges of {x.cache}[slot_of_source]{weights}", note=there)
+        return Line(f"{x.a} = {how} over in-edges of {x.cache}[slot_of_source]{weights}")
 
     def aggregate(self, x: computing.Aggregate) -> Line:
         return Line(f"{x.a} = aggregate of layer {x.layer} ({_listed((x.z, *x.s))})")
@@ -235,11 +248,14 @@ class Described:
     def loss(self, x: computing.Loss) -> Line:
         return Line(f"{x.gradient} = gradient of the loss at {x.output}")
 
+    def add(self, x: computing.Add) -> Line:
+        return Line(f"{x.name} = {' + '.join(x.parts)}")
+
     def write(self, x: computing.Write) -> Line:
         there = {"host": f"{x.name}, to be sent", "device": f"device {x.name}[chunk]", "chunk": f"chunk's {x.name}"}
         how = "" if x.where == "host" else self._stores(x.stores)
         holds = "; what is saved lies there" if x.holds else ""
-        return Line(f"{there[x.where]} <- {' + '.join(x.parts) or 'zeros'}", note=f"{how}{holds}")
+        return Line(f"{there[x.where]} <- {x.register}", note=f"{how}{holds}")
 
     def save(self, x: computing.Save) -> Line:
         return Line(f"stage {x.stage} for backward")

@@ -13,7 +13,6 @@ from hongtu.plan.cache.intervals import Intervals
 from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
 
 Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
-Stores = bool | np.ndarray  # rows are stored, or added; or bool [V]: stored where True, else added
 Transfers = tuple[DeviceTransfers | DeviceCounts, ...]  # of every device
 
 T = TypeVar("T")
@@ -57,6 +56,21 @@ class Instruction:
 
 
 @dataclass(frozen=True, eq=False)
+class Stores:
+    """Which rows are stored; others are added to what is there.
+
+    Attributes:
+        where: all or none of them; or bool, those where it is True.
+    """
+
+    where: bool | np.ndarray
+
+    def of(self, rows: slice | np.ndarray) -> bool | np.ndarray:
+        """The same of some rows alone."""
+        return self.where if isinstance(self.where, bool) else self.where[rows]
+
+
+@dataclass(frozen=True, eq=False)
 class Picks:
     """The intervals that an instruction handles in every batch.
 
@@ -78,6 +92,17 @@ class Picks:
         """Which rows of the table."""
         table = self.table(device)
         return table.retiring(batch) if self.retiring else table.opening(batch)
+
+    def column(self, name: str, device: int, batch: int) -> np.ndarray:
+        """int32 [K], what the table says of these: "row", "slot", "peer" or "peer_slot"."""
+        column: np.ndarray = getattr(self.table(device), name)
+        return column[self.of(device, batch)]
+
+    def by_peer(self, device: int, batch: int) -> list[tuple[int, slice]]:
+        """Every peer with its range among these."""
+        peers = range(len(self.devices))
+        ends = np.searchsorted(self.column("peer", device, batch), [*peers, len(peers)]).tolist()
+        return [(peer, slice(ends[peer], ends[peer + 1])) for peer in peers if ends[peer] < ends[peer + 1]]
 
 
 @dataclass(frozen=True, eq=False)

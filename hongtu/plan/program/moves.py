@@ -174,22 +174,35 @@ class BringPicks(Instruction):
 
 @kind
 class Fill(Instruction):
-    """On ``load``: the chunk's part of what stays on the device.
+    """On ``load``: an array of the chunk's structure to its part of what stays on the device.
 
     Attributes:
         buffer: where it stays.
-        source: what the chunk calls it: an array of its structure, or a host tensor.
         start: of every device int64 [n + 1], where each chunk's part begins.
-        rows: a host tensor's, not an array of the structure.
-        slots: where the array is slots.
     """
 
+    name: str
     buffer: str
-    source: str
     start: tuple[np.ndarray, ...]
-    rows: bool
+
+
+@kind
+class FillRows(Instruction):
+    """The same of the chunk's rows of a host tensor."""
+
+    name: str
+    buffer: str
+    start: tuple[np.ndarray, ...]
     link: Literal["read", "topology"] = "topology"
-    slots: SlotsOfSources | None = None
+
+
+@kind
+class FillSlots(Instruction):
+    """The same of the slots of its sources."""
+
+    slots: SlotsOfSources
+    buffer: str
+    start: tuple[np.ndarray, ...]
 
 
 @kind
@@ -252,10 +265,10 @@ class Flush(Instruction):
     """On ``flush`` and ``host``: ``tensor[rows] += cache[flush_slots]``.
 
     Attributes:
-        stores: of every device bool [K], the intervals whose rows are stored and not added; () where all are added.
+        stores: of every device, the intervals whose rows are stored.
     """
 
     tensor: str
     cache: str
     picks: Picks
-    stores: tuple[np.ndarray, ...]
+    stores: tuple[Stores, ...]

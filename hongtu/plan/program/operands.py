@@ -30,14 +30,12 @@ def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
 
 def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:
     """Of the writers of a row the first stores, later ones add: for all destinations, or bool [V] for each."""
-    if name not in p.direct:
-        return True
-    if name not in p.creates:
-        return False
+    if name not in p.direct or name not in p.creates:
+        return Stores(name not in p.direct)
     if name in plan.resident:  # where flushes add to zeros
-        return name != p.flush
+        return Stores(name != p.flush)
     direct = plan.writers[name].direct if name in plan.writers else None
-    return True if direct is None else direct
+    return Stores(True if direct is None else direct)
 
 
 def transfers_of(plan: PlannedMemory, p: Pass) -> Transfers:

@@ -41,7 +41,9 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
                 traffic.add("topology", entries["sources"] * row[x.name])
             case moves.BringPicks():
                 traffic.add("topology", len(x.picks.table(device)) * row[x.name])
-            case moves.Fill():
+            case moves.Fill() | moves.FillSlots():
+                traffic.add("topology", int(np.diff(x.start[device])[busy].sum()) * row[x.buffer])
+            case moves.FillRows():
                 traffic.add(x.link, int(np.diff(x.start[device])[busy].sum()) * row[x.buffer])
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 rows = len(x.picks.table(device))

@@ -56,6 +56,11 @@ class PassProgram:
         """The number of the chunk that a device has in a batch."""
         return device * self.view.chunks + int(self.schedule[device, batch])
 
+    def busy(self, batch: int) -> list[tuple[int, int]]:
+        """The devices whose chunk of a batch has destinations, each with its number."""
+        chunks = [(i, self.chunk(i, batch)) for i in range(len(self.buffers))]
+        return [(i, chunk) for i, chunk in chunks if self.view.num_dst[chunk]]
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:

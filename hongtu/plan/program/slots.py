@@ -58,9 +58,7 @@ class Slots:
         self._staged.clear()
 
     def bring_picks(self, x: BringPicks, batch: int) -> None:
-        tables = [x.picks.table(i) for i in range(len(self._p.buffers))]
-        found = [getattr(table, x.column)[x.picks.of(i, batch)] for i, table in enumerate(tables)]
-        self._staged[x.name] = found
+        self._staged[x.name] = [x.picks.column(x.column, i, batch) for i in range(len(self._p.buffers))]
 
     def _get(self, name: str, device: int, expected: int) -> np.ndarray:
         demand(name in self._staged, f"{name} was not brought")
@@ -104,7 +102,7 @@ class Slots:
 
     def _open(self, x: Load | Zero, batch: int, slot_name: str, row_name: str | None, *, lost: bool) -> None:
         for i in range(len(self._p.buffers)):
-            rows = x.picks.table(i).row[x.picks.of(i, batch)]
+            rows = x.picks.column("row", i, batch)
             if row_name is not None:
                 same = np.array_equal(self._get(row_name, i, len(rows)), rows)
                 demand(same, f"device {i}: {row_name} are of other rows")
@@ -112,26 +110,24 @@ class Slots:
 
     def pull(self, x: Pull, batch: int) -> None:
         for i in range(len(self._p.buffers)):
-            table, pick = x.picks.table(i), x.picks.of(i, batch)
-            rows, peers = table.row[pick], table.peer[pick]
+            rows = x.picks.column("row", i, batch)
             source, target = (self._get(name, i, len(rows)) for name in ("pull_from", "pull_to"))
-            for peer in np.unique(peers):
-                self.take(x.cache, int(peer), source[peers == peer], rows[peers == peer], f"pull of device {i}")
+            for peer, part in x.picks.by_peer(i, batch):
+                self.take(x.cache, peer, source[part], rows[part], f"pull of device {i}")
             self._fill(x.cache, i, target, rows, lost=False)
 
     def push(self, x: Push, batch: int) -> None:
         for i in range(len(self._p.buffers)):
-            table, pick = x.picks.table(i), x.picks.of(i, batch)
-            rows, peers = table.row[pick], table.peer[pick]
+            rows = x.picks.column("row", i, batch)
             source, target = (self._get(name, i, len(rows)) for name in ("push_from", "push_to"))
             self.take(x.cache, i, source, rows, "push")
-            for peer in np.unique(peers):
-                self.take(x.cache, int(peer), target[peers == peer], rows[peers == peer], f"push of device {i}")
+            for peer, part in x.picks.by_peer(i, batch):
+                self.take(x.cache, peer, target[part], rows[part], f"push of device {i}")
             self.held[x.cache][i][source] = NONE
 
     def flush(self, x: Flush, batch: int) -> None:
         for i in range(len(self._p.buffers)):
-            rows = x.picks.table(i).row[x.picks.of(i, batch)]
+            rows = x.picks.column("row", i, batch)
             slots = self._get("flush_slots", i, len(rows))
             self.take(x.cache, i, slots, rows, "flush")
             self.held[x.cache][i][slots] = NONE

@@ -16,7 +16,6 @@ from torch import nn
 
 from hongtu.device.cpu import CpuDevice
 from hongtu.engine.executor import Executor
-from hongtu.engine.host_rows import keep_sparse
 from hongtu.engine.host_store import HostStore
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology
@@ -71,11 +70,13 @@ def _probe_view(
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         trace(network, plan.shape.features, dtype, plan.shape.edges)
         program = small.program
-        executor = Executor(program, [network], host, [device], None if isinstance(loss, EdgeLoss) else loss)
+        executor = Executor(program, [network], host, [device], _Unscored() if isinstance(loss, EdgeLoss) else loss)
         for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
             network.modules.train(mode)
             for p in passes:
-                workspace[p.name] = executor.workspace_of(p)
+                device.reset_peaks()
+                executor.run((p,))
+                workspace[p.name] = device.workspace_peak
     return workspace
 
 
@@ -106,18 +107,25 @@ def _largest_rows(numbers: int, rows: int, topology: Topology) -> SparseRows:
     return SparseRows(start, np.zeros(numbers, dtype=np.int32), np.zeros(numbers, dtype=np.float32), 1)
 
 
+class _Unscored:
+    """A loss over edges takes nothing on a device."""
+
+    def backward(self, *given: object) -> float:
+        return 0.0
+
+
 class _Zeros(HostStore):
     """Rows that the probe's one chunk reads and no chunk has written are zero, too: layers may look at them."""
 
-    def create(self, name: str, columns: int, *, zero: bool) -> None:
-        super().create(name, columns, zero=True)
+    def create(self, name: str, columns: int, zero: bool | np.ndarray) -> None:
+        super().create(name, columns, True)
 
 
 def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     v = plan.topology.num_vertices
     host = _Zeros(v, dtype)
     if plan.shape.sparse_input is not None:
-        keep_sparse(host, plan.shape.sparse_input)
+        host.keep_sparse(plan.shape.sparse_input)
     else:
         host.keep(FEATURES, torch.zeros((v, plan.shape.features), dtype=dtype))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))

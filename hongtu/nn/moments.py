@@ -17,17 +17,20 @@ class Moments:
 
     Args:
         sums: float64 zeros [2, F] on the device.
+        wanted: somebody needs them; else nothing is gathered.
 
     Attributes:
         rows: seen so far; ``mean`` and ``squares`` (of the distances from the mean, summed) are theirs, [F] each.
     """
 
-    def __init__(self, sums: Tensor) -> None:
-        self.rows = 0
+    def __init__(self, sums: Tensor, *, wanted: bool = True) -> None:
+        self.rows, self.wanted = 0, wanted
         self.mean, self.squares = sums
 
     def add(self, x: Tensor) -> None:
         """The rows of a chunk, [R, F]."""
+        if not self.wanted:
+            return
         near = x.mean(0)
         centred = x - near
         rest = centred.sum(0).double() / len(x)
@@ -42,8 +45,10 @@ class Moments:
         self.rows = total
 
     @staticmethod
-    def combine(parts: Sequence[Moments]) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of all devices' rows, float64 [F] on the host."""
+    def combine(parts: Sequence[Moments]) -> tuple[Tensor, ...]:
+        """Mean and biased variance of all devices' rows, float64 [F] on the host; () where nobody wanted them."""
+        if not parts[0].wanted:
+            return ()
         whole = Moments(torch.zeros(2, len(parts[0].mean), dtype=torch.float64))
         for part in parts:
             if part.rows:

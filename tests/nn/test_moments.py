@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hongtu.engine.moments import Moments
+from hongtu.nn.moments import Moments
 
 
 def gathered(x, *cuts):
