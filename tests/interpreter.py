@@ -1,138 +1,308 @@
-"""The slow interpreter of transfer plans: the definition of what a plan means, and the oracle of its tests.
+"""The slow interpreter of programs: the definition of what their instructions mean, and the oracle of their tests.
 
-It replays load / pull / push / flush / retire one row at a time on plain numpy, keeps the true content of every slot
-and fails on the first breach of an invariant. A slot without a live row holds NaN.
+It runs a program in plain numpy, a method for each kind of instruction; torch computes what layers do. Memory that
+nobody has written is NaN. Streams are not looked at: everything is done at once.
+
+Legend: D destinations, S sources of a chunk.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from itertools import pairwise
+
 import numpy as np
+import torch
 
-from hongtu.graph.topology import Topology
-from hongtu.plan.cache.transfer import TransferPlan
+from hongtu.plan.memory.structure import FLOAT
 
 
-class Cache:
-    """One device's slots, with the row that each of them holds (-1 = none)."""
-
-    def __init__(self, capacity: int, width: int) -> None:
-        self.value = np.full((capacity, width), np.nan)
-        self.row = np.full(capacity, -1)
-
-    def open(self, slot: int, row: int, value: np.ndarray) -> None:
-        assert 0 <= slot < len(self.row), "capacity exceeded"
-        assert self.row[slot] == -1, f"slot {slot} still holds live row {self.row[slot]}"
-        assert row not in self.row, f"row {row} is live twice on one device"
-        self.row[slot], self.value[slot] = row, value
-
-    def close(self, slot: int, row: int) -> np.ndarray:
-        assert self.row[slot] == row, f"slot {slot} holds {self.row[slot]}, not {row}"
-        value = self.value[slot].copy()
-        self.row[slot], self.value[slot] = -1, np.nan
-        return value
-
-    def read(self, slot: int, row: int) -> np.ndarray:
-        assert self.row[slot] == row, f"slot {slot} holds {self.row[slot]}, not {row}"
-        return self.value[slot]
+def undefined(shape, dtype=FLOAT):
+    return np.full(shape, np.nan) if dtype == FLOAT else np.full(shape, 99, dtype)
 
 
 class Interpreter:
-    """Replays one plan over one topology; ``moved`` counts rows per link."""
+    """Runs passes.
 
-    def __init__(self, topology: Topology, plan: TransferPlan, width: int = 2) -> None:
-        self.topology, self.plan, self.width = topology, plan, width
-        self.moved = {"load": 0, "pull": 0, "push": 0, "flush": 0}
+    Args:
+        model: what layers and the loss compute: ``stage``, ``aggregate``, ``combine`` and ``loss``.
+        host: the vertex tensors that are there before the first pass, [V, ...].
 
-    def caches(self) -> list[Cache]:
-        return [Cache(device.capacity, self.width) for device in self.plan.devices]
+    Attributes:
+        moved: rows by the kind of instruction that moved them.
+        loss: the sum of what chunks gave.
+    """
 
-    def chunk(self, device: int, batch: int):
-        return self.topology.chunk(device * self.topology.chunks + int(self.plan.schedule[device, batch]))
+    def __init__(self, partitions, model, host):
+        self.model, self.host, self.loss, self.moved = model, dict(host), 0.0, Counter()
+        self.placed = [{} for _ in range(partitions)]
+        self.pieces = [defaultdict(dict) for _ in range(partitions)]
+        self.graphs = [{} for _ in range(partitions)]
 
-    def edges(self, device: int, batch: int):
-        """(source slot, source row, destination row, weight) of every edge of a chunk."""
-        chunk, slots = self.chunk(device, batch), self.plan.devices[device].slots(batch)
-        for d in range(chunk.num_dst):
-            for e in range(chunk.indptr[d], chunk.indptr[d + 1]):
-                local = chunk.local_source[e]
-                weight = 1.0 if chunk.edge_weight is None else float(chunk.edge_weight[e])
-                yield slots[local], chunk.sources[local], chunk.first + d, weight
+    def run(self, passes):
+        for p in passes:
+            self.p = p
+            self.do(p.before)
+            self.buffers = [
+                {name: undefined((b.sets, *b.shape), b.dtype) for name, b in of.items()} for of in p.buffers
+            ]
+            for step, self.batch in enumerate(p.order):
+                self.set, self.brought = step % p.sets, {}
+                self.chunks = [Chunk(self, i, number) for i, number in p.busy(self.batch)]
+                self.do(p.body)
+            self.do((*p.after, *p.frees))
 
-    def fill(self, caches: list[Cache], host: np.ndarray, picks: list[tuple[object, object]]) -> None:
-        for i, (loads, _) in enumerate(picks):
-            table = self.plan.devices[i].loads
-            for k in np.arange(len(table))[loads]:
-                caches[i].open(table.slot[k], table.row[k], host[table.row[k]])
-                self.moved["load"] += 1
-        for i, (_, pulls) in enumerate(picks):
-            table = self.plan.devices[i].pulls
-            for k in np.arange(len(table))[pulls]:
-                value = caches[table.peer[k]].read(table.peer_slot[k], table.row[k])
-                caches[i].open(table.slot[k], table.row[k], value)
-                self.moved["pull"] += 1
+    def do(self, body):
+        for x in body:
+            getattr(self, x.verb, self.on_chunks)(x)
 
-    def opening(self, batch: int) -> list[tuple[slice, slice]]:
-        return [(d.loads.opening(batch), d.pulls.opening(batch)) for d in self.plan.devices]
+    def on_chunks(self, x):
+        for chunk in self.chunks:
+            getattr(chunk, x.verb)(x)
 
-    def retiring(self, batch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [(d.loads.retiring(batch), d.pulls.retiring(batch)) for d in self.plan.devices]
+    def memory(self, i, name):
+        """A tensor that stays, or a buffer that a pass has once."""
+        return self.placed[i][name] if name in self.placed[i] else self.buffers[i][name][0]
 
-    def retire(self, caches: list[Cache], picks: list[tuple[object, object]]) -> None:
-        for i, (loads, pulls) in enumerate(picks):
-            for table, pick in ((self.plan.devices[i].loads, loads), (self.plan.devices[i].pulls, pulls)):
-                for k in np.arange(len(table))[pick]:
-                    caches[i].close(table.slot[k], table.row[k])
+    def stage(self, i, name, array):
+        """An array in its staging buffer: the next batch that has the set writes over it."""
+        part = self.buffers[i][name][self.set][: len(array)]
+        part[...] = array
+        return part
 
-    def forward(self, host: np.ndarray) -> np.ndarray:
-        """A @ host."""
-        out = np.zeros((self.topology.num_vertices, self.width))
-        caches = self.caches()
-        for b in range(self.plan.num_batches):
-            self.fill(caches, host, self.opening(b))
-            for i in range(self.topology.partitions):
-                for slot, row, dst, weight in self.edges(i, b):
-                    out[dst] += weight * caches[i].read(slot, row)
-            self.retire(caches, self.retiring(b))
-        self.check_empty(caches)
-        return out
+    def ignore(self, x):
+        pass
 
-    def backward(self, gradient: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
-        """A.T @ gradient; with ``values`` every source's value is brought again and checked (recomputation)."""
-        out = np.zeros((self.topology.num_vertices, self.width))
-        caches = self.caches()
-        value_caches = self.caches()
-        for b in reversed(range(self.plan.num_batches)):
-            if values is not None:
-                self.fill(value_caches, values, self.retiring(b))
-            for i, picks in enumerate(self.retiring(b)):
-                for table, pick in zip((self.plan.devices[i].loads, self.plan.devices[i].pulls), picks, strict=True):
-                    for k in pick:
-                        caches[i].open(table.slot[k], table.row[k], np.zeros(self.width))
-            for i in range(self.topology.partitions):
-                for slot, row, dst, weight in self.edges(i, b):
-                    caches[i].read(slot, row)[:] += weight * gradient[dst]
-                    if values is not None:
-                        assert np.array_equal(value_caches[i].read(slot, row), values[row])
-            self.push_and_flush(caches, out, b)
-            if values is not None:
-                self.retire(value_caches, self.opening(b))
-        self.check_empty(caches)
-        self.check_empty(value_caches)
-        return out
+    wait = host_wait = signal = follow = meet = ignore
 
-    def push_and_flush(self, caches: list[Cache], host: np.ndarray, batch: int) -> None:
-        for i, device in enumerate(self.plan.devices):
-            table = device.pulls
-            for k in range(len(table))[table.opening(batch)]:
-                value = caches[i].close(table.slot[k], table.row[k])
-                caches[table.peer[k]].read(table.peer_slot[k], table.row[k])[:] += value
-                self.moved["push"] += 1
-        for i, device in enumerate(self.plan.devices):
-            table = device.loads
-            for k in range(len(table))[table.opening(batch)]:
-                host[table.row[k]] += caches[i].close(table.slot[k], table.row[k])
-                self.moved["flush"] += 1
+    def place(self, x):
+        there = [self.host] if x.where == "host" else self.placed
+        for memory, rows in zip(there, x.rows, strict=True):
+            assert x.name not in memory, f"{x.name} is placed twice"
+            memory[x.name] = undefined((rows, *x.shape), x.dtype)
+            if x.zero is not False:
+                memory[x.name][... if x.zero is True else x.zero] = 0
 
-    @staticmethod
-    def check_empty(caches: list[Cache]) -> None:
-        assert all((cache.row == -1).all() for cache in caches), "a row was never retired"
+    def free(self, x):
+        for memory in {"host": [self.host], "device": self.placed, "chunk": self.pieces}[x.where]:
+            memory.pop(x.name, None) if x.where == "chunk" else memory.pop(x.name)
+
+    def bring_picks(self, x):
+        columns = (x.picks.column(x.column, i, self.batch) for i in range(len(self.placed)))
+        self.brought[x.name] = [self.stage(i, x.name, column) for i, column in enumerate(columns)]
+
+    def count(self, x, rows):
+        self.moved[x.verb] += len(rows)
+
+    def load(self, x):
+        for i, (rows, slots) in enumerate(zip(self.brought["load_rows"], self.brought["load_slots"], strict=True)):
+            self.memory(i, x.cache)[slots] = self.host[x.tensor][rows]
+            self.count(x, rows)
+
+    def pull(self, x):
+        for i, (source, target) in enumerate(zip(self.brought["pull_from"], self.brought["pull_to"], strict=True)):
+            for k, peer in enumerate(x.picks.column("peer", i, self.batch)):
+                self.memory(i, x.cache)[target[k]] = self.memory(peer, x.cache)[source[k]]
+            self.count(x, source)
+
+    def zero(self, x):
+        for i, slots in enumerate(self.brought[x.slots]):
+            self.memory(i, x.cache)[slots] = 0
+
+    def push(self, x):
+        for i, (source, target) in enumerate(zip(self.brought["push_from"], self.brought["push_to"], strict=True)):
+            for k, peer in enumerate(x.picks.column("peer", i, self.batch)):
+                self.memory(peer, x.cache)[target[k]] += self.memory(i, x.cache)[source[k]]
+            self.memory(i, x.cache)[source] = np.nan
+            self.count(x, source)
+
+    def flush(self, x):
+        for i, slots in enumerate(self.brought["flush_slots"]):
+            pick, rows = x.picks.of(i, self.batch), x.picks.column("row", i, self.batch)
+            put(self.host[x.tensor], rows, self.memory(i, x.cache)[slots], x.stores[i].of(pick))
+            self.memory(i, x.cache)[slots] = np.nan
+            self.count(x, rows)
+
+    def compute(self, x):
+        for chunk in self.chunks:
+            for y in x.body:
+                with torch.set_grad_enabled(x.graph):
+                    getattr(chunk, y.verb)(y)
+
+
+def put(memory, rows, values, stores):
+    """Values [R, F] in rows of memory: stored where ``stores`` says so, else added."""
+    for row, value, store in zip(rows, values, np.broadcast_to(stores, len(rows)), strict=True):
+        memory[row] = value if store else memory[row] + value
+
+
+class Chunk:
+    """A chunk's registers, ``registers``, and what runs on them."""
+
+    def __init__(self, at, i, number):
+        self.at, self.i, self.number, self.view, self.registers = at, i, number, at.p.view, {}
+        self.chunk = self.view.chunk(number)
+        self.first, self.end = self.view.chunk_start[number : number + 2]
+        self.rows = np.arange(self.first, self.end) if self.chunk.active is None else self.chunk.active
+        self.index, self.own_rows = self.rows - self.first, self.rows - self.view.partition_start[i]
+        self.leaves, self.outs, self.sent = {}, [], {}
+
+    def values(self, *names):
+        return [torch.as_tensor(self.registers[name]) for name in names]
+
+    # what comes, what goes
+
+    def read(self, x):
+        self.registers[x.name] = self.at.stage(self.i, x.name, self.at.host[x.name][self.rows])
+
+    def array(self, name):
+        return self.index if name == "row_in_chunk" else getattr(self.chunk, name)
+
+    def bring(self, x):
+        self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x.name))
+
+    def bring_slots(self, x):
+        self.registers[x.name] = self.at.stage(self.i, x.name, x.slots.of(self.i, self.at.batch))
+
+    def part(self, x):
+        own = self.number - self.i * self.view.chunks
+        return self.at.memory(self.i, x.buffer)[x.start[self.i][own] : x.start[self.i][own + 1]]
+
+    def fill(self, x):
+        self.part(x)[...] = self.array(x.name)
+
+    def fill_rows(self, x):
+        self.part(x)[...] = self.at.host[x.name][self.first : self.end]
+
+    def fill_slots(self, x):
+        self.part(x)[...] = x.slots.of(self.i, self.at.batch)
+
+    def send(self, x):
+        put(self.at.host[x.name], self.rows, self.sent.pop(x.name), x.stores.of(self.rows))
+
+    # registers
+
+    def here(self, x):
+        self.registers[x.name] = self.part(x)
+
+    def own(self, x):
+        self.registers[x.name] = self.at.memory(self.i, x.tensor)[self.own_rows[0] - self.index[0] :][
+            : self.end - self.first
+        ]
+
+    def pick(self, x):
+        self.registers[x.name] = self.at.stage(self.i, x.name, self.registers[x.name][self.registers["row_in_chunk"]])
+
+    def front(self, x):
+        self.registers[x.name] = self.at.memory(self.i, x.buffer)[: len(self.rows)]
+
+    def new(self, x):
+        self.registers[x.name] = np.full((len(self.rows), x.columns), 0 if x.zero else np.nan)
+
+    def take(self, x):
+        pieces = self.at.pieces[self.i][x.name]
+        self.registers[x.name] = pieces.pop(self.number) if x.last else pieces[self.number]
+
+    def copy(self, x):
+        self.registers |= {name: self.registers[name].copy() for name in x.names}
+
+    def drop(self, x):
+        for name in x.names:
+            del self.registers[name]
+
+    def add(self, x):
+        self.registers[x.name] = sum(self.registers[name] for name in x.parts)
+
+    def write(self, x):
+        out = np.array(self.registers[x.register])
+        if x.where == "host":
+            self.sent[x.name] = out
+        elif x.where == "device":
+            put(self.at.memory(self.i, x.name), self.own_rows, out, x.stores.of(self.rows))
+        else:
+            pieces = self.at.pieces[self.i][x.name]
+            pieces[self.number] = out if x.stores.of(self.rows) is True else pieces[self.number] + out
+
+    # computing
+
+    def gather(self, x):
+        self.registers[x.into] = self.at.memory(self.i, x.cache)[self.registers["slot_of_source"]]
+
+    def matrix(self, x):
+        """[D, S] of a sum over in-edges."""
+        start, weight = self.registers["indptr"], self.registers["edge_weight"] if x.weighted else None
+        found = np.zeros((len(self.rows), len(self.registers["slot_of_source"])))
+        for d, (lo, hi) in enumerate(pairwise(start)):
+            for e in range(lo, hi):
+                found[d, self.registers["local_source"][e]] += 1 if weight is None else weight[e]
+        return found / np.maximum(np.diff(start), 1)[:, None] if x.mean else found
+
+    def sum(self, x):
+        self.registers[x.a][...] = self.matrix(x) @ self.at.memory(self.i, x.cache)[self.registers["slot_of_source"]]
+
+    def transpose_sum(self, x):
+        self.add_rows(x.cache, self.matrix(x).T @ self.registers[x.gradient])
+
+    def add_rows(self, cache, rows_SF):
+        self.at.memory(self.i, cache)[self.registers["slot_of_source"]] += rows_SF
+
+    def add_to_cache(self, x):
+        self.add_rows(x.cache, self.registers[x.gradient])
+
+    def run_aggregate(self, layer, z, *s):
+        counts = np.diff(self.registers["indptr"])
+        ends = torch.as_tensor(np.repeat(np.arange(len(counts)), counts))
+        return self.at.model.aggregate(
+            layer, torch.as_tensor(self.registers["local_source"]).long(), ends, len(counts), z, *s
+        )
+
+    def aggregate(self, x):
+        with torch.set_grad_enabled(x.graph):
+            self.registers[x.a] = self.run_aggregate(x.layer, *self.values(x.z, *x.s))
+
+    def transpose_aggregate(self, x):
+        z = torch.zeros((len(self.registers["slot_of_source"]), x.z), dtype=torch.float64, requires_grad=True)
+        a = self.run_aggregate(x.layer, z, *(torch.zeros((len(self.rows), n), dtype=torch.float64) for n in x.s))
+        self.add_rows(x.cache, torch.autograd.grad(a, z, torch.as_tensor(self.registers[x.gradient]))[0].numpy())
+
+    def combine(self, x):
+        with torch.no_grad():
+            self.registers[x.a] = self.at.model.combine(x.layer, *self.values(x.a, *x.s)).numpy()
+
+    def uncombine(self, x):
+        grad = torch.as_tensor(self.registers[x.gradient])
+        parts = [
+            torch.zeros((len(grad), n), dtype=torch.float64, requires_grad=True) for n in (grad.shape[1], *x.columns)
+        ]
+        found = torch.autograd.grad(self.at.model.combine(x.layer, *parts), parts, grad)
+        self.registers |= {name: part.numpy() for name, part in zip(x.gives, found, strict=True) if name is not None}
+
+    def enter(self, x):
+        for name in x.names:  # the same memory: what is written over it shows
+            self.leaves[name] = self.registers[name] = torch.as_tensor(self.registers[name]).requires_grad_()
+
+    def stage(self, x):
+        self.outs = self.at.model.stage(x.stage, *self.values(x.base, *x.s, *x.values))
+        self.registers |= {name: out.detach().numpy() for name, out in zip(x.gives, self.outs, strict=True)}
+
+    def loss(self, x):
+        loss, self.registers[x.gradient] = self.at.model.loss(
+            *(self.registers[n] for n in (x.output, "labels", "loss_bits"))
+        )
+        self.at.loss += loss
+
+    def save(self, x):
+        self.at.graphs[self.i][x.stage, self.number] = self.leaves, self.outs
+
+    def resume(self, x):
+        self.leaves, self.outs = self.at.graphs[self.i].pop((x.stage, self.number))
+
+    def differentiate(self, x):
+        pairs = [
+            (out, self.registers[name]) for out, name in zip(self.outs, x.gradients, strict=True) if name is not None
+        ]
+        pairs = [(out, torch.as_tensor(grad)) for out, grad in pairs if out.requires_grad]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
+        for name, leaf in zip(x.gives, self.leaves.values(), strict=True):
+            self.registers[name] = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()

@@ -1,4 +1,5 @@
-"""Transfer plans against the slow interpreter and dense products, on many tiny random graphs."""
+"""Transfer plans in programs of one pass, which the checker reads and the slow interpreter runs, against dense
+products, on many tiny random graphs."""
 
 from __future__ import annotations
 
@@ -11,6 +12,13 @@ import pytest
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import build_topology
 from hongtu.plan.cache.transfer import plan_transfers
+from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
+from hongtu.plan.program import computing, moves
+from hongtu.plan.program.check import check_program
+from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
+from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.slots import ProgramError
 from tests.interpreter import Interpreter
 
 CASES = 1500  # tiny graphs per policy
@@ -36,6 +44,86 @@ def random_case(rng: np.random.Generator, max_vertices: int = 12, max_chunks: in
     return topology, schedule, dense
 
 
+def program_of(topology, plan):
+    """Forward A times the features; backward A^T times the labels, with the features' rows brought and A times them
+    once more."""
+    devices, count = tuple(plan.devices), topology.num_vertices
+
+    def a_pass(direction):
+        backward = direction == "backward"
+        begin, end = ([Picks(devices, mirrors, of) for mirrors in (False, True)] for of in (backward, not backward))
+        weight = [moves.Bring(name="edge_weight", over="edges")] * (topology.edge_weight is not None)
+        sum_of = {"mean": False, "weighted": topology.edge_weight is not None}
+        body = [
+            moves.BringPicks(name="load_slots", picks=begin[0], column="slot"),
+            moves.BringPicks(name="load_rows", picks=begin[0], column="row"),
+            moves.Load(tensor=FEATURES, cache="cache", picks=begin[0]),
+            moves.BringPicks(name="pull_to", picks=begin[1], column="slot"),
+            moves.BringPicks(name="pull_from", picks=begin[1], column="peer_slot"),
+            moves.Pull(cache="cache", picks=begin[1]),
+            moves.Bring(name="indptr", over="pointers"),
+            moves.Bring(name="local_source", over="edges"),
+            moves.BringSlots(slots=SlotsOfSources(devices)),
+            *weight,
+        ]
+        compute = [computing.New(name="a", columns=2), computing.Sum(cache="cache", **sum_of)]
+        compute += [computing.Write(name=OUTPUT, where="host", register="a", stores=Stores(True)), drop("a")]
+        sends = [moves.Send(name=OUTPUT, stores=Stores(True))]
+        if backward:
+            compute += [computing.TransposeSum(gradient="labels", cache="gradient_cache", **sum_of), drop("labels")]
+            body += [
+                moves.BringPicks(name="push_from", picks=end[1], column="slot"),
+                moves.BringPicks(name="push_to", picks=end[1], column="peer_slot"),
+                moves.BringPicks(name="flush_slots", picks=end[0], column="slot"),
+                moves.Read(name="labels"),
+                moves.Zero(cache="gradient_cache", picks=begin[0], slots="load_slots"),
+                moves.Zero(cache="gradient_cache", picks=begin[1], slots="pull_to"),
+            ]
+            sends = [
+                moves.Push(cache="gradient_cache", picks=end[1]), *sends,
+                moves.Flush(tensor=gradient(FEATURES), cache="gradient_cache", picks=end[0],
+                            stores=(Stores(False),) * len(devices)),
+            ]  # fmt: skip
+        names = {x.name: "int64" for x in body if isinstance(x, moves.BringPicks | moves.Bring | moves.BringSlots)}
+        names |= {"labels": "float", "edge_weight": "float"}
+        rows = 2 * count + topology.num_edges
+        buffers = tuple(
+            {name: Buffer((rows, 2) if name == "labels" else (rows,), dtype) for name, dtype in names.items()}
+            | {name: Buffer((device.capacity, 2), "float") for name in ("cache", "gradient_cache")}
+            for device in devices
+        )
+        made = [OUTPUT, gradient(FEATURES)][: 1 + backward]
+        order = range(plan.schedule.shape[1])
+        return PassProgram(
+            name=direction, view=topology, schedule=plan.schedule, order=order[::-1] if backward else order, sets=1,
+            buffers=buffers, staging=({},) * len(devices),
+            before=tuple(moves.Place(name=n, where="host", rows=(count,), shape=(2,), zero=True) for n in made),
+            body=(*body, moves.Compute(body=tuple(compute), graph=False, saves=False), *sends), after=(), frees=(),
+        )  # fmt: skip
+
+    return Program(setup=(a_pass("forward"),), train=(a_pass("backward"),), evaluate=())
+
+
+def drop(name):
+    return computing.Drop(names=(name,))
+
+
+def check_products(topology, plan, dense, rng):
+    program = program_of(topology, plan)
+    check_program(program)
+    h, g = rng.normal(size=(2, topology.num_vertices, 2))
+    run = Interpreter(topology.partitions, None, {FEATURES: h, "labels": g})
+    run.run(program.setup)
+    np.testing.assert_allclose(run.host.pop(OUTPUT), dense @ h, atol=1e-12)
+    assert run.moved == {"load": plan.rows_loaded, "pull": plan.rows_pulled}
+    run.run(program.train)
+    np.testing.assert_allclose(run.host[OUTPUT], dense @ h, atol=1e-12)
+    np.testing.assert_allclose(run.host[gradient(FEATURES)], dense.T @ g, atol=1e-12)
+    assert run.moved == {
+        "load": 2 * plan.rows_loaded, "flush": plan.rows_loaded, "pull": 2 * plan.rows_pulled, "push": plan.rows_pulled,
+    }  # fmt: skip
+
+
 def paper_volumes(topology, schedule):
     """(V_ori, V_+ru, pulls of the merged buffer) by sets."""
     m, n = schedule.shape
@@ -55,14 +143,7 @@ def test_plan_computes_the_dense_products(reuse):
     for _ in range(CASES):
         topology, schedule, dense = random_case(rng)
         plan = plan_transfers(topology, schedule, reuse)
-        h, g = rng.normal(size=(2, topology.num_vertices, 2))
-        run = Interpreter(topology, plan)
-        np.testing.assert_allclose(run.forward(h), dense @ h, atol=1e-12)
-        np.testing.assert_allclose(run.backward(g), dense.T @ g, atol=1e-12)
-        assert run.moved == {
-            "load": plan.rows_loaded, "flush": plan.rows_loaded, "pull": plan.rows_pulled, "push": plan.rows_pulled,
-        }  # fmt: skip
-        np.testing.assert_allclose(run.backward(g, values=h), dense.T @ g, atol=1e-12)
+        check_products(topology, plan, dense, rng)
         v_ori, v_ru, pulls = paper_volumes(topology, schedule)
         expected = (v_ori, 0) if reuse == "none" else (v_ru, pulls)
         assert (plan.rows_loaded, plan.rows_pulled) == expected
@@ -80,8 +161,8 @@ def test_dropping_one_load_is_caught():
             continue
         tried += 1
         plan.devices[device] = dataclasses.replace(plan.devices[device], loads=without(loads, rng.integers(len(loads))))
-        with pytest.raises(AssertionError):
-            Interpreter(topology, plan).forward(np.ones((topology.num_vertices, 2)))
+        with pytest.raises(ProgramError):
+            check_program(program_of(topology, plan))
         caught += 1
     assert caught == tried > 100
 
@@ -108,11 +189,7 @@ def test_lookahead_computes_the_dense_products_within_its_capacity(prefetch):
         plan = plan_transfers(topology, schedule, "lookahead", capacity, prefetch, peer_cost)
         unlimited = plan_transfers(topology, schedule, "lookahead")
         assert max(device.capacity for device in plan.devices) <= capacity
-        h, g = rng.normal(size=(2, topology.num_vertices, 2))
-        run = Interpreter(topology, plan)
-        np.testing.assert_allclose(run.forward(h), dense @ h, atol=1e-12)
-        np.testing.assert_allclose(run.backward(g), dense.T @ g, atol=1e-12)
-        np.testing.assert_allclose(run.backward(g, values=h), dense.T @ g, atol=1e-12)
+        check_products(topology, plan, dense, rng)
         read = len(np.unique(topology.sources)) if len(topology.sources) else 0
         assert unlimited.rows_loaded == read <= plan.rows_loaded
         evicting += plan.rows_loaded > read
