@@ -20,6 +20,7 @@ __all__ = [
     "LinkLoss",
     "LossTerm",
     "Propagation",
+    "Ranks",
     "Strategy",
     "Trainer",
     "__version__",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.model.pyg import from_pyg, to_pyg
     from hongtu.plan.passes.strategy import Strategy
     from hongtu.preprocess.pipeline import preprocess_graph
+    from hongtu.ranks.together import Ranks
     from hongtu.train import callbacks, evaluators
     from hongtu.train.planning import plan_model
     from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
@@ -56,6 +58,7 @@ _LAZY = {
     "from_pyg": ("hongtu.model.pyg", "from_pyg"),
     "to_pyg": ("hongtu.model.pyg", "to_pyg"),
     "LinkLoss": ("hongtu.model.edge_loss", "LinkLoss"),
+    "Ranks": ("hongtu.ranks.together", "Ranks"),
     "LossTerm": ("hongtu.model.loss_terms", "LossTerm"),
     "Propagation": ("hongtu.train.propagation", "Propagation"),
     "LabelPropagation": ("hongtu.train.postprocess", "LabelPropagation"),

@@ -20,6 +20,8 @@ COMMANDS = (
     "generate", "preprocess", "info", "plan", "train", "embed", "export", "propagate", "bench", "report", "doctor",
 )  # fmt: skip
 
+ON_RANKS = ("train",)
+
 
 class _Parser(argparse.ArgumentParser):
     """Reports a bad argument as one line."""
@@ -52,6 +54,13 @@ def program() -> int:
     return main()
 
 
+def _check_alone(command: str) -> None:
+    """Refuse a command that torchrun has started several times."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1 and command not in ON_RANKS:
+        raise InputError(f"{command}: runs in one process, and torchrun started {ranks}; leave torchrun out")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
@@ -61,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.command is None:
                 parser.print_help()
             else:
+                _check_alone(arguments.command)
                 arguments.execute(arguments)
             sys.stdout.flush()
         return 0

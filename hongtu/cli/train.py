@@ -6,14 +6,18 @@ import argparse
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_trainer
 from hongtu.cli.run_options import begin_run, check_run, note
 from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
 from hongtu.cli.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from hongtu.ranks.together import Together
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,21 +47,30 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train, print as it goes, and print the summary."""
+    """Train, print as it goes, and print the summary; of ranks that torchrun started the first writes and prints."""
     config = configure(TrainConfig, options, settings_of(options))
     if options.write_config:
         print(to_toml(config))
         return
+    from hongtu.ranks.launch import joined
+
+    with joined() as ranks:
+        ranks.check_same(vars(config))
+        _run(config, ranks, json_only=options.json)
+
+
+def _run(config: TrainConfig, ranks: Together, *, json_only: bool) -> None:
     directory = None if config.run is None else Path(config.run)
-    resumes = directory is not None and check_run(directory, config)
+    resumes = directory is not None and ranks.first(partial(check_run, directory, config))
     trainer = make_trainer(config)
     if directory is not None and resumes:
-        if not trainer.resume(directory):
+        if not trainer.resume(directory) and ranks.rank == 0:
             note(f"{directory}: holds no snapshot; the run begins again")
     elif directory is not None:
-        begin_run(directory, config)
-    result = _train(trainer, config, quiet=options.json)
-    print(json.dumps(result, allow_nan=False) if options.json else _summary(result))
+        ranks.first(partial(begin_run, directory, config))
+    result = _train(trainer, config, quiet=json_only or ranks.rank > 0)
+    if ranks.rank == 0:
+        print(json.dumps(result, allow_nan=False) if json_only else _summary(result))
 
 
 def _train(trainer: Any, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:

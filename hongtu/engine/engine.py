@@ -64,7 +64,7 @@ class Engine:
             device.reserve("model", plan.shape.model_bytes)
         self.host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self.program = plan.program
-        self._executor = Executor(self.program, self.replicas.of, self.host, self._devices, loss)
+        self._executor = Executor(self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges)
         self._counted = False
 
     def set_up(self) -> None:

@@ -44,18 +44,25 @@ class Executor:
         host: vertex tensors; must hold "statistics" and "edge_id_start" where layers need them.
         devices: one per partition.
         loss: evaluated where the program says so.
+        num_graph_edges: of the whole graph, of which the program may run a share.
 
     Attributes:
         seconds: of every pass of the last ``run``, by name.
     """
 
     def __init__(
-        self, program: Program, networks: list[Network], host: HostStore, devices: list[Device], loss: Any
+        self,
+        program: Program,
+        networks: list[Network],
+        host: HostStore,
+        devices: list[Device],
+        loss: Any,
+        num_graph_edges: int,
     ) -> None:
         self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
         topology = program.setup[0].view
         self.partitions = [
-            Partition(device, network, host, loss, int(first), topology.num_edges)
+            Partition(device, network, host, loss, int(first), num_graph_edges)
             for device, network, first in zip(devices, networks, topology.partition_start[:-1], strict=True)
         ]
         self.num_vertices = topology.num_vertices

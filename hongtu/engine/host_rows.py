@@ -8,7 +8,6 @@ import torch
 from hongtu.device.pool import Make
 from hongtu.engine.host_store import HostStore, in_file
 from hongtu.graph.artifact import Artifact
-from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.vertex_loss import MeanLoss
@@ -41,8 +40,7 @@ def make_host(
         host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
     if any(layer.uses_statistics for layer in plan.shape.layers):
-        host.keep_pageable("statistics", torch.from_numpy(degree_statistics(artifact.topology)).to(dtype))
+        host.keep_pageable("statistics", torch.from_numpy(artifact.degree_statistics()).to(dtype))
     if plan.shape.uses_edge_ids:
-        starts = edge_id_starts(artifact.topology.in_edge_start, artifact.original_id)
-        host.keep_pageable("edge_id_start", torch.from_numpy(starts))
+        host.keep_pageable("edge_id_start", torch.from_numpy(artifact.edge_id_starts()))
     return host

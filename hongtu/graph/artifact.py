@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.graph.checks import check_bounds, check_indices
+from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.format import (
     ARRAYS,
     MANIFEST,
@@ -28,6 +29,8 @@ from hongtu.graph.format import (
 from hongtu.graph.sparse_rows import PARTS, SparseRows
 from hongtu.graph.topology import Topology
 from hongtu.graph.vertex_ids import VertexIds
+
+Rows = TypeVar("Rows")
 
 
 class Artifact:
@@ -44,6 +47,7 @@ class Artifact:
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.
+        span: the vertices that belong here, in the numbers of ``whole``.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -61,6 +65,7 @@ class Artifact:
         self.labels = arrays["labels"]
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
         self.schedule_paper = arrays["schedule_paper"]
+        self.span = slice(0, manifest["vertices"])
         self.topology = Topology(
             partitions=manifest["partitions"],
             chunks=manifest["chunks"],
@@ -80,6 +85,23 @@ class Artifact:
             f"{self.feature_width} features, {self.num_classes} classes ({self.task}), "
             f"{self.topology.partitions} partitions x {self.topology.chunks} chunks)"
         )
+
+    @property
+    def whole(self) -> Artifact:
+        """The artifact of which this is a share: itself."""
+        return self
+
+    def own(self, rows: Rows) -> Rows:
+        """Of a tensor or array with a row per vertex the rows of those that belong here: all."""
+        return rows
+
+    def degree_statistics(self) -> np.ndarray:
+        """float64 [V, 3], as :func:`hongtu.graph.degrees.degree_statistics`."""
+        return degree_statistics(self.topology)
+
+    def edge_id_starts(self) -> np.ndarray:
+        """int64 [V], as :func:`hongtu.graph.degrees.edge_id_starts`."""
+        return edge_id_starts(self.topology.in_edge_start, self.original_id)
 
     @property
     def num_vertices(self) -> int:

@@ -8,32 +8,37 @@ import numpy as np
 from hongtu.graph.topology import Topology
 
 
-def degree_statistics(topology: Topology) -> np.ndarray:
+def degree_statistics(topology: Topology, rows: np.ndarray | None = None) -> np.ndarray:
     """float64 [V, 3]: sum of in-edge weights (1 each if unweighted), sum of self-loop weights, weight of the last
     stored self-loop (NaN where there is none).
 
+    Args:
+        rows: int64 [R], the vertices to look at; None: all.
+
     >>> from hongtu.graph.topology import build_topology
     >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
-    >>> degree_statistics(t).tolist()
-    [[2.0, 1.0, 1.0], [1.0, 0.0, nan]]
+    >>> degree_statistics(t).tolist(), degree_statistics(t, np.array([1])).tolist()
+    ([[2.0, 1.0, 1.0], [1.0, 0.0, nan]], [[1.0, 0.0, nan]])
     """
-    weight = np.empty(0, np.float32) if topology.edge_weight is None else topology.edge_weight
     t = topology
-    return _degree_statistics(t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source, weight)
+    weight = np.empty(0, np.float32) if t.edge_weight is None else t.edge_weight
+    rows = np.arange(t.num_vertices) if rows is None else rows
+    chunk = np.searchsorted(t.chunk_start, rows, side="right") - 1
+    return _degree_statistics(rows, chunk, t.in_edge_start, t.source_start, t.sources, t.local_source, weight)
 
 
 @numba.njit(cache=True, nogil=True)
-def _degree_statistics(chunk_start, in_edge_start, source_start, sources, local_source, weight):
-    out = np.zeros((len(in_edge_start) - 1, 3))
+def _degree_statistics(rows, chunk, in_edge_start, source_start, sources, local_source, weight):
+    out = np.zeros((len(rows), 3))
     out[:, 2] = np.nan
-    for c in range(len(chunk_start) - 1):
-        for v in range(chunk_start[c], chunk_start[c + 1]):
-            for e in range(in_edge_start[v], in_edge_start[v + 1]):
-                w = 1.0 if len(weight) == 0 else np.float64(weight[e])
-                out[v, 0] += w
-                if sources[source_start[c] + local_source[e]] == v:
-                    out[v, 1] += w
-                    out[v, 2] = w
+    for r in range(len(rows)):
+        v = rows[r]
+        for e in range(in_edge_start[v], in_edge_start[v + 1]):
+            w = 1.0 if len(weight) == 0 else np.float64(weight[e])
+            out[r, 0] += w
+            if sources[source_start[chunk[r]] + local_source[e]] == v:
+                out[r, 1] += w
+                out[r, 2] = w
     return out
 
 

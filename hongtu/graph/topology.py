@@ -186,7 +186,7 @@ class Topology:
         smaller = replace(smaller, active=active, active_start=np.searchsorted(active, self.chunk_start))
         if self.edge_features is None and self.edge_type is None:
             return smaller
-        rows = np.flatnonzero(kept)
+        rows = np.flatnonzero(kept) if self.edge_position is None else self.edge_position[kept]
         return replace(smaller, edge_features=self.edge_features, edge_type=self.edge_type, edge_position=rows)
 
     def keeping(self, *, edge_features: bool, edge_type: bool) -> Topology:

@@ -73,6 +73,7 @@ class Network:
         self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
+        self.must_not_draw = False  # a vertex may run in several chunks, which draw different numbers
         self.given = 0  # columns of what the current module got
         self._forms: list[type | None] = [None] * len(self.layers)
         self._random = [is_random(module) for module in modules]
@@ -285,7 +286,13 @@ class Network:
         if self.modules.training and self._random[number]:
             with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
                 torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
+                before = torch.get_rng_state() if self.must_not_draw else None
                 yield
+                if before is not None and not torch.equal(before, torch.get_rng_state()):
+                    raise InputError(
+                        f"{self.title(number)}: draws from torch's generator by chunk, and a vertex is in chunks of "
+                        "several ranks; use hongtu.nn.Dropout, which draws by vertex"
+                    )
         else:
             yield
 

@@ -5,6 +5,7 @@ Legend: V vertices, D those of a chunk, T those of them with a loss, C columns o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,19 @@ class MeanLoss:
                 self._check_labelled(mask, original_id)
             self._scale.append(self._scale_of(k, mask))
             self.bits[mask] |= 1 << k
+
+    def of_rows(self, rows: np.ndarray, owned: np.ndarray) -> MeanLoss:
+        """The part of the loss that some vertices have; means stay those over the whole graph.
+
+        Args:
+            rows: int64 [R], the vertex of every row of the part.
+            owned: bool [R], the rows that count; the others' loss is another part's.
+        """
+        part = copy.copy(self)
+        part._labels = np.asarray(self._labels)[rows]
+        part._weights = [None if weight is None else weight[rows] for weight in self._weights]
+        part.bits = np.where(owned, self.bits[rows], np.uint8(0))
+        return part
 
     predicted_bytes = 0  # beside what every vertex brings
 

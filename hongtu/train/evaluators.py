@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError
+from hongtu.ranks.together import Together
 from hongtu.train.scores import scores
 
 Evaluator = Callable[[Tensor, Tensor], Any]
@@ -95,7 +96,7 @@ class Evaluation:
             raise InputError("metric: an empty mapping; leave it out for accuracy or micro-F1")
         self._task = task
 
-    def __call__(self, out: Tensor, labels: Tensor, masks: Mapping[str, Tensor]) -> dict[str, float]:
+    def __call__(self, out: Tensor, labels: Tensor, masks: Mapping[str, Tensor], ranks: Together) -> dict[str, float]:
         """``{"train": ..., "val": ..., "test": ...}`` by the first evaluator, and ``"val NAME"`` and so on by the
         others; NaN where a mask is empty.
 
@@ -103,26 +104,27 @@ class Evaluation:
             out: [V, C], on the CPU.
             labels: int64 [V] or float32 [V, C].
             masks: bool [V] by split.
+            ranks: who has the other vertices, where these are not all.
         """
         if not self._evaluators:
-            return scores(out, labels, masks, self._task)
+            return scores(out, labels, masks, self._task, ranks)
         found = {}
-        for k, (name, evaluator) in enumerate(self._evaluators.items()):
-            for split, mask in masks.items():
-                found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, out, labels, mask)
+        for split, mask in masks.items():
+            whole = [torch.cat(list(ranks.each(rows[mask]))) for rows in (out, labels)]
+            for k, (name, evaluator) in enumerate(self._evaluators.items()):
+                found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, *whole)
         return found
 
 
-def _evaluate(evaluator: Evaluator, name: str, out: Tensor, labels: Tensor, mask: Tensor) -> float:
-    if not bool(mask.any()):
+def _evaluate(evaluator: Evaluator, name: str, out: Tensor, target: Tensor) -> float:
+    if not len(target):
         return float("nan")
-    target = labels[mask]
     if target.is_floating_point() and bool(((target == 0) | (target == 1)).all()):
         target = target.long()  # what metrics of multi-label tasks expect
     reset = getattr(evaluator, "reset", None)
     if callable(reset):
         reset()
-    value = evaluator(out[mask], target)
+    value = evaluator(out, target)
     if callable(reset):
         reset()
     try:

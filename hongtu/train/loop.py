@@ -12,6 +12,7 @@ import torch
 
 from hongtu.errors import InputError
 from hongtu.metrics import EpochRecord
+from hongtu.ranks.together import Together
 from hongtu.train.callbacks import Callbacks
 from hongtu.train.progress import bar, hidden
 from hongtu.train.run_directory import RunDirectory
@@ -89,6 +90,7 @@ class Trainable(Protocol):
     epoch: int
     history: list[dict[str, Any]]
     waiting: Waiting
+    ranks: Together
 
     @property
     def validates(self) -> bool: ...
@@ -115,9 +117,11 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
             "patience, keep_best and restore_best need a validation score, and the artifact's val mask is empty (for "
             "links: no val_edges)"
         )
-    directory = None if options.run_dir is None else RunDirectory(options.run_dir, options.keep)
-    if directory is not None and options.save_every:
-        directory.check_newest(trainer.epoch)
+    others = trainer.ranks.rank > 0  # the first rank writes
+    directory = None if options.run_dir is None or others else RunDirectory(options.run_dir, options.keep)
+    with trainer.ranks.agreed():
+        if directory is not None and options.save_every:
+            directory.check_newest(trainer.epoch)
     loop = _Loop(trainer, options, directory)
     loop.callbacks.begin(trainer)
     try:
@@ -144,7 +148,9 @@ class _Loop:
     def run(self) -> None:
         """Every epoch, and then the best weights where they are wanted."""
         trainer, options = self.trainer, self.options
-        with bar(total=options.epochs, unit="epoch", disable=hidden(options.progress)) as shown:
+        with bar(
+            total=options.epochs, unit="epoch", disable=trainer.ranks.rank > 0 or hidden(options.progress)
+        ) as shown:
             while trainer.epoch < self._last and not self._is_over():
                 self._trained = trainer.train_epoch()
                 record = self._book()
@@ -152,7 +158,7 @@ class _Loop:
                     self._save()
                 if options.on_epoch is not None:
                     options.on_epoch(record)
-                if self.callbacks.epoch(trainer, record):
+                if trainer.ranks.told(self.callbacks.epoch(trainer, record)):
                     self._last = trainer.epoch
                 shown.update()
                 scores = {split: f"{record.metrics[split]:.4f}" for split in SPLITS if split in record.metrics}
@@ -161,8 +167,9 @@ class _Loop:
             self._restore_best()
 
     def save_interrupted(self) -> None:
-        """Write the snapshot of the last epoch that was trained, where it is whole."""
-        if self._trained is not None:
+        """Write the snapshot of the last epoch that was trained, where it is whole; other ranks may be elsewhere, and
+        help with nothing now."""
+        if self._trained is not None and self.trainer.ranks.size == 1:
             self._book()
         if self.options.save_every and self.records and self.trainer.epoch == self._booked:
             self._save()
@@ -199,20 +206,23 @@ class _Loop:
         return better
 
     def _keep_best(self) -> None:
-        if self.directory is None:
+        if self.options.run_dir is None:
             self._best = self.trainer.weights()
-        else:
+        elif self.directory is not None:
             self.directory.save_best(self.trainer.state())
 
     def _restore_best(self) -> None:
-        if self.directory is not None and self.directory.best.is_file():
-            self._best = read_snapshot(self.directory.best)
-        if self._best is not None:
-            self.trainer.set_weights(self._best)
+        best = self.trainer.ranks.first(self._read_best)
+        if best is not None:
+            self.trainer.set_weights(best)
+
+    def _read_best(self) -> dict[str, Any] | None:
+        there = self.directory is not None and self.directory.best.is_file()
+        return read_snapshot(self.directory.best) if self.directory is not None and there else self._best
 
     def _save(self) -> None:
-        assert self.directory is not None
-        self.directory.save(self.trainer.epoch, self.trainer.state())
+        if self.directory is not None:
+            self.directory.save(self.trainer.epoch, self.trainer.state())
 
 
 def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, scored: bool) -> None:

@@ -33,6 +33,7 @@ from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Produc
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.planner import plan_run
+from hongtu.ranks.share import Share
 from hongtu.train.survey.probe import probe_workspace
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.tracing import constant_layers, trace
@@ -278,10 +279,12 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     """The loss on the artifact's labels, or over edges."""
     if isinstance(loss, LinkLoss):
         return EdgeLoss(loss, artifact)
-    return MeanLoss(
-        loss, labels=artifact.labels, masks=artifact.masks, task=artifact.task, num_classes=artifact.num_classes,
-        original_id=artifact.original_id,
+    whole = artifact.whole
+    mean = MeanLoss(
+        loss, labels=whole.labels, masks=whole.masks, task=whole.task, num_classes=whole.num_classes,
+        original_id=whole.original_id,
     )  # fmt: skip
+    return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
 
 
 def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...]) -> tuple[StageWork, ...]:

@@ -30,8 +30,10 @@ from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
+from hongtu.ranks.together import current
 from hongtu.train.excess import Correct
 from hongtu.train.planning import check_precision
+from hongtu.train.ranked import ALONE
 from hongtu.train.runtime import Runtime
 from hongtu.train.survey.probe import probe_workspace
 from hongtu.train.survey.tracing import trace
@@ -100,6 +102,8 @@ class Propagation:
         dtype: torch.dtype = torch.float32,
         hardware: Hardware | None = None,
     ) -> None:
+        if (ranks := current()).size > 1:
+            raise InputError(f"Propagation: runs in one process, and the process group has {ranks.size}; {ALONE}")
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         self.artifact.check_bounds()
         if normalize not in NORMALIZE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from hongtu.errors import InputError, OutputError
 from hongtu.files import reserve
+from hongtu.ranks.together import Together
 
 BLOCK = 1 << 22  # numbers copied in one step
 
@@ -30,13 +32,14 @@ def check_rows_file(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def write_rows(path: Path, rows: Tensor, ids: Tensor) -> np.ndarray:
-    """Store ``rows[k]`` as row ``ids[k]``, block by block: no second copy is made in memory.
+def write_rows(path: Path, rows: Tensor, ids: Tensor, ranks: Together) -> np.ndarray:
+    """Store ``rows[k]`` as row ``ids[k]``, block by block: no second copy is made in memory. Rank 0 writes all ranks'
+    rows, one rank after the other.
 
     Args:
         path: the file, replaced when it is there.
-        rows: [V, C] on the CPU.
-        ids: int64 [V], on the CPU, each number once.
+        rows: [R, C] on the CPU, this rank's.
+        ids: int64 [R], on the CPU; of all ranks together each number once.
 
     Returns:
         a read-only memory map of the file.
@@ -44,18 +47,34 @@ def write_rows(path: Path, rows: Tensor, ids: Tensor) -> np.ndarray:
     Raises:
         OutputError: when it cannot be written.
     """
-    found, order = rows.numpy(), ids.numpy()
-    step = max(1, BLOCK // max(found.shape[1], 1))
+    vertices = int(ranks.sum(len(rows)))
+    parts = zip(ranks.each(rows), ranks.each(ids), strict=True)
+    with ranks.agreed():
+        try:
+            if ranks.rank == 0:
+                _write(path, parts, (vertices, rows.shape[1]), rows.numpy().dtype)
+        finally:
+            for _ in parts:  # the others are sending
+                pass
+    return np.load(path, mmap_mode="r")
+
+
+def _write(path: Path, parts: Iterable[tuple[Tensor, Tensor]], shape: tuple[int, int], dtype: np.dtype) -> None:
+    step = max(1, BLOCK // max(shape[1], 1))
     partial = None
     try:
         descriptor, partial = tempfile.mkstemp(
             prefix=f".{path.name}.partial-", suffix=".npy", dir=path.absolute().parent
         )
         os.close(descriptor)
-        into = np.lib.format.open_memmap(partial, mode="w+", dtype=found.dtype, shape=found.shape)
+        into = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
         reserve(Path(partial))
-        for lo in tqdm(range(0, len(found), step), desc=path.name, delay=2, disable=None):
-            into[order[lo : lo + step]] = found[lo : lo + step]
+        with tqdm(total=shape[0], desc=path.name, delay=2, disable=None) as bar:
+            for rows, ids in parts:
+                found, order = rows.numpy(), ids.numpy()
+                for lo in range(0, len(found), step):
+                    into[order[lo : lo + step]] = found[lo : lo + step]
+                    bar.update(len(order[lo : lo + step]))
         into.flush()
         del into
         os.chmod(partial, 0o644)
@@ -65,4 +84,3 @@ def write_rows(path: Path, rows: Tensor, ids: Tensor) -> np.ndarray:
     finally:
         if partial is not None and os.path.exists(partial):
             os.unlink(partial)
-    return np.load(path, mmap_mode="r")

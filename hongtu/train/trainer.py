@@ -32,12 +32,14 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.ranks.together import Together, current
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
 from hongtu.train.planning import OptimizerFactory, adam, check_precision, make_loss, make_optimizer, plan_network
 from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
+from hongtu.train.ranked import check_ranked, described, share_of_rank
 from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.runtime import Runtime
@@ -81,6 +83,8 @@ class Trainer:
         metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2;
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
             torchmetrics; or several by name.
+        ranks: the processes that train together, each calling everything of its Trainer in the same order; None: those
+            of torch.distributed's default group, where there is one.
 
     Attributes:
         model: ModuleList of the layers.
@@ -114,38 +118,46 @@ class Trainer:
         deterministic: bool = False,
         on_oom: str = "raise",
         metric: Metric = None,
+        ranks: Together | None = None,
     ) -> None:
-        self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        self.artifact.check_bounds()
-        check_precision(dtype, autocast)
-        self._evaluation = Evaluation(metric, self.artifact.task)
-        self._backend = get_backend(device)
-        self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
-        self._budget = None if device_memory is None else parse_bytes(device_memory)
-        self._dtype, self._on_oom = dtype, on_oom
-        self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
+        self.ranks = current() if ranks is None else ranks
+        with self.ranks.agreed():
+            self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+            self.artifact.check_bounds()
+            check_precision(dtype, autocast)
+            self._evaluation = Evaluation(metric, self.artifact.task)
+            self._backend = get_backend(device)
+            self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
+            self._budget = None if device_memory is None else parse_bytes(device_memory)
+            self._dtype, self._on_oom = dtype, on_oom
+            self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
 
-        self._context = RowContext(seed=seed)
-        self.model = as_modules(layers)
-        self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
-        self._network = Network(self.model, self._context, autocast)
-        self._loss = make_loss(self.artifact, loss)
-        if metric is not None and isinstance(self._loss, EdgeLoss):
-            raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
-        self.optimizer = make_optimizer(optimizer, self.model.parameters())
-        self.scheduler = None if scheduler is None else scheduler(self.optimizer)
-        self.embedding: Embedding | None = None
-        make = embedding_optimizer or optimizer
-        if self.artifact.learns_features:
-            self.embedding = Embedding(self.artifact.original_id, self.artifact.feature_width, make, seed, dtype)
-        make_plan = partial(
-            plan_network, self.artifact, loss=self._loss, optimizer=self.optimizer, strategy=self.strategy,
-            dtype=dtype, hardware=self.hardware, make_embedding_optimizer=make,
-        )  # fmt: skip
-        self._runtime = Runtime(
-            self.artifact, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
-            dtype=dtype, backend=self._backend, on_oom=on_oom,
-        )  # fmt: skip
+            self._context = RowContext(seed=seed)
+            self.model = as_modules(layers)
+            self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
+            self._network = Network(self.model, self._context, autocast)
+            check_ranked(self.artifact, self._network, loss, self.ranks)
+            self.optimizer = make_optimizer(optimizer, self.model.parameters())
+            self.scheduler = None if scheduler is None else scheduler(self.optimizer)
+            self.embedding: Embedding | None = None
+            make = embedding_optimizer or optimizer
+            if self.artifact.learns_features:
+                self.embedding = Embedding(self.artifact.original_id, self.artifact.feature_width, make, seed, dtype)
+        self.ranks.check_same(self._given(loss))
+        with self.ranks.agreed():
+            self._share = share_of_rank(self.artifact, self._network, self.ranks)
+            self._loss = make_loss(self._share, loss)
+            if metric is not None and isinstance(self._loss, EdgeLoss):
+                raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
+            make_plan = partial(
+                plan_network, self._share, loss=self._loss, optimizer=self.optimizer, strategy=self.strategy,
+                dtype=dtype, hardware=self.hardware, make_embedding_optimizer=make,
+            )  # fmt: skip
+            self._runtime = Runtime(
+                self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
+                dtype=dtype, backend=self._backend, on_oom=on_oom,
+            )  # fmt: skip
+        self.ranks.take_model(self.model)
 
         self.epoch = 0
         self.history: list[dict[str, Any]] = []
@@ -197,7 +209,7 @@ class Trainer:
         parameters = list(self.model.parameters())
         with deterministic_torch(self.deterministic):
             with hooks_once(self.model.parameters()):
-                loss = engine.train(self.epoch)
+                loss = self.ranks.add_gradients(parameters, engine.train(self.epoch))
             self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
             if self.embedding is not None:
                 self.embedding.weight.grad = engine.host[gradient(FEATURES)]
@@ -237,9 +249,10 @@ class Trainer:
         if isinstance(self._loss, EdgeLoss):
             score = partial(self._loss.scores, seed=self._context.seed)
             return self._infer(self._runtime, lambda out, ids: score(out))
-        labels = torch.from_numpy(np.array(self.artifact.labels))
-        masks = {split: torch.from_numpy(np.array(mask)) for split, mask in self.artifact.masks.items()}
-        return self._infer(self._runtime, lambda out, ids: self._evaluation(out, labels, masks))
+        own = self._share.span
+        labels = torch.from_numpy(np.array(self.artifact.labels[own]))
+        masks = {split: torch.from_numpy(np.array(mask[own])) for split, mask in self.artifact.masks.items()}
+        return self._infer(self._runtime, lambda out, ids: self._evaluation(out, labels, masks, self.ranks))
 
     def predict(
         self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
@@ -249,7 +262,8 @@ class Trainer:
 
         Args:
             vertices: the vertices whose rows to return, in this order, named as the input names them; None: all.
-            out: a .npy file to write all rows to instead, complete or absent; a memory map of it is returned.
+            out: a .npy file to write all rows to instead, complete or absent; a memory map of it is returned. Of
+                several ranks the first writes it, where all can read it.
         """
         if out is not None and vertices is not None:
             raise InputError("predict: vertices and out do not go together; pick rows of the memory map")
@@ -266,12 +280,14 @@ class Trainer:
         """
         number = layer_number(self.model, layer)
         numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
-        file = None if out is None else check_rows_file(out)
+        file = None if out is None else self.ranks.first(lambda: check_rows_file(out))
 
         def use(rows: Tensor, ids: Tensor) -> Tensor | np.ndarray:
             if file is not None:
-                return write_rows(file, rows, ids)
-            ordered = torch.empty_like(rows).index_copy_(0, ids, rows)
+                return write_rows(file, rows, ids, self.ranks)
+            ids = torch.cat(list(self.ranks.each(ids)))
+            ordered = rows.new_empty((len(ids), rows.shape[1]))
+            ordered.index_copy_(0, ids, torch.cat(list(self.ranks.each(rows))))
             return ordered if numbers is None else ordered[numbers]
 
         last = number == len(self.model) - 1
@@ -290,13 +306,13 @@ class Trainer:
 
         def work(engine: Engine) -> T:
             with deterministic_torch(self.deterministic), engine.inferred() as out:
-                return use(out, engine.host["ids"])
+                return use(self._share.own(out), self._share.own(engine.host["ids"]))
 
         return runtime.run(work)
 
     def _layer_runtime(self, number: int) -> Runtime:
         return layer_runtime(
-            self.artifact, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
+            self._share, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
             autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
             on_oom=self._on_oom,
         )  # fmt: skip
@@ -343,20 +359,21 @@ class Trainer:
         return fit(self, options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a snapshot: all of ``state()``. Atomic.
+        """Write a snapshot: all of ``state()``. Atomic; of several ranks the first writes it.
 
         Raises:
             OutputError: when it cannot be written; a file that was there before stays.
         """
-        write_snapshot(path, self.state())
+        self.ranks.first(lambda: write_snapshot(path, self.state()))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's.
+        """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's, with
+        as many ranks. Of several ranks the first reads it.
 
         Raises:
             InputError: when it is damaged, or was taken from another artifact or layer list.
         """
-        self._restore(path, read_snapshot(path))
+        self._restore(path, self.ranks.first(lambda: read_snapshot(path)))
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Take the weights of a snapshot, or of a run's newest, of the same layers, and nothing else: to predict, or to
@@ -365,7 +382,7 @@ class Trainer:
         Raises:
             InputError: when it is damaged, has other layers, or weights of single vertices.
         """
-        state, own = read_snapshot(newest_snapshot(path)), self._identity()
+        state, own = self.ranks.first(lambda: read_snapshot(newest_snapshot(path))), self._identity()
         check_identity(path, state["identity"], {"layers": own["layers"]})
         if self.embedding is not None and state["identity"]["artifact"] != own["artifact"]:
             raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
@@ -383,10 +400,10 @@ class Trainer:
             InputError: when no snapshot can be read, or they are of another artifact or layer list.
         """
         directory = RunDirectory(run_dir)
-        newest = directory.newest()
+        newest = self.ranks.first(directory.newest)
         if newest is not None:
             self._restore(*newest)
-        directory.rewind(self.epoch)
+        self.ranks.first(lambda: directory.rewind(self.epoch))
         return newest is not None
 
     def state(self) -> dict[str, Any]:
@@ -410,7 +427,8 @@ class Trainer:
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
         if state["history"] is None:
-            state = state | {"history": RunDirectory(Path(path).parent).history(state["epoch"])}
+            log = RunDirectory(Path(path).parent)
+            state = state | {"history": self.ranks.first(lambda: log.history(state["epoch"]))}
         with self._whole_or_torn(f"loading {path}"):
             self._take(state)
 
@@ -440,6 +458,15 @@ class Trainer:
         self.waiting = Waiting(*state["stopping"])
         self._context.seed = state["seed"]
         set_random_state(state["rng"])
+
+    def _given(self, loss: Any) -> dict[str, Any]:
+        """What must be the same on every rank, by name."""
+        return described(
+            self.model, self.optimizer, {
+                **self._identity(), "loss": loss, "seed": self._context.seed, "strategy": self.strategy,
+                "clip_grad_norm": self.clip_grad_norm,
+            },
+        )  # fmt: skip
 
     def _identity(self) -> Identity:
         """What a snapshot has in common with every run that may go on from it."""

@@ -119,7 +119,9 @@ class Run:
         for device in self.devices:
             device.reserve("model", plan.shape.model_bytes)
         self.program = plan.program
-        self.executor = Executor(self.program, [self.toy] * len(self.devices), self.host, self.devices, self.toy)
+        self.executor = Executor(
+            self.program, [self.toy] * len(self.devices), self.host, self.devices, self.toy, plan.topology.num_edges
+        )
 
     def setup(self) -> None:
         self.executor.run(self.program.setup)

@@ -23,15 +23,16 @@ MAY_IMPORT = {
     "cuda_ext": "",
     "graph": "",
     "kernels": "cuda_ext",
+    "ranks": "graph",
     "preprocess": "graph",
     "plan": "graph",
     "nn": "graph kernels",
     "device": "cuda_ext kernels",
     "model": "graph kernels nn",
     "engine": "graph kernels plan nn device model",
-    "train": "graph kernels plan nn device model engine",
+    "train": "graph kernels ranks plan nn device model engine",
     "bench": "graph kernels preprocess plan nn device model engine train",
-    "cli": "graph kernels preprocess plan nn device model engine train bench",
+    "cli": "graph kernels ranks preprocess plan nn device model engine train bench",
 }
 DOORS = {
     "hongtu",

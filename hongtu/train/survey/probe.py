@@ -70,7 +70,8 @@ def _probe_view(
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         trace(network, plan.shape.features, dtype, plan.shape.edges)
         program = small.program
-        executor = Executor(program, [network], host, [device], _Unscored() if isinstance(loss, EdgeLoss) else loss)
+        scored = _Unscored() if isinstance(loss, EdgeLoss) else loss
+        executor = Executor(program, [network], host, [device], scored, topology.num_edges)
         for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
             network.modules.train(mode)
             for p in passes:

@@ -1,0 +1,36 @@
+"""A process that torchrun has started: it joins the others, and takes its part of the machine's threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hongtu.ranks.together import Alone, Ranks, Together
+from hongtu.threads import usable_cores
+
+
+@contextmanager
+def joined() -> Iterator[Together]:
+    """Inside, the processes that torchrun started make a group; one that it did not start is alone."""
+    import torch.distributed as dist
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Alone()
+        return
+    take_threads()
+    dist.init_process_group("gloo")
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def take_threads() -> None:
+    """As many threads as this process's part of the machine's cores; torchrun has set one for each."""
+    import numba
+    import torch
+
+    threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    torch.set_num_threads(threads)
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))

@@ -1,0 +1,145 @@
+"""A rank's share of an artifact: consecutive partitions of it, and the rows beside them that these depend on.
+
+To all that plans and runs it is an artifact. Its rows are, partition by partition, the own vertices, then adopted ones:
+a *replica* is a vertex that another rank owns and that this one computes as well, with all its in-edges; those read at
+the last hop have none, for only their features matter. Legend: V vertices of the whole graph, R rows of the share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact, Rows
+from hongtu.graph.degrees import degree_statistics, edge_id_starts
+from hongtu.graph.sparse_rows import positions
+from hongtu.graph.topology import Topology, build_topology
+from hongtu.ranks.receptive import adopters, edges_of, hops_from
+
+
+def share_of(artifact: Artifact, rank: int, ranks: int, hops: int) -> Artifact:
+    """What a rank holds of an artifact: the whole where it is alone.
+
+    Args:
+        hops: over how many in-edges the rank's outputs depend on features.
+
+    Raises:
+        InputError: when there are more ranks than partitions.
+    """
+    partitions = artifact.topology.partitions
+    if ranks > partitions:
+        raise InputError(
+            f"{artifact.path}: {partitions} partitions for {ranks} ranks; start at most {partitions} ranks, or run "
+            f"`hongtu preprocess --partitions {ranks}` (or more) again"
+        )
+    if ranks == 1:
+        return artifact
+    return Share(artifact, partitions * rank // ranks, partitions * (rank + 1) // ranks, hops)
+
+
+class Share(Artifact):
+    """Partitions ``first`` to ``end - 1`` of an artifact, and what they depend on.
+
+    Args:
+        whole: the artifact.
+        hops: as for ``share_of``.
+
+    Attributes:
+        rows: int64 [R], the vertex of every row (its new id in ``whole``).
+        owned: bool [R], whether it is this rank's own.
+    """
+
+    def __init__(self, whole: Artifact, first: int, end: int, hops: int) -> None:
+        topology, m = whole.topology, end - first
+        starts = topology.partition_start[first : end + 1]
+        depth = hops_from(topology, int(starts[0]), int(starts[-1]), hops)
+        partition = np.searchsorted(starts, np.arange(len(depth)), side="right").astype(np.int32) - 1
+        home = adopters(topology, depth, partition, m)
+        beside = [np.flatnonzero((home == i) & (depth > 0)) for i in range(m)]
+        own = [np.arange(starts[i], starts[i + 1]) for i in range(m)]
+        self.rows = np.concatenate([rows for pair in zip(own, beside, strict=True) for rows in pair])
+        self.owned = depth[self.rows] == 0
+        self._whole = whole
+        more = _chunks_of(beside, topology)
+        chunk_start = np.concatenate([[0], np.cumsum(_sizes(topology, first, own, beside, more))])
+        degree = np.diff(topology.in_edge_start)[self.rows]
+        degree[depth[self.rows] == hops] = 0
+        source, position = edges_of(topology, self.rows, degree)
+        weight = None if topology.edge_weight is None else np.asarray(topology.edge_weight)[position]
+        in_edge_start = np.concatenate([[0], np.cumsum(degree)])
+        made = build_topology(m, chunk_start, in_edge_start, source, weight)
+        arrays = self._arrays(made, self._schedule(first, end, more))
+        super().__init__(whole.path, {**whole.manifest, **_counts(made)}, arrays)
+        if topology.edge_features is not None or topology.edge_type is not None:
+            made = replace(
+                made, edge_features=topology.edge_features, edge_type=topology.edge_type, edge_position=position
+            )
+        self.topology, self.span = made, slice(int(starts[0]), int(starts[-1]))
+
+    @property
+    def whole(self) -> Artifact:
+        return self._whole
+
+    def own(self, rows: Rows) -> Rows:
+        """Those of the rank's own vertices, in the artifact's order."""
+        found: Rows = rows[self.owned]  # type: ignore[index]
+        return found
+
+    def degree_statistics(self) -> np.ndarray:
+        """Of every row's vertex in the whole graph."""
+        return degree_statistics(self.whole.topology, self.rows)
+
+    def edge_id_starts(self) -> np.ndarray:
+        """Of every row's vertex in the whole graph."""
+        return edge_id_starts(self.whole.topology.in_edge_start, self.whole.original_id)[self.rows]
+
+    def _schedule(self, first: int, end: int, more: int) -> np.ndarray:
+        """Algorithm 4's order of the own chunks, then the replicas' as they come."""
+        n = self.whole.topology.chunks
+        last = np.tile(np.arange(n, n + more, dtype=np.int32), (end - first, 1))
+        return np.concatenate([self.whole.schedule_paper[first:end], last], axis=1)
+
+    def _arrays(self, topology: Topology, schedule: np.ndarray) -> dict[str, np.ndarray]:
+        """What an artifact is made of, by name."""
+        whole, rows = self.whole, self.rows
+        found = {name: np.asarray(getattr(topology, name)) for name in OF_TOPOLOGY}
+        found |= {"original_id": np.asarray(whole.original_id)[rows], "schedule_paper": schedule}
+        found |= {f"{split}_mask": np.asarray(mask)[rows] & self.owned for split, mask in whole.masks.items()}
+        found["labels"] = np.asarray(whole.labels)[rows]
+        if topology.edge_weight is not None:
+            found["edge_weight"] = topology.edge_weight
+        if whole.features is not None:
+            found["features"] = whole.features[rows]
+        if whole.sparse_features is not None:
+            sparse = whole.sparse_features
+            at = positions(np.asarray(sparse.start), rows)
+            count = np.diff(sparse.start)[rows]
+            found["feature_start"] = np.concatenate([[0], np.cumsum(count)])
+            found["feature_column"], found["feature_value"] = sparse.column[at], sparse.value[at]
+        return found
+
+
+OF_TOPOLOGY = ("chunk_start", "in_edge_start", "source_start", "sources", "local_source")
+
+
+def _counts(topology: Topology) -> dict[str, int]:
+    """Of the manifest; its edges stay those of the whole graph, for which layers count ids."""
+    return {"vertices": topology.num_vertices, "partitions": topology.partitions, "chunks": topology.chunks}
+
+
+def _chunks_of(beside: list[np.ndarray], topology: Topology) -> int:
+    """How many chunks every partition's adopted rows are cut into, each about as large as the artifact's."""
+    size = -(-topology.num_vertices // (topology.partitions * topology.chunks))
+    return -(-max(map(len, beside)) // size)
+
+
+def _sizes(topology: Topology, first: int, own: list[np.ndarray], beside: list[np.ndarray], more: int) -> list[int]:
+    """Rows of every chunk: the artifact's own, then ``more`` even ones of the rows beside, for each partition."""
+    found: list[int] = []
+    for i in range(len(own)):
+        at = (first + i) * topology.chunks
+        found += np.diff(topology.chunk_start[at : at + topology.chunks + 1]).tolist()
+        found += np.diff(np.linspace(0, len(beside[i]), more + 1).astype(np.int64)).tolist() if more else []
+    return found

@@ -1,0 +1,197 @@
+"""What ranks do together, over torch.distributed; one process alone does the same with itself.
+
+Everything here is called by all ranks, in the same order. What they get is the same on each, to the bit.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hongtu.errors import InputError
+
+T = TypeVar("T")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
+
+
+class Together(ABC):
+    """One process's end of it.
+
+    Attributes:
+        rank: its number, from 0.
+        size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def gather(self, value: T) -> list[T]:
+        """A small value of every rank, by rank."""
+
+    @abstractmethod
+    def each(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Every rank's tensor, by rank, one after the other; they may differ in length. All have to be taken."""
+
+    @abstractmethod
+    def told(self, value: T) -> T:
+        """Rank 0's value."""
+
+    @abstractmethod
+    def take_from_first(self, tensor: Tensor) -> None:
+        """Make it rank 0's."""
+
+    def add_up(self, parts: Iterable[Tensor]) -> None:
+        """Make tensors the sums of all ranks', added by rank in float64."""
+        tensors = list(parts)
+        if self.size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors])
+        total = torch.zeros(len(flat), dtype=torch.float64)
+        for part in self.each(flat):
+            total += part
+        with torch.no_grad():
+            for tensor, found in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(found.view(tensor.shape))
+
+    def sum(self, value: float) -> float:
+        """Of all ranks' numbers, added by rank."""
+        return sum(self.gather(value)) if self.size > 1 else value
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter], loss: float) -> float:
+        """Make gradients those of the sum of all ranks' losses, and return that."""
+        self.add_up(p.grad for p in parameters if p.grad is not None)
+        return self.sum(loss)
+
+    def take_model(self, modules: nn.Module) -> None:
+        """Begin with rank 0's parameters and buffers."""
+        if self.size > 1:
+            for tensor in modules.state_dict().values():
+                self.take_from_first(tensor)
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Let rank 0 do something; all get what it returns, or raise what it raises."""
+        found: Any = None
+        with self.agreed():
+            if self.rank == 0:
+                found = work()
+        return self.told(found)
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """What is raised inside on one rank is raised on all, where the block ends; inside, each works by itself.
+
+        Raises:
+            InputError: for another rank's, or a RuntimeError where that one is no InputError.
+        """
+        if self.size == 1:
+            yield
+            return
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        failed = self.gather(None if own is None else (str(own), isinstance(own, InputError)))
+        if own is not None:
+            raise own
+        for rank, other in enumerate(failed):
+            if other is not None:
+                raise (InputError if other[1] else RuntimeError)(f"rank {rank}: {other[0]}")
+
+    def check_same(self, what: Mapping[str, Any]) -> None:
+        """Refuse ranks that were given something else than rank 0.
+
+        Raises:
+            InputError: on every rank, naming the first that differs.
+        """
+        if self.size == 1:
+            return
+        shown = {name: _ADDRESS.sub("", str(value)) for name, value in what.items()}
+        first, *others = self.gather(shown)
+        for rank, other in enumerate(others, 1):
+            for name in dict.fromkeys((*first, *other)):
+                if first.get(name) != other.get(name):
+                    raise InputError(
+                        f"{name}: rank {rank} has {other.get(name)}, rank 0 has {first.get(name)}; give every rank the "
+                        "same"
+                    )
+
+
+class Alone(Together):
+    """One process that has no others beside it."""
+
+    rank, size = 0, 1
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def each(self, tensor: Tensor) -> Iterator[Tensor]:
+        yield tensor
+
+    def told(self, value: T) -> T:
+        return value
+
+    def take_from_first(self, tensor: Tensor) -> None:
+        pass
+
+
+class Ranks(Together):
+    """The processes of a group of torch.distributed.
+
+    Args:
+        group: made by ``torch.distributed.new_group``; None: all processes. What ranks exchange is in host memory:
+            where the group's backend cannot send that, a gloo group of the same processes is made beside it.
+
+    Raises:
+        InputError: when torch.distributed is not initialised.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise InputError(
+                "hongtu.Ranks: no process group; call torch.distributed.init_process_group('gloo') first, in a script "
+                "that torchrun starts"
+            )
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise InputError("hongtu.Ranks: this process is not in the group")
+        self._members = [dist.get_global_rank(group, r) if group is not None else r for r in range(self.size)]
+        self._group = group if "gloo" in dist.get_backend(group) else dist.new_group(self._members, backend="gloo")
+
+    def gather(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def each(self, tensor: Tensor) -> Iterator[Tensor]:
+        tensor = tensor.detach().cpu().contiguous()
+        for rank, shape in enumerate(self.gather(tuple(tensor.shape))):
+            part = tensor if rank == self.rank else tensor.new_empty(shape)
+            if part.numel():
+                dist.broadcast(part, self._members[rank], group=self._group)
+            yield part
+
+    def told(self, value: T) -> T:
+        found: list[Any] = [value]
+        dist.broadcast_object_list(found, self._members[0], group=self._group)
+        return found[0]
+
+    def take_from_first(self, tensor: Tensor) -> None:
+        there = tensor.detach().cpu().contiguous()
+        dist.broadcast(there, self._members[0], group=self._group)
+        tensor.detach().copy_(there)
+
+
+def current() -> Together:
+    """The default process group, where there is one of several processes."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Ranks()
+    return Alone()

@@ -1,0 +1,215 @@
+"""Training on ranks that recompute what they do not own: the same numbers as one process, rank by rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.errors import InputError
+from tests import problems, training
+from tests.models import SIX, H, Model
+from tests.ranks.turns import run_ranks
+
+EPOCHS = 2
+SAME = 1e-12  # of the largest gradient entry, in float64
+
+
+def outcome(trainer):
+    """What some epochs, an evaluation and a prediction give."""
+    return training.train(trainer, EPOCHS), trainer.evaluate(), trainer.predict()
+
+
+def check_ranks(ranks, model, problem, grain=(4, 3), *, tolerance=SAME, **options):
+    """Every rank has the bits of the first, and these are one process's numbers."""
+    expected, scores, rows = outcome(training.make_trainer(model, problem, grain, **options))
+    (found, evaluated, predicted), *others = run_ranks(
+        ranks, lambda group: outcome(training.make_trainer(model, problem, grain, ranks=group, **options))
+    )
+    training.assert_same(found, expected, tolerance)
+    assert evaluated == pytest.approx(scores, rel=1e-6, nan_ok=True)
+    torch.testing.assert_close(predicted, rows, rtol=tolerance, atol=tolerance)
+    for mine, other_scores, other_rows in others:
+        assert mine.losses == found.losses
+        np.testing.assert_equal(other_scores, evaluated)
+        assert torch.equal(other_rows, predicted)
+        for gradients, first in zip(mine.gradients, found.gradients, strict=True):
+            assert all(torch.equal(gradients[name], gradient) for name, gradient in first.items())
+
+
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+@pytest.mark.parametrize("strategy", training.STRATEGIES)
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_ranks_give_the_numbers_of_one_process(model, ranks, strategy):
+    budget = "48KiB" if model.name in ("gat", "ggcn") else "12KiB"  # the smallest that works is 5% to 30% less
+    check_ranks(ranks, model, problems.awkward(), strategy=strategy, device_memory=budget)
+
+
+DROPPED = Model(
+    "dropped",
+    lambda f, c: [
+        hnn.GATConv(f, H, heads=2, dropout=0.5, input_dropout=0.5), hnn.Dropout(0.5), nn.LayerNorm(2 * H),
+        hnn.SAGEConv(2 * H, c),
+    ],
+    lambda f, c: [],
+)  # fmt: skip
+JUMPING = Model(
+    "jumping",
+    lambda f, c: [
+        (hnn.GCNConv(f, H), "x -> a"), (hnn.GCNConv(H, H), "a -> b"), (hnn.GINConv(nn.Linear(H, H)), "b -> c"),
+        (hnn.JumpingKnowledge("cat"), "a, b, c -> d"), (nn.Linear(3 * H, c), "d -> e"),
+    ],
+    lambda f, c: [],
+)  # fmt: skip
+HOPS = Model(
+    "hops", lambda f, c: [hnn.SGConv(f, H, K=2), nn.ReLU(), hnn.APPNP(2, 0.3), hnn.GCNConv(H, c)], lambda f, c: []
+)
+EDGES = Model(
+    "edges",
+    lambda f, c: [hnn.GATConv(f, H, edge_dim=problems.EDGE_COLUMNS), hnn.RGCNConv(H, c, problems.EDGE_TYPES)],
+    lambda f, c: [],
+)
+
+
+@pytest.mark.parametrize("strategy", ("none", "full"))
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [(DROPPED, problems.awkward), (JUMPING, problems.awkward), (HOPS, problems.awkward), (EDGES, problems.edge_data),
+     (SIX[0], problems.few_train), (SIX[4], problems.few_train)],
+    ids=["dropout", "jumping", "hops", "edge-data", "few-train-gcn", "few-train-gat"],
+)  # fmt: skip
+def test_everything_that_follows_a_vertex(model, problem, strategy):
+    check_ranks(3, model, problem(), strategy=strategy, seed=3)
+
+
+def test_losses_in_several_terms():
+    """Means are over the whole graph's vertices, and a replica's loss is its owner's."""
+    problem = problems.awkward()
+    weight = np.random.default_rng(0).uniform(0.1, 2, problem.num_vertices)
+    terms = [
+        hongtu.LossTerm(nn.CrossEntropyLoss(torch.tensor([0.2, 1.0, 3.0])), vertex_weight=weight),
+        hongtu.LossTerm(lambda out, target: out.square().mean(1), weight=0.3, mask="val"),
+    ]
+    check_ranks(2, dataclasses.replace(SIX[1], loss=terms), problem)
+
+
+@pytest.mark.parametrize("problem", (problems.multi_label, problems.regression))
+def test_scores_of_other_tasks(problem):
+    loss = "bce_with_logits" if problem is problems.multi_label else "mse"
+    check_ranks(2, dataclasses.replace(SIX[0], loss=loss), problem(), (2, 3))
+
+
+def test_scores_by_a_callable_see_the_vertices_of_all_ranks():
+    def spread(out, target):
+        return (out.argmax(1) == target).double().std() if len(target) > 1 else 0.0
+
+    check_ranks(3, SIX[0], problems.awkward(), metric={"spread": spread, "count": lambda out, target: len(target)})
+
+
+def test_sparse_features(tmp_path):
+    import scipy.sparse
+
+    problem = problems.awkward()
+    features = scipy.sparse.csr_matrix(problem.features * (problem.features > 0.5))
+    artifact = hongtu.preprocess_graph(
+        problem.edges, problem.num_vertices, tmp_path / "artifact", features=features, labels=problem.labels,
+        masks=problem.masks, partitions=3, chunks=2,
+    )  # fmt: skip
+
+    def rows(**options):
+        trainer = hongtu.Trainer(
+            artifact, SIX[0].build(problem), optimizer=training.sgd, dtype=torch.float64, **options
+        )
+        training.assert_counted(trainer, trainer.train_epoch())
+        return trainer.predict()
+
+    expected = rows()
+    for found in run_ranks(3, lambda group: rows(ranks=group)):
+        torch.testing.assert_close(found, expected, rtol=SAME, atol=SAME)
+
+
+def refusal(ranks, layers, grain=(4, 3), artifact=None, **options):
+    """What every rank says."""
+    problem = problems.awkward()
+
+    def work(group):
+        chosen = {
+            name: value(group) if callable(value) and name == "seed" else value for name, value in options.items()
+        }
+        with pytest.raises(InputError) as caught:
+            hongtu.Trainer(artifact or problems.prepare(problem, *grain), layers, ranks=group, **chosen)
+        return str(caught.value)
+
+    said = run_ranks(ranks, work)
+    return said[0], {text.removeprefix("rank 0: ") for text in said}
+
+
+def gcn():
+    return [hnn.GCNConv(6, H), nn.ReLU(), hnn.GCNConv(H, 3)]
+
+
+def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
+    for layers, options, named in (
+        ([*gcn(), hnn.BatchNorm(3)], {}, r"layers\[3\] \(BatchNorm\): takes statistics over the whole graph"),
+        ([gcn()[0], nn.Dropout(0.5), gcn()[2]], {}, r"layers\[1\] \(Dropout\): Dropout of torch draws by chunk"),
+        (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
+        (gcn(), {"device_memory": 1}, "the smallest that works is"),
+        (gcn(), {"seed": lambda group: group.rank}, "seed: rank 1 has 1, rank 0 has 0"),
+    ):
+        text, every = refusal(2, layers, **options)
+        assert len(every) == 1 or "smallest" in named
+        assert re.search(named, text), text
+    text, every = refusal(3, gcn(), grain=(2, 3))
+    assert "2 partitions for 3 ranks" in text and len(every) == 1
+
+
+class Draws(nn.Module):
+    def forward(self, x):
+        return x * torch.rand_like(x)
+
+
+def test_a_module_that_draws_is_refused_when_it_does():
+    with pytest.raises(InputError, match=r"layers\[1\] \(Draws\): draws from torch's generator"):
+        run_ranks(2, lambda group: training.make_trainer(
+            Model("draws", lambda f, c: [hnn.GCNConv(f, H), Draws(), hnn.GCNConv(H, c)], lambda f, c: []),
+            problems.awkward(), (2, 3), ranks=group,
+        ).train_epoch())  # fmt: skip
+
+
+def test_a_snapshot_does_not_depend_on_ranks(tmp_path):
+    """Two epochs on three ranks, two more on two: the losses of one process."""
+
+    def epochs(group, before, after, count):
+        options = {"optimizer": lambda p: torch.optim.Adam(p, lr=0.05), "seed": 7}
+        trainer = training.make_trainer(DROPPED, problems.awkward(), (4, 3), ranks=group, **options)
+        if before is not None:
+            trainer.load(before)
+        records = trainer.fit(count, run_dir=tmp_path / "run" if before is None else None, eval_every=2)
+        trainer.save(after)
+        return [record.loss for record in records]
+
+    alone = epochs(None, None, tmp_path / "one.pt", 4)
+    (tmp_path / "run" / "epochs.jsonl").unlink()
+    begun = run_ranks(3, lambda group: epochs(group, None, tmp_path / "three.pt", 2))
+    assert len((tmp_path / "run" / "epochs.jsonl").read_text().splitlines()) == 2  # the first rank writes
+    ended = run_ranks(2, lambda group: epochs(group, tmp_path / "three.pt", tmp_path / "two.pt", 2))
+    np.testing.assert_allclose(begun[1] + ended[1], alone, rtol=SAME)
+
+
+def test_rows_are_written_once(tmp_path):
+    def rows(group):
+        trainer = training.make_trainer(SIX[0], problems.awkward(), (4, 3), ranks=group)
+        there = np.array(trainer.predict(out=tmp_path / "rows.npy"))
+        assert np.array_equal(there, trainer.predict().numpy())
+        return there, trainer.embed(0), trainer.predict([3, 1])
+
+    expected = rows(None)
+    for found in run_ranks(3, rows):
+        for mine, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=SAME, atol=SAME)

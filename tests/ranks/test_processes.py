@@ -1,0 +1,82 @@
+"""``torchrun ... -m hongtu train``: real processes over gloo give one process's numbers, resume, and stop together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import hongtu
+from hongtu.graph.artifact import open_artifact
+from tests import problems
+
+OPTIONS = ("--model", "gat", "--hidden", "8", "--heads", "2", "--dropout", "0.4", "--eval-every", "2")
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return str(problems.prepare(problems.awkward(), 4, 3).path)
+
+
+def command(ranks, *arguments):
+    """``hongtu`` in as many processes as there are ranks."""
+    alone = [sys.executable, "-m", "hongtu", *arguments]
+    if ranks == 1:
+        return alone
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*torchrun, "-m", "--", "hongtu", *arguments]  # -- for --run, which torchrun takes for --run-path
+
+
+def hongtu_on(ranks, *arguments, check=True):
+    done = subprocess.run(command(ranks, *arguments), capture_output=True, text=True, timeout=300)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run / "epochs.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.long
+def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
+    """Killed at some moment and resumed, a run ends with the bits of one that was not; one process resumes it, too."""
+    alone = json.loads(hongtu_on(1, "train", artifact, *OPTIONS, "--epochs", "12", "--json").stdout)
+    run = ("train", artifact, *OPTIONS, "--save-every", "2", "--keep", "9")
+    done = hongtu_on(2, *run, "--epochs", "12", "--run", str(tmp_path / "whole"), "--json")
+    printed = json.loads(done.stdout)  # the first rank's, and nobody else's
+    assert printed["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert printed["test"] == pytest.approx(alone["test"], rel=1e-6)
+
+    killed = tmp_path / "killed"
+    begun = subprocess.Popen(
+        command(2, *run, "--epochs", "1000000", "--run", str(killed)), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 200
+    while not list(killed.glob("snapshot-4.pt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    worker = subprocess.run(["pgrep", "-P", str(begun.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(worker[-1]), signal.SIGKILL)
+    begun.communicate(timeout=100)
+    assert begun.returncode != 0
+    for path in killed.glob("snapshot-*.pt"):  # forget what came after epoch 4
+        if path.name not in ("snapshot-2.pt", "snapshot-4.pt"):
+            path.unlink()
+    hongtu_on(2, *run, "--epochs", "12", "--run", str(killed), "--resume")
+    assert losses(killed) == losses(tmp_path / "whole")
+
+    refused = hongtu_on(2, "train", artifact, "--device-memory", "1B", check=False)
+    assert refused.returncode != 0 and "the smallest that works is" in refused.stderr
+    assert "torchrun started 2" in hongtu_on(2, "info", artifact, check=False).stderr
+
+
+def test_a_trainer_without_a_process_group_is_alone(artifact):
+    with pytest.raises(hongtu.errors.InputError, match="no process group"):
+        hongtu.Ranks()
+    layers = [hongtu.nn.GCNConv(6, 3)]
+    assert hongtu.Trainer(open_artifact(artifact), layers).ranks.size == 1
