@@ -41,7 +41,8 @@ settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-MOST = 6  # cases of a grid in a sample
+MOST = 4  # cases of a grid in a sample
+GOLDEN = 0.6180339887  # of a grid, steps of this part of it meet no period of its parameters
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--sample``, keep evenly spaced cases of every test function, and no long test that is no grid."""
+    """With ``--sample``, keep a few spread cases of every test function, and no long test that is no grid."""
     if not config.getoption("--sample"):
         return
     grids: dict[str, list[pytest.Item]] = {}
@@ -59,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for grid in grids.values():
         long = grid[0].get_closest_marker("long") is not None
         most = min(len(grid), MOST if not long else len(grid) > 1)
-        kept |= {grid[k * len(grid) // most] for k in range(most)}
+        kept |= {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -33,6 +33,15 @@ LARGE = ("many", "hubs")  # at few widths
 GRAPHS_AND_WIDTHS = [(graph, width) for graph in DEGREES for width in ([1, 3, 33, 64] if graph in LARGE else WIDTHS)]
 
 
+def over(names, values):
+    """Decorates a test with all values in float32 and every third in float64, at aligned addresses and others."""
+    pairs = [(np.float32, value) for value in values] + [(np.float64, value) for value in values[::3]]
+    cases = [(value if isinstance(value, tuple) else (value,), dtype) for dtype, value in pairs]
+    return pytest.mark.parametrize(
+        f"{names},dtype,shift", [(*v, dtype, shift) for v, dtype in cases for shift in SHIFTS]
+    )
+
+
 def random(*shape, dtype=np.float64, seed=0):
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
@@ -70,9 +79,7 @@ def agrees(machine, name, inputs, outputs, shift):
 
 
 class RowParity:
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("width", WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("width", WIDTHS)
     def test_copy_rows(self, machine, width, dtype, shift):
         for count in (0, 1, 2, 37):
             src, dst = random(50, width, dtype=dtype), random(60, width, dtype=dtype, seed=1)
@@ -119,9 +126,7 @@ class RowParity:
         assert not out.any()
 
     @pytest.mark.parametrize("how", ["plain", "atomic", "system"])
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("width", WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("width", WIDTHS)
     def test_add_rows(self, machine, width, dtype, shift, how):
         for count in (0, 1, 37):
             src, dst = random(50, width, dtype=dtype), random(60, width, dtype=dtype, seed=1)
@@ -134,9 +139,7 @@ class RowParity:
             machine.check()
             np.testing.assert_array_equal(out.cpu().numpy(), expected)
 
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("width", WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("width", WIDTHS)
     def test_scatter_add(self, machine, width, dtype, shift):
         src, dst = random(90, width, dtype=dtype), random(120, width, dtype=dtype, seed=1)
         slots, repeated = unique(90, 120), (unique(90, 120) // 7).astype(np.int32)
@@ -152,9 +155,7 @@ class RowParity:
             machine.check()
             close(out.cpu().numpy(), expected)
 
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("width", WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("width", WIDTHS)
     def test_zero_rows(self, machine, width, dtype, shift):
         for count in (0, 1, 37):
             dst, slots = random(60, width, dtype=dtype), unique(count, 60)
@@ -168,9 +169,7 @@ class RowParity:
 
 
 class CscParity:
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("graph,width", GRAPHS_AND_WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("graph,width", GRAPHS_AND_WIDTHS)
     def test_csc_aggregate(self, machine, graph, width, dtype, shift):
         indptr, local_source, num_src = graph_of(graph)
         num_dst, num_edges, cache_rows = len(indptr) - 1, len(local_source), num_src + 5
@@ -189,9 +188,7 @@ class CscParity:
             agrees(machine, "csc_aggregate", [*inputs, rows], [out], shift)
             agrees(machine, "csc_aggregate_transpose", [*inputs, grad], [before], shift)
 
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("graph,width", GRAPHS_AND_WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("graph,width", GRAPHS_AND_WIDTHS)
     def test_segments(self, machine, graph, width, dtype, shift):
         indptr, local_source, _ = graph_of(graph)
         num_dst, num_edges = len(indptr) - 1, len(local_source)
@@ -207,10 +204,8 @@ class CscParity:
 
 
 class AttentionParity:
-    @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("heads", [1, 3, 8, 33])
-    @pytest.mark.parametrize("graph", DEGREES)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("graph", list(DEGREES))
     def test_softmax(self, machine, graph, heads, dtype, shift):
         indptr, local_source, _ = graph_of(graph)
         num_dst, num_edges = len(indptr) - 1, len(local_source)
@@ -246,12 +241,8 @@ class AttentionParity:
         [share, _] = machine.run(kernels.segment_softmax, inputs, out)
         np.testing.assert_array_equal(share[:, 0], [1] + [0] * (degree - 1))
 
-    @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("further", [0, 1, 4])
-    @pytest.mark.parametrize(
-        "heads,channels", [(1, 1), (1, 4), (2, 2), (3, 5), (5, 4), (8, 16), (33, 1), (1, 257), (4, 256)]
-    )
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("heads,channels", [(1, 1), (1, 4), (2, 2), (3, 5), (5, 4), (8, 16), (33, 1), (1, 257), (4, 256)])
     def test_attend(self, machine, heads, channels, further, dtype, shift):
         width = heads * channels
         for graph in DEGREES if width < 33 else ("empty", "isolated", "mixed", "one_hub"):
@@ -265,9 +256,7 @@ class AttentionParity:
             out = nan(num_edges, heads, dtype=dtype)
             agrees(machine, "attend_alpha_gradient", [*edges, rows, grad], [out], shift)
 
-    @pytest.mark.parametrize("shift", SHIFTS)
-    @pytest.mark.parametrize("graph,width", GRAPHS_AND_WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("graph,width", GRAPHS_AND_WIDTHS)
     def test_gated_sum(self, machine, graph, width, dtype, shift):
         indptr, local_source, num_src = graph_of(graph)
         num_dst = len(indptr) - 1
@@ -284,10 +273,8 @@ class DropoutParity:
         monkeypatch.setattr(kernels, "MAX_BLOCKS", 1)
         self.test_dropout(machine, 257, 0.5, np.float32, 0)
 
-    @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
-    @pytest.mark.parametrize("width", WIDTHS)
-    @pytest.mark.parametrize("dtype", FLOATS)
+    @over("width", WIDTHS)
     def test_dropout(self, machine, width, p, dtype, shift):
         for count in (0, 1, 37):
             x, ids = random(count, width, dtype=dtype), np.arange(count) * 2**33 + np.arange(count) % 5

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -70,14 +70,20 @@ def edited(folder: Path, edit: Edit) -> str:
     return text.replace(edit.old, edit.new)
 
 
-def noticed_by(copy: Path, edit: Edit) -> str:
-    """The first test that fails with an edit in a copy of the repository, or "" if none does."""
-    part = next(tests for folder, tests in FIRST.items() if edit.file.startswith(folder))
+def tests_of(edit: Edit) -> str:
+    """Those of the file itself, if it has some, or of the part that it is in."""
+    _, room, *_, name = edit.file.split("/")
+    own = f"tests/{room}/test_{name}"
+    return own if (REPOSITORY / own).exists() else next(x for part, x in FIRST.items() if edit.file.startswith(part))
+
+
+def noticed_by(copy: Path, edit: Edit, stages: Sequence[str]) -> str:
+    """The first test that fails with an edit in a copy of the repository, or "" if none of some stages does."""
     file, changed = copy / edit.file, edited(copy, edit)
     text, times = file.read_text(), file.stat()
     file.write_text(changed)
     try:
-        return next(filter(None, (first_failure(copy, tests.split()) for tests in (part, ROOMS, *REST))), "")
+        return next(filter(None, (first_failure(copy, tests.split()) for tests in (tests_of(edit), *stages))), "")
     finally:
         file.write_text(text)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled of it is known by its time
@@ -143,7 +149,8 @@ def load_libraries() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*")
-    words = parser.parse_args().words
+    parser.add_argument("--parts", action="store_true", help="only tests of the part that was edited: minutes")
+    words, parts = vars(parser.parse_args()).values()
     found = [edit for edit in edits(LIST.read_text()) if not words or any(word in " ".join(edit) for word in words)]
     load_libraries()
     survivors = 0
@@ -151,7 +158,7 @@ def main() -> None:
         copy = Path(folder, "hongtu")
         shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT))
         for edit in found:
-            by = noticed_by(copy, edit)
+            by = noticed_by(copy, edit, () if parts else (ROOMS, *REST))
             survivors += not by
             print(f"{by or 'SURVIVES'}\t{edit.file}\t{edit.old} -> {edit.new}", flush=True)
     print(f"{len(found) - survivors} of {len(found)} edits were noticed")

@@ -9,7 +9,7 @@ import torch
 
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.device.simulated import SimulatedBackend
-from tests import problems, training
+from tests import training
 
 EXACT = 1e-9  # of the largest gradient entry, in float64
 SINGLE = 1e-4  # in float32
@@ -25,9 +25,8 @@ def simulated(gpus: int | None = None, seed: int = 0) -> SimulatedBackend:
 
 def budget(model: Any, problem: Any, grain: tuple[int, int], times: float, **options: Any) -> int:
     """So many times the smallest budget."""
-    artifact = problems.prepare(problem, *grain)
     options = {"loss": model.loss, "dtype": torch.float64, "optimizer": training.sgd} | options
-    return int(times * training.smallest_budget(artifact, lambda: model.build(problem), **options))
+    return int(times * training.smallest_of(model, problem, grain, **options))
 
 
 def check(

@@ -24,6 +24,11 @@ from tests.problems import Problem, prepare
 
 GRAINS = ((1, 1), (1, 7), (2, 3), (4, 8))  # (m, n)
 STRATEGIES = ("none", "paper", "full")
+# Every grain with all savings; those without differ from one another in what chunks and devices share only.
+GRID = (*((grain, "full") for grain in GRAINS), ((1, 7), "paper"), ((4, 8), "paper"), ((2, 3), "none"))
+over_grid = pytest.mark.parametrize(
+    ("grain", "strategy"), GRID, ids=lambda x: x if isinstance(x, str) else f"m{x[0]}n{x[1]}"
+)
 EXACT = 1e-9  # of the largest gradient entry, in float64
 SINGLE = 1e-4  # in float32
 SWITCHES = (
@@ -72,7 +77,7 @@ def make_trainer(model: Model, problem: Problem, grain: tuple[int, int] = (1, 1)
     options = {"optimizer": sgd, "dtype": torch.float64, "loss": model.loss} | options
     artifact = prepare(problem, *grain)
     if options.get("device_memory") == "smallest":
-        options["device_memory"] = smallest_budget(artifact, lambda: model.build(problem), **options)
+        options["device_memory"] = smallest_of(model, problem, grain, **options)
     trainer = hongtu.Trainer(artifact, model.build(problem), **options)
     check_program(compile_plan(trainer.plan))
     return trainer
@@ -127,6 +132,19 @@ def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
         for name, buffer in reference.items():
             difference = float((mine[name].double() - buffer).abs().max())
             assert difference <= tolerance * max(1.0, float(buffer.abs().max())), f"epoch {epoch}: {name}, {difference}"
+
+
+_smallest: dict[tuple[Any, ...], tuple[int, Any]] = {}
+
+
+def smallest_of(model: Model, problem: Problem, grain: tuple[int, int], **options: Any) -> int:
+    """``smallest_budget`` of a model on a problem, looked for once in a process."""
+    known = {name: option if isinstance(option, str | Strategy) else id(option) for name, option in options.items()}
+    key = (id(model), id(problem), grain, *sorted(known.items(), key=lambda item: item[0]))
+    if key not in _smallest:
+        found = smallest_budget(prepare(problem, *grain), lambda: model.build(problem), **options)
+        _smallest[key] = found, (model, problem, options)  # their ids must stay taken
+    return _smallest[key][0]
 
 
 def smallest_budget(artifact: Artifact, layers: Callable[[], list[nn.Module]], **options: Any) -> int:

@@ -11,15 +11,14 @@ from torch import nn
 from hongtu import nn as hnn
 from tests import additions
 from tests.models import SIX, modules_of
-from tests.training import GRAINS, STRATEGIES, check
+from tests.training import check, over_grid
 
 BASES = {"Aggregation", "Layer", "Normalization"}  # rows have classes made from them
 NO_MODULES = {"degree_histogram"}
 ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py"}  # random: the same for every grain, but nobody else's
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+@over_grid
 @pytest.mark.parametrize(("model", "problem"), additions.ROWS, ids=[repr(model) for model, _ in additions.ROWS])
 def test_exact_and_counted(model, problem, grain, strategy):
     """Isolated vertices, a hub, duplicate edges and repeated loops; in the smallest budget, on one device and on four,

@@ -23,7 +23,7 @@ from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources
 from tests import problems, training
 from tests.models import SIX, H, Model
-from tests.training import GRAINS, STRATEGIES
+from tests.training import GRAINS, STRATEGIES, over_grid
 
 grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -80,8 +80,7 @@ def check_counters(trainer, epochs=1):
     return record
 
 
-@strategies
-@grains
+@over_grid
 @pytest.mark.parametrize("model", OTHERS, ids=repr)
 def test_counted_is_predicted(model, grain, strategy):
     """Every test of exactness counts, too; these have no reference."""

@@ -5,6 +5,7 @@ import pytest
 from tests.exact.harness import run_case
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 60, 5))
 def test_random_trainings_agree_with_plain_torch(first):
     found = [run_case(number) for number in range(first, first + 5)]

@@ -154,6 +154,7 @@ class Greedy(hnn.GCNConv):
         return super().update(a, s)
 
 
+@pytest.mark.long
 @strategies
 def test_a_layer_that_takes_more_than_when_probed_is_stopped(strategy, monkeypatch):
     """As a GPU would, with an error; and the trainer is as good as before."""

@@ -15,15 +15,13 @@ from hongtu import nn as hnn
 from hongtu.plan.passes.strategy import Strategy
 from tests import problems, training
 from tests.models import DEEP, SIX, H, Model
-from tests.training import GRAINS, NOTHING, SINGLE, STRATEGIES, SWITCHES, check
+from tests.training import NOTHING, SINGLE, STRATEGIES, SWITCHES, check, over_grid
 
 six = pytest.mark.parametrize("model", SIX, ids=repr)
-grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-@strategies
-@grains
+@over_grid
 @six
 def test_awkward_graph(model, grain, strategy):
     """Isolated vertices, a hub, duplicate edges and repeated loops."""
@@ -32,16 +30,14 @@ def test_awkward_graph(model, grain, strategy):
         check(model, problems.awkward(), grain, epochs=2, strategy=strategy)
 
 
-@strategies
-@grains
+@over_grid
 @six
 def test_directed_weighted_graph(model, grain, strategy):
     problem = problems.directed_weighted()
     check(model, problem, grain, epochs=1, strategy=strategy, device_memory="smallest")
 
 
-@strategies
-@grains
+@over_grid
 @six
 def test_cora(model, grain, strategy, data_graph):
     """The real graph with the first 64 columns of its features."""
@@ -84,11 +80,12 @@ def test_three_different_layers(strategy):
 
 
 def savings():
-    """Each alone, all, all but one, and 30 random subsets, on top of any reuse."""
+    """Each alone, all, all but one (so that of any two, both are on, either, and none), and 8 random subsets, on top of
+    any reuse."""
     yield from (replace(NOTHING, **{name: True}) for name in SWITCHES)
     yield from (replace(Strategy(), **{name: False}) for name in SWITCHES)
     rng = np.random.default_rng(0)
-    for _ in range(30):
+    for _ in range(8):
         chosen = {name: bool(rng.random() < 0.5) for name in SWITCHES}
         yield Strategy(reuse=str(rng.choice(["none", "paper", "lookahead"])), **chosen)
     for reuse in ("none", "paper", "lookahead"):
