@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program import computing, moves
-from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.search.residents import every_tensor
 from tests import tiny
 from tests.engine.toy import MODELS, Run
@@ -212,20 +211,18 @@ def test_no_instruction_lacks_somebody_who_runs_it():
 
 
 def test_batches_take_turns_with_the_sets_of_staging_memory(monkeypatch):
-    """What batch 0 brings goes to set 0, what batch 1 brings to set 1; rows of pruned chunks, too."""
-    seen = set()
-    for kind in ("bring", "bring_rows"):
-        found = getattr(CpuDevice, kind)
+    """Forward, what batch 0 brings goes to set 0, what batch 1 brings to set 1; backward begins with batch 1."""
+    seen, bring = set(), CpuDevice.bring
 
-        def spied(device, name, number, *rest, found=found, kind=kind):
-            seen.add((kind, runs.executor._batch, number))
-            return found(device, name, number, *rest)
+    def spied(device, name, number, array, link, index=None):
+        seen.add((run.executor._current.name, run.executor._batch, number, index is None))
+        return bring(device, name, number, array, link, index)
 
-        monkeypatch.setattr(CpuDevice, kind, spied)
-    runs = Run(planned("gat", "pruned", staging=2), bits=torch.from_numpy(TRAIN.astype(np.uint8)))
-    runs.train()
-    backward = {(kind, batch, 1 - batch) for kind in ("bring", "bring_rows") for batch in (0, 1)}
-    assert seen == {(kind, batch, batch) for kind in ("bring", "bring_rows") for batch in (0, 1)} | backward
+    monkeypatch.setattr(CpuDevice, "bring", spied)
+    run = Run(planned("gat", "pruned", staging=2), bits=torch.from_numpy(TRAIN.astype(np.uint8)))
+    run.train()
+    assert {each[1:] for each in seen if each[0] == "forward 0"} == {(b, b, f) for b in (0, 1) for f in (False, True)}
+    assert {each[1:3] for each in seen if each[0] == "backward 0"} == {(1, 0), (0, 1)}
 
 
 def test_rows_that_no_flush_stores_are_added(run):
@@ -233,7 +230,7 @@ def test_rows_that_no_flush_stores_are_added(run):
     expected = run.train()[1]
     changed = []
     for p in run.program.train:
-        body = [replace(x, stores=()) if isinstance(x, moves.Flush) else x for x in p.body]
+        body = [replace(x, stores=(Stores(False),) * 2) if isinstance(x, moves.Flush) else x for x in p.body]
         changed.append(replace(p, body=tuple(body)) if p.name == "backward 1" else p)
     again = Run(run.plan)
     again.program = replace(run.program, train=tuple(changed))
@@ -244,16 +241,16 @@ def test_rows_that_no_flush_stores_are_added(run):
 def test_a_chunk_adds_to_rows_that_it_has_for_itself(run):
     partition, device = run.executor.partitions[0], run.devices[0]
     chunk = Chunk(partition, run.program.train[0], 0, 1, 1, 0)
-    write = computing.Write(name="x", where="chunk", parts=("r", "q"), columns=2, stores=True)
+    write = computing.Write(name="x", where="chunk", register="r", stores=Stores(True))
     with device.computing("a pass", 1):
-        chunk.registers |= {"r": torch.ones(2, 2), "q": torch.full((2, 2), 2.0)}
+        chunk.registers |= {"r": torch.full((2, 2), 3.0), "q": torch.full((2, 2), 2.0)}
         chunk.write(write)
-        chunk.write(replace(write, parts=("q",), stores=False))
-    assert partition.pieces["x", 1].tolist() == [[5, 5], [5, 5]]
+        chunk.write(replace(write, register="q", stores=Stores(False)))
+    assert partition.pieces["x"][1].tolist() == [[5, 5], [5, 5]]
     chunk.take(computing.Take(name="x", last=False))
-    assert chunk.registers["x"].tolist() == [[5, 5], [5, 5]] and partition.pieces
+    assert chunk.registers["x"].tolist() == [[5, 5], [5, 5]] and partition.pieces["x"]
     chunk.take(computing.Take(name="x", last=True))
-    assert not partition.pieces
+    assert not partition.pieces["x"]
 
 
 class Norm:
@@ -268,13 +265,20 @@ class Norm:
     def gathers(self, vertices):
         return vertices == tiny.V
 
-    def set_statistics(self, mean, var, vertices):
-        self.statistics = mean.tolist(), var.tolist(), vertices
+    def set_statistics(self, statistics, device, vertices):
+        self.statistics = *(x.tolist() for x in statistics), vertices
+
+
+class OneNorm:
+    """A network of one layer."""
+
+    def __init__(self, norm):
+        self.norm = lambda layer: norm
 
 
 def test_statistics_are_those_of_all_devices(run):
     norms = [Norm([1.0, 2.0]), Norm([10.0, 20.0])]
-    run.executor.networks = [SimpleNamespace(norm=lambda stage, norm=norm: norm) for norm in norms]
+    run.executor.networks = [OneNorm(norm) for norm in norms]
     run.executor.begin_moments(moves.BeginMoments(stage=1, columns=2))
     rows = torch.tensor([[1.0, 0], [3, 0], [8, 4]], dtype=torch.float64)
     for partition, part in zip(run.executor.partitions, (rows[:2], rows[2:]), strict=True):
