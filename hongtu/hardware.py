@@ -239,7 +239,7 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     path = Path(name_or_path)
     if not path.is_file():
         raise InputError(
-            f"hardware {str(name_or_path)!r}: expected {', '.join(PROFILES)}, or a file that "
+            f"hardware {str(name_or_path)!r}: not found; expected {', '.join(PROFILES)}, or a file that "
             "`hongtu doctor --measure FILE` wrote"
         )
     try:

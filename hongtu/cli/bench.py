@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hongtu.errors import InputError
+from hongtu.config import MODELS, size
+from hongtu.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from hongtu.bench.compare import Settings
@@ -21,8 +22,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("bench", help="time models, budgets, strategies and other systems in turns")
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
     add = parser.add_argument
-    add("--models", type=_names, default=["gcn"], metavar="A,B", help="of gcn, sage, gin, commnet, gat, ggcn "
-        "(default: gcn)")  # fmt: skip
+    known = ", ".join(MODELS)
+    add("--models", type=_names, default=["gcn"], metavar="A,B", help=f"of {known} (default: gcn)")
     add("--hidden", type=int, default=128, help="columns between layers (default: 128)")
     add("--layers", type=int, default=2, help="default: 2")
     add("--strategies", type=_names, default=["full"], metavar="A,B", help="of full, paper, none, and alone: the "
@@ -80,7 +81,14 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
     failed = []
     for model in models:
         here = about | model.to_dict()
-        runs = [found for found in make_runs(options, model, settings) if _key(here | found.to_dict()) not in done]
+        wanted = [found for found in make_runs(options, model, settings) if _key(here | found.to_dict()) not in done]
+        refused = {run: refusal for run in wanted if (refusal := _refusal(artifact, model, run, settings)) is not None}
+        if refused and len(refused) == len(wanted):
+            raise next(iter(refused.values()))
+        for run, refusal in refused.items():
+            smallest = size(refusal.smallest, up=True)
+            print(f"{model.name}, {run.label}: does not fit: the smallest is {smallest}", flush=True)
+        runs = [run for run in wanted if run not in refused]
         if not runs:
             continue
         with tqdm(total=steps(runs, settings), desc=model.name, leave=False) as bar:
@@ -141,6 +149,29 @@ def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> 
             nbytes = None if budget is None else int(need * share) if share is not None else int(budget)
             runs.append(Run(strategy=strategy, budget=nbytes, share=share))
     return runs + [Run(system=name) for name in _baselines(options.baselines, model.name)]
+
+
+def _refusal(artifact: Artifact, model: Model, run: Run, settings: Settings) -> BudgetError | None:
+    """Why a run's budget is too small, before anything is started; None where it is not."""
+    from hongtu.bench.spec import OURS, named_strategy
+    from hongtu.device.backends import get_backend
+    from hongtu.hardware import load_hardware
+    from hongtu.model.loss_terms import DEFAULT
+    from hongtu.model.named import build_layers
+    from hongtu.train.planning import plan_model
+
+    if run.system != OURS or run.budget is None:
+        return None
+    layers = build_layers(model.name, artifact.feature_width, model.hidden, artifact.num_classes, model.layers)
+    hardware = load_hardware(settings.hardware) if settings.hardware else get_backend(settings.device).hardware
+    try:
+        plan_model(
+            artifact, layers, loss=DEFAULT[artifact.task], device_memory=run.budget,
+            strategy=named_strategy(run.strategy or "full"), hardware=hardware,
+        )  # fmt: skip
+    except BudgetError as error:
+        return BudgetError(f"{run.label}: {error}", error.smallest)
+    return None
 
 
 def _baselines(names: list[str], model: str) -> list[str]:

@@ -6,6 +6,7 @@ torch_geometric itself is not imported: its modules are known by their names.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,41 +15,51 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError
 from hongtu.model.pyg_names import convolution_state, to_pyg_names
-from hongtu.model.wiring import RowFunction
-from hongtu.nn import Dropout, GATConv, GCNConv, GINConv, PyGLayer, SAGEConv
+from hongtu.model.traced import is_convolution, traced_layers
+from hongtu.model.wiring import Entry, RowFunction
+from hongtu.nn import Dropout, GATConv, GATv2Conv, GCNConv, GINConv, PyGLayer, SAGEConv, TransformerConv
 
-MODELS = ("GCN", "GraphSAGE", "GIN", "GAT")  # of torch_geometric.nn.models
 
+def from_pyg(model: Any) -> list[Entry]:
+    """The layers of a model made of torch_geometric's convolutions, with copies of its weights: what a
+    :class:`hongtu.Trainer` takes.
 
-def from_pyg(model: Any) -> list[nn.Module]:
-    """The layers of a torch_geometric model, with copies of its weights: what a :class:`hongtu.Trainer` takes.
-
-    Convolutions become hongtu's where there is one of the same result, else :class:`hongtu.nn.PyGLayer`.
+    Convolutions become hongtu's where there is one of the same result, else :class:`hongtu.nn.PyGLayer`. What stands
+    between them, functions and skips included, is found by tracing ``model(x, edge_index)``.
 
     Args:
-        model: ``GCN``, ``GraphSAGE``, ``GIN`` or ``GAT`` of ``torch_geometric.nn.models``, a
-            ``torch_geometric.nn.Sequential`` in which every module takes what the one before it gives, or one
-            convolution.
+        model: one of ``torch_geometric.nn.models``, a ``torch_geometric.nn.Sequential``, a module of your own whose
+            forward takes (x, edge_index, ...), or one convolution.
 
     Raises:
         InputError: naming the part that has no counterpart, and what to use instead.
     """
     name = type(model).__name__
-    if not type(model).__module__.startswith("torch_geometric.nn"):
+    if not isinstance(model, nn.Module) or not any(map(is_convolution, model.modules())):
         raise InputError(
-            f"from_pyg: got {name} of {type(model).__module__}, expected one of {', '.join(MODELS)}, Sequential or a "
-            "convolution of torch_geometric.nn; convert its convolutions one by one"
+            f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
+            "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
-    if hasattr(model, "_children") and name == "Sequential":
-        layers = _from_sequential(model)
-    elif hasattr(model, "convs"):
-        layers = _from_basic(model)
-    else:
-        layers = [_convolution(model, name)]
-    return [layer.train() for layer in layers]  # a Trainer leaves a single norm in the mode that it finds
+    if is_convolution(model):
+        return [_tagged(_convolution(model, name), "").train()]
+
+    def convert(module: nn.Module, place: str, takes_edges: bool) -> list[nn.Module]:
+        if type(module) is nn.Dropout:
+            return [Dropout(module.p)] if module.p > 0 else []
+        index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
+        found = [_convolution(module, f"{name}.{index}")] if takes_edges else _norm(module)
+        return [_tagged(made, place).train() for made in found]  # a Trainer leaves a norm in the mode that it finds
+
+    return traced_layers(model, convert)
 
 
-def to_pyg(layers: Sequence[nn.Module], model: Any) -> Any:
+def _tagged(layer: nn.Module, place: str) -> nn.Module:
+    """The layer, which remembers whose weights it has."""
+    layer.pyg_place = place  # type: ignore[assignment]
+    return layer
+
+
+def to_pyg(layers: Sequence[Any], model: Any) -> Any:
     """Copy the weights of layers into a torch_geometric model of the same form.
 
     Args:
@@ -61,79 +72,29 @@ def to_pyg(layers: Sequence[nn.Module], model: Any) -> Any:
     Raises:
         InputError: naming the first weight that does not fit.
     """
-    layers = list(layers)
-    if hasattr(model, "_children") and type(model).__name__ == "Sequential":
-        if len(layers) != len(model._children):
-            raise InputError(f"to_pyg: {len(layers)} layers for a Sequential of {len(model._children)} modules")
-        for layer, child in zip(layers, model._children, strict=True):
-            _load(getattr(model, child.name), convolution_state(type(layer).__name__, layer.state_dict()), child.name)
-    elif hasattr(model, "convs"):
-        state = nn.ModuleList(layers).state_dict()
-        _load(model, to_pyg_names(state, [type(layer).__name__ for layer in layers]), type(model).__name__)
-    elif len(layers) == 1:
-        _load(model, convolution_state(type(layers[0]).__name__, layers[0].state_dict()), type(model).__name__)
-    else:
-        raise InputError(f"to_pyg: {len(layers)} layers for one {type(model).__name__}")
+    modules = [entry[0] if isinstance(entry, tuple) else entry for entry in layers]
+    state: dict[str, Tensor] = {}
+    for layer in modules:
+        own = convolution_state(type(layer).__name__, layer.state_dict())
+        place = getattr(layer, "pyg_place", None)
+        if own and place is None:  # not from_pyg's
+            state = to_pyg_names(nn.ModuleList(modules).state_dict(), [type(module).__name__ for module in modules])
+            break
+        state |= {f"{place}.{name}" if place else name: value for name, value in own.items()}
+    _load(model, state, type(model).__name__)
     return model
 
 
 def _load(module: nn.Module, state: dict[str, Tensor], title: str) -> None:
-    own = module.state_dict()
+    whole = module.state_dict()
+    first = {(value.data_ptr(), value.numel() or name): name for name, value in reversed(whole.items())}
+    own = {name: whole[name] for name in first.values()}  # of a module in several places the first
     for name in (*state, *own):
         if name not in own or name not in state or own[name].shape != state[name].shape:
             found = "nothing" if name not in state else f"shape {tuple(state[name].shape)}"
             expected = "nothing of that name" if name not in own else f"shape {tuple(own[name].shape)}"
             raise InputError(f"to_pyg: {title}.{name}: the layers have {found}, the model has {expected}")
-    module.load_state_dict(state)
-
-
-def _from_basic(model: Any) -> list[nn.Module]:
-    kind = type(model).__name__
-    if kind not in MODELS:
-        raise InputError(f"from_pyg: {kind} has no counterpart, expected one of {', '.join(MODELS)}")
-    jumps = getattr(model, "jk_mode", None)
-    if jumps not in (None, "last"):
-        raise InputError(f"from_pyg: {kind}(jk={jumps!r}) joins layers that are not neighbours; use jk=None or 'last'")
-    layers: list[nn.Module] = []
-    for k, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
-        layers.append(_convolution(conv, f"{kind}.convs[{k}]"))
-        if k == model.num_layers - 1 and jumps is None:
-            break
-        between = [*_norm(norm), *_activation(model.act)]
-        layers += reversed(between) if model.act_first else between
-        if model.dropout.p > 0:
-            layers.append(Dropout(model.dropout.p))
-    if hasattr(model, "lin"):
-        layers.append(copy.deepcopy(model.lin))
-    return layers
-
-
-def _from_sequential(model: Any) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    made: dict[int, list[nn.Module]] = {}  # a module that stands in several places keeps one set of weights
-    given = None
-    for child in model._children:
-        module = getattr(model, child.name)
-        title = f"Sequential.{child.name} ({type(module).__name__})"
-        rows = child.param_names[:1]
-        if (given is not None and rows != given) or len(child.return_names) != 1:
-            raise InputError(
-                f"from_pyg: {title} takes {', '.join(child.param_names)}, expected {(given or ['x'])[0]}: every module "
-                "must take what the one before it gives; write skips as a hongtu.nn.Layer"
-            )
-        given = child.return_names
-        if id(module) not in made:
-            made[id(module)] = _entry(module, title, takes_edges=len(child.param_names) > 1)
-        layers += made[id(module)]
-    return layers
-
-
-def _entry(module: Any, title: str, *, takes_edges: bool) -> list[nn.Module]:
-    if not isinstance(module, nn.Module):
-        return [RowFunction(module)]
-    if type(module) is nn.Dropout:
-        return [Dropout(module.p)]
-    return [_convolution(module, title)] if takes_edges else _norm(module)
+    module.load_state_dict(state, strict=False)
 
 
 def _activation(act: Any) -> list[nn.Module]:
@@ -167,7 +128,10 @@ def _convolution(conv: nn.Module, title: str) -> nn.Module:
         )
     layer = None if make is None else make(conv, title)
     if layer is None:
-        return PyGLayer(copy.deepcopy(conv))
+        try:
+            return PyGLayer(copy.deepcopy(conv))
+        except ValueError as error:
+            raise InputError(f"from_pyg: {title}: {error}") from None
     if not isinstance(layer, GINConv):  # which has its weights already
         layer.load_state_dict(conv.state_dict())
     return layer.to(next((p.dtype for p in conv.parameters()), torch.float32))
@@ -243,6 +207,26 @@ def _gat(conv: Any, title: str) -> nn.Module | None:
     )  # fmt: skip
 
 
+def _gatv2(conv: Any, title: str) -> nn.Module | None:
+    if not _sums(conv) or not isinstance(conv.in_channels, int):
+        return None
+    return GATv2Conv(
+        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
+        conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
+        share_weights=conv.share_weights, residual=conv.residual,
+    )  # fmt: skip
+
+
+def _transformer(conv: Any, title: str) -> nn.Module | None:
+    if not _sums(conv) or not isinstance(conv.in_channels, int):
+        return None
+    return TransformerConv(
+        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.beta, conv.dropout, conv.edge_dim,
+        bias=conv.lin_key.bias is not None, root_weight=conv.root_weight,
+    )  # fmt: skip
+
+
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
-    "GCNConv": _gcn, "SAGEConv": _sage, "GINConv": _gin, "GATConv": _gat,
+    "GCNConv": _gcn, "SAGEConv": _sage, "GINConv": _gin, "GATConv": _gat, "GATv2Conv": _gatv2,
+    "TransformerConv": _transformer,
 }  # fmt: skip

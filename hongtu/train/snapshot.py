@@ -97,6 +97,11 @@ def check_identity(path: str | os.PathLike[str], saved: Identity, current: Ident
                 raise InputError(f"{path}: the snapshot has {len(there)} {key}, this run has {len(here)}")
             index = next(k for k, pair in enumerate(zip(there, here, strict=True)) if pair[0] != pair[1])
             key, there, here = f"{key}[{index}]", there[index], here[index]
+        if key == "artifact":
+            raise InputError(
+                f"{path}: the snapshot is of another artifact; go on with that one, or take only its weights "
+                f"(trainer.load_weights, `hongtu embed`); hashes {there} and {here}"
+            )
         raise InputError(f"{path}: the snapshot's {key} is {there}, this run's is {here}")
 
 

@@ -14,6 +14,7 @@ from hongtu.bench import baselines, compare, process
 from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, make_system
+from hongtu.cli import bench
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
 
@@ -154,6 +155,15 @@ def test_bad_arguments_are_one_line(artifact, more, message, capsys):
     assert command(["bench", str(artifact), *more]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("hongtu: ") and message in error
+
+
+def test_a_budget_that_does_not_fit_is_known_before_anything_starts(artifact):
+    model, settings = Model(name="gcn", hidden=8), compare.Settings()
+    opened = hongtu.open_artifact(artifact)
+    refused = bench._refusal(opened, model, Run(strategy="full", budget=10), settings)
+    assert refused.smallest > 10 and "smallest that works" in str(refused)
+    for run in (Run(strategy="full"), Run(strategy="full", budget=refused.smallest), Run(system="pyg")):
+        assert bench._refusal(opened, model, run, settings) is None
 
 
 def test_what_is_missing_comes_with_its_pip_line(monkeypatch):

@@ -18,6 +18,33 @@ import hongtu
 from hongtu.errors import InputError
 from tests import graphs, problems
 
+
+class Inner(torch.nn.Module):
+    """A part with a convolution, and one without."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.conv, self.mlp = pyg.GATv2Conv(width, width), pyg.MLP([width, width, width])
+
+    def forward(self, h, edge_index):
+        return h + self.mlp(self.conv(h, edge_index).relu())
+
+
+class Own(torch.nn.Module):
+    """As people write them: skips, functions, a part twice, arguments that are not given."""
+
+    def __init__(self, features, classes):
+        super().__init__()
+        self.first, self.inner = pyg.GCNConv(features, 8), torch.nn.ModuleList([Inner(8), Inner(8)])
+        self.norm, self.last = torch.nn.BatchNorm1d(8), torch.nn.Linear(16, classes)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        h = h0 = torch.nn.functional.dropout(self.first(x, edge_index), p=0.4, training=self.training)
+        for part in (*self.inner, self.inner[0]):
+            h = torch.nn.functional.leaky_relu(self.norm(part(h, edge_index)), 0.1)
+        return self.last(torch.cat([h, 0.5 * h0], dim=-1))
+
+
 MODELS = {
     "gcn": lambda f, c: pyg.GCN(f, 8, 2, c, dropout=0.5),
     "gcn 3 jk last": lambda f, c: pyg.GCN(f, 8, 3, c, act="elu", jk="last"),
@@ -35,6 +62,16 @@ MODELS = {
         (torch.nn.Dropout(0.5), "x -> x"), (pyg.GCNConv(f, 8), "x, edge_index -> x"), torch.nn.ReLU(),
         (pyg.GATv2Conv(8, 8), "x, edge_index -> x"), torch.nn.Linear(8, c),
     ]),
+    "gat v2": lambda f, c: pyg.GAT(f, 8, 2, c, heads=2, v2=True),
+    "gcn jk cat": lambda f, c: pyg.GCN(f, 8, 3, c, jk="cat"),
+    "sage jk max": lambda f, c: pyg.GraphSAGE(f, 8, 2, c, jk="max", norm="batch_norm"),
+    "gcn jk lstm": lambda f, c: pyg.GCN(f, 8, 2, c, jk="lstm"),
+    "sequential with a skip": lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.SAGEConv(f, 8), "x, edge_index -> x1"), (torch.nn.ReLU(), "x1 -> x1"),
+        (pyg.TransformerConv(8, 4, heads=2), "x1, edge_index -> x2"), (lambda a, b: a + b, "x1, x2 -> x"),
+        torch.nn.Linear(8, c),
+    ]),
+    "own module": lambda f, c: Own(f, c),
     "convolution": lambda f, c: pyg.SAGEConv(f, c, normalize=True),
 }  # fmt: skip
 
@@ -73,8 +110,23 @@ def test_round_trip(name):
     torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
 
 
+class Changes(torch.nn.Module):
+    """What no list of layers does."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.conv, self.kind, self.scale = pyg.SAGEConv(4, 4), kind, torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x, edge_index):
+        if self.kind == "loops":
+            edge_index = edge_index.flip(0)
+        if self.kind == "values" and x.sum() > 0:
+            x = -x
+        x = self.conv(x, edge_index)
+        return x * self.scale if self.kind == "scale" else x
+
+
 REFUSED = {
-    "jk": (lambda: pyg.GCN(4, 8, 2, 3, jk="cat"), r"jk='cat'.*use jk=None"),
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
     "flow": (lambda: pyg.GCN(4, 8, 2, 3, flow="target_to_source"), "flow='target_to_source'"),
@@ -84,8 +136,9 @@ REFUSED = {
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
     "other model": (lambda: pyg.PNA(4, 8, 2, 3, aggregators=["sum"], scalers=["identity"], deg=torch.ones(3)), "PNA"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
-    "skip": (lambda: pyg.Sequential("x, edge_index", [
-        (pyg.SAGEConv(4, 4), "x, edge_index -> y"), (pyg.SAGEConv(4, 4), "x, edge_index -> z")]), "module_1.*takes x"),
+    "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip"),
+    "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
+    "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
 
 
@@ -128,7 +181,7 @@ def test_weights_that_do_not_fit_are_named():
     layers = hongtu.from_pyg(pyg.GCN(4, 8, 2, 3))
     with pytest.raises(InputError, match=r"GCN.convs.0.bias: the layers have shape \(8,\), the model has shape \(9,\)"):
         hongtu.to_pyg(layers, pyg.GCN(4, 9, 2, 3))
-    with pytest.raises(InputError, match="2 layers for a Sequential of 1 modules"):
+    with pytest.raises(InputError, match=r"Sequential\.convs\.0\.bias: .*the model has nothing of that name"):
         hongtu.to_pyg(layers[:2], pyg.Sequential("x, e", [(pyg.GCNConv(4, 8), "x, e -> x")]))
 
 

@@ -1,0 +1,167 @@
+"""A model written for torch_geometric as a list of layers: its forward is traced, nothing of it is executed on data.
+
+Every call of a module, and every function of rows between them, becomes an entry; skips become names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hongtu.errors import InputError
+from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
+from hongtu.nn import Dropout
+
+Convert = Callable[[nn.Module, str, bool], list[nn.Module]]
+_OF_ROWS = ("call_function", "call_method")
+_NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
+
+
+class _Root(nn.Module):
+    """Calls the model with rows and edges alone; everything else has its default."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.model(x, edge_index)
+
+
+class _Tracer(fx.Tracer):
+    """Looks into modules that hold convolutions, and into no other."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if type(m).__name__ == "MLP":  # torch_geometric's: functions and normalisations between linear maps
+            return False
+        return is_convolution(m) or not any(is_convolution(part) for part in m.modules())
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether it is a convolution of torch_geometric, or derived from one."""
+    return any(base.__name__ == "MessagePassing" for base in type(module).__mro__)
+
+
+def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
+    """The entries of a layer list that does what ``model(x, edge_index)`` does.
+
+    Args:
+        convert: (module, its name, whether it takes edges) -> the modules that stand for it, none for one that does
+            nothing.
+
+    Raises:
+        InputError: naming what has no place in such a list.
+    """
+    title = f"from_pyg: {type(model).__name__}"
+    try:
+        graph = _Tracer().trace(_Root(model))
+    except Exception as error:  # whatever a forward does with what is no tensor
+        reason = " ".join(str(error).split())[:150]
+        raise InputError(
+            f"{title}.forward cannot be traced ({reason}); its way must not depend on values: give its layers as a list"
+        ) from None
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):  # nothing takes what it gives
+            graph.erase_node(node)
+    rows, edges = (node for node in graph.nodes if node.op == "placeholder")
+    names = {rows: FIRST_NAME}
+    entries: list[tuple[nn.Module, tuple[str, ...], str]] = []
+    made: dict[str, list[nn.Module]] = {}  # a module that is called twice keeps one set of weights
+    output = rows
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            output = node.args[0] if node.op == "output" else output
+            continue
+        taken = [other for other in node.all_input_nodes if other is not edges]
+        takes_edges = edges in node.all_input_nodes
+        if node.op == "call_module":
+            place = str(node.target).removeprefix("model.")
+            if place not in made:
+                made[place] = convert(model.get_submodule(place), place, takes_edges)
+            modules = made[place]
+        elif node.op == "get_attr":
+            raise InputError(
+                f"{title}.forward uses a parameter or buffer of its own ({node.target}); put it into a module, or "
+                "write a hongtu.nn.Layer"
+            )
+        elif takes_edges or not taken or node.target in _NO_ROWS:
+            raise InputError(f"{title}.forward calls {_name(node)}, no function of rows alone; write a hongtu.nn.Layer")
+        elif node.target is not nn.functional.dropout and all(map(_is_expression, node.users)):
+            continue  # a part of what its users compute
+        else:
+            taken, modules = _expression(node, names)
+        source = tuple(names[other] for other in taken)
+        for module in modules:
+            entries.append((module, source, f"v_{node.name}"))
+            source = (f"v_{node.name}",)
+        names[node] = source[0]
+    if not isinstance(output, fx.Node) or output not in names:
+        raise InputError(f"{title}.forward returns {output}, expected the rows of one tensor")
+    if entries and entries[-1][2] != names[output]:
+        entries.append((nn.Identity(), (names[output],), "out"))
+    return _unnamed(entries)
+
+
+def _unnamed(entries: list[tuple[nn.Module, tuple[str, ...], str]]) -> list[Entry]:
+    """Without headers where every module takes what the one before it gave, and only that."""
+    given = (FIRST_NAME, *(gives for _, _, gives in entries))
+    if all(takes == (before,) for (_, takes, _), before in zip(entries, given)):
+        return [module for module, _, _ in entries]
+    return [(module, f"{', '.join(takes)} -> {gives}") for module, takes, gives in entries]
+
+
+def _is_expression(node: fx.Node) -> bool:
+    return node.op in _OF_ROWS and node.target is not nn.functional.dropout
+
+
+def _expression(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[list[fx.Node], list[nn.Module]]:
+    """The values that a function takes, directly or by way of others, and the module that computes it of them."""
+    taken: list[fx.Node] = []
+    order: list[fx.Node] = []
+
+    def visit(other: fx.Node) -> None:
+        for before in () if other in names else other.all_input_nodes:
+            visit(before)
+        found = taken if other in names else order
+        if other not in found:
+            found.append(other)
+
+    visit(node)
+    if node.target is nn.functional.dropout:
+        bound = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
+        rest = [] if node.args[0] in names else _expression(node.args[0], names)[1]  # type: ignore[arg-type]
+        return taken, [*rest, Dropout(float(bound.get("p", 0.5)))]
+    if order == [node] and node.args == tuple(taken) and not node.kwargs:
+        return taken, [RowFunction(_call(node))]
+
+    def apply(*rows: Any) -> Any:
+        at = dict(zip(taken, rows, strict=True))
+        for step in order:
+            args, kwargs = fx.node.map_arg((step.args, step.kwargs), at.__getitem__)
+            at[step] = _call(step)(*args, **kwargs)
+        return at[node]
+
+    apply.__name__ = "_".join(map(_name, order))
+    return taken, [RowFunction(apply)]
+
+
+def _call(node: fx.Node) -> Callable[..., Any]:
+    return node.target if callable(node.target) else _Method(str(node.target))
+
+
+class _Method:
+    """A method of tensors, as a function."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, rows: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(rows, self.__name__)(*args, **kwargs)
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
