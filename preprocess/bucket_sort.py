@@ -30,6 +30,7 @@ def group_by_key(
     Returns:
         start int64 [V + 1] and values. Takes 6 bytes per edge beside them.
 
+    >>> from hongtu.files import in_memory
     >>> group_by_key([(np.array([1, 0, 1]), np.array([7, 8, 9]))], 2, in_memory)
     (array([0, 1, 3]), array([8, 7, 9], dtype=int32))
     """
