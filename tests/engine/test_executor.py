@@ -113,11 +113,17 @@ def test_chunks_run_in_the_order_of_the_schedule():
     plan = planned("gcn", "paper")
     swapped = np.array([[1, 0], [0, 1]], dtype=np.int32)
     run = Run(tiny.plan(MODELS["gcn"], "paper", Choice(), schedule=swapped))
-    seen = []
-    stage = run.toy.stage
-    run.toy.stage = lambda *given, **how: seen.append(run.toy.chunk) or stage(*given, **how)
+    seen, spots, stage = [], set(), run.toy.stage
+
+    def spied(*given, **how):
+        seen.append(run.toy.chunk)
+        spots.add(run.executor.spot[2:])
+        return stage(*given, **how)
+
+    run.toy.stage = spied
     loss, _ = run.train()
     assert seen == [1, 2, 0, 3] * 3 + [0, 3, 1, 2] * 3
+    assert spots == {((0, 1), 0), ((1, 0), 0), ((0, 0), 1), ((1, 1), 1)}  # the chunk and its batch
     other = Run(plan)
     assert loss == pytest.approx(other.train()[0])
 

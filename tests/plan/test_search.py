@@ -136,7 +136,7 @@ def test_without_a_budget_everything_stays():
 def test_chunks_are_as_large_as_starting_one_is_dear():
     """Four vertices in a chunk, rows of 16 bytes: at a byte a second, 128 seconds are worth 8 rows, two chunks."""
     fast = replace(CPU, memory_bandwidth=1.0, aggregate_stage_seconds=28.0, largest_reused=None)
-    for seconds, chunks in ((100.0, 4), (36.0, 8), (10_000.0, 1), (292.0, 2), (484.0 - 28, 2)):
+    for seconds, chunks in ((100.0, 4), (36.0, 8), (164.0, 3), (10_000.0, 1), (292.0, 2), (484.0 - 28, 2)):
         plan = search(topology(), None, "gcn", hardware=replace(fast, stage_seconds=seconds))
         assert plan.topology.chunks == chunks, seconds
     plan = search(topology(), None, "gcn", hardware=replace(fast, stage_seconds=1e4, largest_reused=4 * 16 * 2))
