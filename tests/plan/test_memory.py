@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from hongtu.graph.topology import build_topology
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
+from hongtu.plan.passes.strategy import get_strategy
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.predict import device_peaks, device_traffic, host_peaks
+from hongtu.plan.search.build import make_plan
 from tests import tiny
 from tests.tiny import named
 
@@ -103,3 +108,21 @@ def test_capacities_that_fill_a_budget():
     layers = replace(plan, workspace={p.name: 16})
     assert layers.capacities(p, at_least + 2 * 16) == (5, 5)
     assert layers.device_bytes["device 0"] == max(plan.device_bytes["device 0"], at_least + 16)
+
+
+def test_statistics_of_a_vertex_are_three_numbers():
+    plain = tiny.network(*(replace(layer, uses_statistics=False) for layer in tiny.GCN.layers), constant_layers=1)
+    with_and_without = (tiny.plan(shape, PAPER).host_bytes["pageable host"] for shape in (tiny.GCN, plain))
+    assert next(with_and_without) - next(with_and_without) == V * 3 * ITEM
+
+
+def test_what_stays_has_rows_of_the_partition_and_slots_for_those_of_peers():
+    """Partitions of two and six vertices, each of which reads rows of the other."""
+    source, destination = np.array(tiny.EDGES).T
+    start = np.searchsorted(destination, np.arange(V + 1))
+    chunks = build_topology(2, np.array([0, 1, 2, 5, 8]), start, source)
+    choice = Choice(fuse=True, resident=frozenset({"z1", "grad z1"}))
+    plan = make_plan(chunks, chunks.input_order, tiny.GCN, get_strategy(FULL), choice=choice)
+    capacities = [device.capacity for device in plan.resident_plans[None].devices]
+    assert [plan.resident_rows("z1", i) for i in (0, 1)] == capacities and capacities[0] > 2 and capacities[1] > 6
+    assert plan.resident_bytes("z1", 1) == capacities[1] * 3 * ITEM

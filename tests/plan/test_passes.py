@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hongtu.plan.passes.builder import plan_passes
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
+from hongtu.plan.passes.prune import pays, receptive_field
 from hongtu.plan.passes.shapes import Products, StageWork, ValueShape
 from hongtu.plan.passes.strategy import get_strategy
+from tests import tiny
 from tests.tiny import GAT, GCN, layer, network
 
 FULL, PAPER, NONE = (get_strategy(name) for name in ("full", "paper", "none"))
@@ -361,3 +364,11 @@ def test_nothing_is_read_before_it_is_made_or_after_it_is_freed(name):
                 alive -= set(p.frees)
             left = {OUTPUT} if group is passes.evaluate else set()
             assert alive - before == (passes.constant - before if group is passes.setup else left)
+
+
+def test_the_loss_needs_what_its_vertices_read():
+    """0 reads 1 and 2, 1 reads 4, 2 reads 1."""
+    chunks, one = tiny.topology(), np.arange(tiny.V) == 0
+    masks = receptive_field(chunks, one, 2)
+    assert [np.flatnonzero(mask).tolist() for mask in masks] == [[0], [0, 1, 2], [0, 1, 2, 4]]
+    assert pays(chunks, masks) and not pays(chunks, [np.ones(tiny.V, dtype=bool)] * 3)
