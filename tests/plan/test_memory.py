@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from hongtu.graph.topology import build_topology
+from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.strategy import get_strategy
@@ -126,3 +128,10 @@ def test_what_stays_has_rows_of_the_partition_and_slots_for_those_of_peers():
     capacities = [device.capacity for device in plan.resident_plans[None].devices]
     assert [plan.resident_rows("z1", i) for i in (0, 1)] == capacities and capacities[0] > 2 and capacities[1] > 6
     assert plan.resident_bytes("z1", 1) == capacities[1] * 3 * ITEM
+
+
+def test_bytes_of_buffers_and_arrays():
+    assert Buffer((3, 4), "float", sets=2).nbytes(8) == 192 and Buffer((3,), "int32").nbytes(8) == 12
+    assert Array("destinations", "float", 3).nbytes(5, 4) == 60 and Array("edges", "int32").nbytes(5, 8) == 20
+    plan = tiny.plan(tiny.GCN, PAPER, Choice(staging=2))
+    assert plan.buffers(plan.passes.train[3], 1)["flush_rows"].shape == (3, 3)  # rows that a batch loads, columns of z1

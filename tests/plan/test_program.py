@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -370,3 +370,13 @@ def test_pruned_chunks_bring_where_their_rows_are():
         [],
         [True],
     ]
+
+
+def test_a_tensor_that_another_pass_made_is_added_to():
+    """The last stage takes the features: their gradient is made there, and stage 0 adds to it."""
+    program = program_of(replace(tiny.GAT, takes=((), (), (-1,))), PAPER)
+    found = {}
+    for name in ("backward 1", "backward stage 0"):
+        (send,) = (x for x in named(program, name).body if isinstance(x, moves.Send) and x.name == gradient(FEATURES))
+        found[name] = send.stores.where
+    assert found == {"backward 1": True, "backward stage 0": False}
