@@ -5,24 +5,46 @@ Legend: D destinations, S sources, F columns. Each maps a block and [S, F] to [D
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from hongtu.nn import reductions
-from hongtu.nn.block import Block
+from hongtu.nn.ops import aggregates, reductions
 
 LINEAR = ("sum", "add", "mean")
 SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
 
 
+class InEdges(Protocol):
+    """What an aggregation needs of a Block."""
+
+    indptr: Tensor
+    local_source: Tensor
+    edge_weight: Tensor | None
+
+    @property
+    def dst_of_edge(self) -> Tensor: ...
+
+    @property
+    def num_dst(self) -> int: ...
+
+    def sum(self, x: Tensor, weighted: bool = False) -> Tensor: ...
+
+    def mean(self, x: Tensor, weighted: bool = False) -> Tensor: ...
+
+
 class Aggregation(nn.Module):
     """The base class of aggregations."""
 
-    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
-        """x float [S, F] -> [D, F'], times the edge weights if ``weighted`` and the graph has any."""
+    def forward(self, block: InEdges, x: Tensor, weighted: bool = False) -> Tensor:
+        """x float [S, F] -> [D, F'], times the edge weights if ``weighted`` and the graph has any.
+
+        Raises:
+            ValueError: for edge weights where there is no weighted form.
+        """
         raise NotImplementedError
 
     def columns(self, given: int) -> int:
@@ -31,47 +53,77 @@ class Aggregation(nn.Module):
 
 
 class Reduction(Aggregation):
-    """A reduction without options, by its name (``Block.reduce``)."""
+    """A reduction without options, by its name: "sum" ("add"), "mean", "max" or "min"."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
 
-    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
-        return block.reduce(x, self.how, weighted)
+    def forward(self, block: InEdges, x: Tensor, weighted: bool = False) -> Tensor:
+        if self.how in ("max", "min"):
+            weight = block.edge_weight if weighted else None
+            return reductions.extremum(x, block.indptr, block.local_source, weight, largest=self.how == "max")
+        return block.mean(x, weighted) if self.how == "mean" else block.sum(x, weighted)
 
     def extra_repr(self) -> str:
         return self.how
 
 
 class _Unweighted(Aggregation):
-    """An aggregation that knows no edge weights."""
+    """An aggregation that knows no edge weights; ``how`` is its name."""
 
-    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
+    how: str
+
+    def forward(self, block: InEdges, x: Tensor, weighted: bool = False) -> Tensor:
         if weighted and block.edge_weight is not None:
-            raise ValueError(f"{type(self).__name__} has no weighted form: expected a graph without edge weights")
+            raise ValueError(
+                f"reduction {self.how!r} has no weighted form: expected sum, mean, max or min, or no edge weights"
+            )
         return self.aggregate(block, x)
 
-    def aggregate(self, block: Block, x: Tensor) -> Tensor:
+    def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+class MulAggregation(_Unweighted):
+    """The product over in-edges, 1 without any; makes rows of edges."""
+
+    how = "mul"
+
+    def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
+        values_EF = aggregates.edge_gather(x, block.local_source)
+        index = block.dst_of_edge.unsqueeze(1).expand_as(values_EF)
+        return x.new_ones((block.num_dst, x.shape[1])).scatter_reduce(0, index, values_EF, "prod")
 
 
 class VarAggregation(_Unweighted):
     """mean(x^2) - mean(x)^2; ``semi_grad``: without a gradient of the first mean."""
 
+    how = "var"
+
     def __init__(self, semi_grad: bool = False) -> None:
         super().__init__()
         self.semi_grad = semi_grad
 
-    def aggregate(self, block: Block, x: Tensor) -> Tensor:
-        return reductions.variance(block, x, self.semi_grad)
+    def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
+        mean = block.mean(x)
+        squares = x.detach() if self.semi_grad else x
+        return block.mean(squares * squares) - mean * mean
 
 
 class StdAggregation(VarAggregation):
-    """The square root of ``VarAggregation``, 0 where the variance is at most 1e-5."""
+    """The square root of ``VarAggregation``, 0 and without a gradient where the variance is at most 1e-5."""
 
-    def aggregate(self, block: Block, x: Tensor) -> Tensor:
-        return reductions.deviation(block, x, self.semi_grad)
+    how = "std"
+
+    def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
+        out = super().aggregate(block, x).clamp(min=1e-5).sqrt()
+        return out.masked_fill(out <= math.sqrt(1e-5), 0.0)
+
+
+def _check_learned(name: str, learn: bool, channels: int) -> None:
+    if not learn and channels != 1:
+        raise ValueError(f"{name}(channels={channels}): expected learn=True, or channels=1")
 
 
 class SoftmaxAggregation(_Unweighted):
@@ -83,6 +135,8 @@ class SoftmaxAggregation(_Unweighted):
         channels: 1, or F for one t per column.
     """
 
+    how = "softmax"
+
     def __init__(self, t: float = 1.0, learn: bool = False, semi_grad: bool = False, channels: int = 1) -> None:
         super().__init__()
         _check_learned("SoftmaxAggregation", learn, channels)
@@ -91,8 +145,9 @@ class SoftmaxAggregation(_Unweighted):
         self.learn, self.semi_grad = learn, semi_grad
         self.t = nn.Parameter(torch.full((channels,), float(t))) if learn else t
 
-    def aggregate(self, block: Block, x: Tensor) -> Tensor:
-        return reductions.softmax(block, x, self.t, self.semi_grad)
+    def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
+        t_F = torch.as_tensor(self.t, dtype=x.dtype, device=x.device).expand(x.shape[1])
+        return reductions.softmax_sum(x, t_F, block.indptr, block.local_source, self.semi_grad)
 
 
 class PowerMeanAggregation(_Unweighted):
@@ -103,6 +158,8 @@ class PowerMeanAggregation(_Unweighted):
         channels: 1, or F for one p per column.
         clamp_min, clamp_max: bounds of x and of the mean of its powers, or None.
     """
+
+    how = "powermean"
 
     def __init__(
         self,
@@ -117,8 +174,11 @@ class PowerMeanAggregation(_Unweighted):
         self.learn, self.clamp_min, self.clamp_max = learn, clamp_min, clamp_max
         self.p = nn.Parameter(torch.full((channels,), float(p))) if learn else p
 
-    def aggregate(self, block: Block, x: Tensor) -> Tensor:
-        return reductions.power_mean(block, x, self.p, self.clamp_min, self.clamp_max)
+    def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
+        if not isinstance(self.p, Tensor) and self.p == 1:
+            return block.mean(x)
+        mean = block.mean(x.clamp(min=self.clamp_min, max=self.clamp_max).pow(self.p))
+        return mean.clamp(min=self.clamp_min, max=self.clamp_max).pow(1.0 / self.p)
 
 
 class MultiAggregation(Aggregation):
@@ -138,7 +198,7 @@ class MultiAggregation(Aggregation):
             raise ValueError(f"MultiAggregation: {len(aggrs)} aggrs and {len(options)} aggrs_kwargs, expected as many")
         self.aggrs = nn.ModuleList(make_aggregation(a, o) for a, o in zip(aggrs, options, strict=True))
 
-    def forward(self, block: Block, x: Tensor, weighted: bool = False) -> Tensor:
+    def forward(self, block: InEdges, x: Tensor, weighted: bool = False) -> Tensor:
         return torch.cat([aggr(block, x, weighted) for aggr in self.aggrs], dim=-1)
 
     def columns(self, given: int) -> int:
@@ -171,7 +231,7 @@ class DegreeScaler(nn.Module):
             else:
                 self.register_buffer(name, torch.tensor([value]))
 
-    def forward(self, block: Block, x: Tensor) -> Tensor:
+    def forward(self, block: InEdges, x: Tensor) -> Tensor:
         """x float [D, ..., F] -> [D, ..., k F]."""
         degree = block.indptr.diff().to(x.dtype).view(-1, *[1] * (x.dim() - 1))
         return torch.cat([x if name == "identity" else x * self._factor(name, degree) for name in self.scaler], dim=-1)
@@ -186,12 +246,11 @@ class DegreeScaler(nn.Module):
         return self.avg_deg_lin / degree.clamp(min=1)
 
 
-_WITH_OPTIONS: dict[str, type[Aggregation]] = {
-    "var": VarAggregation,
-    "std": StdAggregation,
-    "softmax": SoftmaxAggregation,
-    "powermean": PowerMeanAggregation,
+_UNWEIGHTED: dict[str, type[_Unweighted]] = {
+    kind.how: kind
+    for kind in (MulAggregation, VarAggregation, StdAggregation, SoftmaxAggregation, PowerMeanAggregation)
 }
+NAMES = (*LINEAR, "max", "min", *_UNWEIGHTED)
 
 
 def make_aggregation(
@@ -207,16 +266,25 @@ def make_aggregation(
         return aggr
     if not isinstance(aggr, str):
         return MultiAggregation(aggr, **options)
-    if aggr in _WITH_OPTIONS:
-        return _WITH_OPTIONS[aggr](**options)
-    if aggr not in reductions.NAMES or options:
+    if aggr in _UNWEIGHTED and (not options or aggr != "mul"):
+        return _UNWEIGHTED[aggr](**options)
+    if aggr not in NAMES or options:
         raise ValueError(
             f"aggr {aggr!r}{f' with options {options}' if options else ''}: expected one of "
-            f"{', '.join(reductions.NAMES)}; wrap torch_geometric's others: hongtu.nn.PyGLayer(conv)"
+            f"{', '.join(NAMES)}; wrap torch_geometric's others: hongtu.nn.PyGLayer(conv)"
         )
     return Reduction(aggr)
 
 
-def _check_learned(name: str, learn: bool, channels: int) -> None:
-    if not learn and channels != 1:
-        raise ValueError(f"{name}(channels={channels}): expected learn=True, or channels=1")
+_WITHOUT_OPTIONS = {name: make_aggregation(name) for name in NAMES}
+
+
+def reduce(block: InEdges, x: Tensor, how: str, weighted: bool = False) -> Tensor:
+    """[S, F] -> [D, F], by a name without options.
+
+    Raises:
+        ValueError: for an unknown name, or for edge weights where the reduction has no weighted form.
+    """
+    if how not in _WITHOUT_OPTIONS:
+        raise ValueError(f"reduction {how!r}: expected one of {', '.join(NAMES)}")
+    return _WITHOUT_OPTIONS[how].forward(block, x, weighted)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
-from hongtu.nn import reductions
+from hongtu.nn import aggr
 from hongtu.nn.ops import aggregates, logits
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Block:
         """
         if not isinstance(how, str):
             return torch.cat([self.reduce(x, name, weighted) for name in how], dim=-1)
-        return reductions.reduce(self, _rows(x), how, weighted).view(self.num_dst, *x.shape[1:])
+        return aggr.reduce(self, _rows(x), how, weighted).view(self.num_dst, *x.shape[1:])
 
     @cached_property
     def of_edges(self) -> Block:

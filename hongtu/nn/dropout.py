@@ -58,19 +58,23 @@ class Dropout(torch.nn.Module):
         return f"p={self.p}"
 
 
-def dropout_key(seed: int, epoch: int, site: int, call: int) -> int:
-    """One 64-bit key of a dropout call."""
+def dropout_key(*parts: int) -> int:
+    """One 64-bit key of what tells random numbers apart: for dropout (seed, epoch, site, call)."""
     key = 0
-    for part in (seed, epoch, site, call):
+    for part in parts:
         key = _mix_int(key ^ _mix_int((part + _GOLDEN) & _MASK))
     return key
 
 
+def hashes(ids: Tensor, count: int, key: int) -> Tensor:
+    """int64 [R, count]: for every row id [R] so many 64-bit hashes under a key."""
+    row_R1 = _mix_torch(_mix_torch(ids.long()) ^ _signed(key)).unsqueeze(1)
+    return _mix_torch(row_R1 + torch.arange(count, device=ids.device) * _signed(_GOLDEN))
+
+
 def keep_mask(ids: Tensor, width: int, key: int, p: float) -> Tensor:
     """bool [R, F] in plain torch, on any device: the elements that stay; the reference of the CPU kernel."""
-    row_R1 = _mix_torch(_mix_torch(ids.long()) ^ _signed(key)).unsqueeze(1)
-    pair = torch.arange((width + 1) // 2, device=ids.device) * _signed(_GOLDEN)
-    hash_RP = _mix_torch(row_R1 + pair)
+    hash_RP = hashes(ids, (width + 1) // 2, key)
     halves = torch.stack([hash_RP & 0xFFFFFFFF, (hash_RP >> 32) & 0xFFFFFFFF], dim=2)
     return halves.flatten(1)[:, :width] >= _threshold(p)
 

@@ -6,14 +6,14 @@ Legend: R rows of a row-wise call, D destinations and S sources of a block, F fe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_hooks as has_hooks
+from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
@@ -177,6 +177,13 @@ def is_plain(module: torch.nn.Module) -> bool:
     """Whether a module is h W^T + b and nothing else, so that its weight says it all."""
     linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
     return linear and not has_hooks(module)
+
+
+class Common(TypedDict, total=False):
+    """What every built-in layer takes beside its own options: see ``Convolution``."""
+
+    activation: Activation
+    input_dropout: float
 
 
 class Convolution(Layer):

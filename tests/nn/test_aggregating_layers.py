@@ -203,8 +203,8 @@ def test_edge_dropout_of_appnp_is_unbiased_and_new_in_every_step():
 
 def test_edge_weights_where_there_is_no_weighted_form():
     with pytest.raises(ValueError, match="'std' has no weighted form"):
-        run(GraphConv(IN, OUT, aggr=aggr.Reduction("std")).double(), weighted(), features(weighted()))
-    with pytest.raises(ValueError, match="SoftmaxAggregation has no weighted form"):
+        run(GraphConv(IN, OUT, aggr=aggr.StdAggregation()).double(), weighted(), features(weighted()))
+    with pytest.raises(ValueError, match="'softmax' has no weighted form"):
         run(GraphConv(IN, OUT, aggr="softmax").double(), weighted(), features(weighted()))
 
 

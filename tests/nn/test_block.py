@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.kernels import dispatch
-from hongtu.nn import reductions
+from hongtu.nn import aggr
 from hongtu.nn.block import Block, Rows
 from tests.graphs import Graph, awkward_graphs, by_destination, cut, loops, make_blocks
 
@@ -66,7 +66,7 @@ def test_reductions_of_more_and_fewer_dimensions():
         torch.testing.assert_close(operation(x[:, 0, 0]), operation(x[:, 0, :1]).squeeze(1))
 
 
-@pytest.mark.parametrize("how", reductions.NAMES)
+@pytest.mark.parametrize("how", aggr.NAMES)
 def test_reductions_by_name_are_torch_geometrics(graph, how):
     """Values and gradients of source rows and of edge rows, ties and zeros among them."""
     aggregation = pyg_resolver.aggregation_resolver(how)
@@ -115,12 +115,13 @@ def test_what_torch_does_where_there_is_no_kernel():
     """The forms that other devices run: as the kernels, values and gradients."""
     block = make_blocks(loops())[0]
     x, query, att = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((10, 6), (10, 6), (6,)))
-    ties = x.detach().round().requires_grad_()
+    ties, learned = x.detach().round().requires_grad_(), aggr.SoftmaxAggregation()
+    learned.t = att
     calls = {
         "max": (lambda: block.reduce(ties, "max", weighted=True), [ties]),
         "min": (lambda: block.reduce(ties, "min"), [ties]),
-        "softmax": (lambda: reductions.softmax(block, x, att), [x, att]),
-        "semi_grad": (lambda: reductions.softmax(block, x, 0.5, semi_grad=True), [x]),
+        "softmax": (lambda: learned(block, x), [x, att]),
+        "semi_grad": (lambda: aggr.SoftmaxAggregation(0.5, semi_grad=True)(block, x), [x]),
         "additive": (lambda: block.additive_logits(x, query, att, 3, 0.2), [x, query, att]),
     }
     for name, (call, inputs) in calls.items():

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as product
 from torch.nn.functional import softplus
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean
+from hongtu.nn.layer import Common, Convolution, Skip, linear, takes_mean
 
 
 class CGConv(Convolution):
@@ -28,16 +29,9 @@ class CGConv(Convolution):
     """
 
     def __init__(
-        self,
-        channels: int,
-        dim: int = 0,
-        aggr: str = "add",
-        *,
-        bias: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        self, channels: int, dim: int = 0, aggr: str = "add", *, bias: bool = True, **common: Unpack[Common]
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.channels, self.dim, self.mean = channels, dim, takes_mean("CGConv", aggr)
         self.uses_edge_features = dim > 0
         self.lin_f = linear(2 * channels + dim, channels, bias=bias)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from typing_extensions import Unpack
 
-from hongtu.nn.layer import Activation, Convolution, Skip, is_plain, linear
+from hongtu.nn.layer import Common, linear
+from hongtu.nn.layers.two_maps import TwoMaps
 
 
-class CommNetConv(Convolution):
+class CommNetConv(TwoMaps):
     """h' = W_1 h + W_2 mean(neighbours), with W_1 ``lin_self`` and W_2 ``lin_neighbour``; no bias.
 
     Args:
@@ -17,23 +19,12 @@ class CommNetConv(Convolution):
 
     reduce = "mean"
 
-    def __init__(
-        self, in_channels: int, out_channels: int, *, activation: Activation = None, input_dropout: float = 0.0
-    ) -> None:
-        super().__init__(activation, input_dropout)
+    def __init__(self, in_channels: int, out_channels: int, **common: Unpack[Common]) -> None:
+        super().__init__(**common)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.lin_self = linear(in_channels, out_channels, bias=False)
         self.lin_neighbour = linear(in_channels, out_channels, bias=False)
 
     @property
-    def can_transform_first(self) -> bool:
-        return is_plain(self.lin_self) and is_plain(self.lin_neighbour)
-
-    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        h = self.input_dropout(h)
-        if self.transform_first:
-            return self.mapped(h, self.lin_neighbour.weight), self.mapped(h, self.lin_self.weight)
-        return h, h
-
-    def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self.activate(a + s if self.transform_first else self.lin_neighbour(a) + self.lin_self(s))
+    def maps(self) -> tuple[torch.nn.Linear, torch.nn.Linear | None]:
+        return self.lin_neighbour, self.lin_self

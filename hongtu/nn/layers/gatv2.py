@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Activation, Skip, glorot, linear, zeros
+from hongtu.nn.layer import Common, Skip, glorot, linear, zeros
 from hongtu.nn.layers.attention import Attention
 from hongtu.nn.layers.gat import check_fill_value, loop_rows
 
@@ -52,10 +53,9 @@ class GATv2Conv(Attention):
         bias: bool = True,
         share_weights: bool = False,
         residual: bool = False,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.add_self_loops = concat, negative_slope, add_self_loops
         self.share_weights, self.residual = share_weights, residual

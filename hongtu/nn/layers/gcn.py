@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from hongtu.nn.layer import Activation, Skip, is_plain, linear, zeros
+from hongtu.nn.layer import Common, Skip, is_plain, linear, zeros
 from hongtu.nn.layers.normalized import NormalizedSum
 
 
@@ -34,14 +35,13 @@ class GCNConv(NormalizedSum):
         add_self_loops: bool | None = None,
         normalize: bool = True,
         bias: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
         if add_self_loops is None:
             add_self_loops = normalize
         if add_self_loops and not normalize:
             raise ValueError("GCNConv(add_self_loops=True, normalize=False): self-loops need normalize=True")
-        super().__init__(add_self_loops, normalize, improved, activation=activation, input_dropout=input_dropout)
+        super().__init__(add_self_loops, normalize, improved, **common)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.lin = linear(in_channels, out_channels, bias=False, glorot_weight=True)
         self.register_parameter("bias", zeros(out_channels, bias))

@@ -6,8 +6,9 @@ from math import log
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot
+from hongtu.nn.layer import Common, Convolution, Skip, glorot
 from hongtu.nn.layers.gcn import GCNConv
 
 
@@ -36,10 +37,9 @@ class GCN2Conv(GCNConv):
         *,
         add_self_loops: bool = True,
         normalize: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        Convolution.__init__(self, activation, input_dropout)
+        Convolution.__init__(self, **common)
         if (theta is None) != (layer is None):
             raise ValueError(f"GCN2Conv(theta={theta}, layer={layer}): give both or neither")
         self.channels, self.alpha = channels, alpha

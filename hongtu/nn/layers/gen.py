@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
+from hongtu.nn.layer import Common, Convolution, Skip, linear
 
 
 class MessageNorm(nn.Module):
@@ -62,11 +63,9 @@ class GENConv(Convolution):
         eps: float = 1e-7,
         bias: bool = False,
         edge_dim: int | None = None,
-        *,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         if norm not in ("layer", None):
             raise ValueError(f"GENConv(norm={norm!r}): takes statistics inside the layer; expected 'layer' or None")
         self.in_channels, self.out_channels, self.eps = in_channels, out_channels, eps

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear, zeros
+from hongtu.nn.layer import Common, Convolution, Skip, linear, zeros
 
 
 class GGCNConv(Convolution):
@@ -28,10 +29,9 @@ class GGCNConv(Convolution):
         *,
         root_weight: bool = True,
         bias: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.in_channels, self.out_channels, self.root_weight = in_channels, out_channels, root_weight
         self.lin_key = linear(in_channels, out_channels, bias=True)
         self.lin_query = linear(in_channels, out_channels, bias=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.kernels.torch_private import has_hooks
-from hongtu.nn.layer import Activation, Convolution, Skip, is_plain
+from hongtu.nn.layer import Common, Convolution, Skip, is_plain
 
 
 class GINConv(Convolution):
@@ -19,22 +20,20 @@ class GINConv(Convolution):
         activation, input_dropout: see ``Convolution``.
     """
 
-    reduce = "sum"
+    reduce: str | None = "sum"
 
     eps: Tensor
 
     def __init__(
-        self,
-        nn: torch.nn.Module,
-        eps: float = 0.0,
-        train_eps: bool = False,
-        *,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        self, nn: torch.nn.Module, eps: float = 0.0, train_eps: bool = False, **common: Unpack[Common]
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.nn = nn
-        register_eps(self, eps, train_eps)
+        value = torch.tensor([float(eps)])
+        if train_eps:
+            self.eps = torch.nn.Parameter(value)
+        else:
+            self.register_buffer("eps", value)
 
     @property
     def can_transform_first(self) -> bool:
@@ -53,12 +52,3 @@ class GINConv(Convolution):
             return self.activate(self.nn(h))
         h = h if self.nn[0].bias is None else h + self.nn[0].bias
         return self.activate(self.nn[1:](h))
-
-
-def register_eps(layer: torch.nn.Module, eps: float, trained: bool) -> None:
-    """[1]: a parameter, or else a buffer."""
-    value = torch.tensor([float(eps)])
-    if trained:
-        layer.register_parameter("eps", torch.nn.Parameter(value))
-    else:
-        layer.register_buffer("eps", value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear
-from hongtu.nn.layers.gin import register_eps
+from hongtu.nn.layer import Common, Skip, linear
+from hongtu.nn.layers.gin import GINConv
 
 
-class GINEConv(Convolution):
+class GINEConv(GINConv):
     """h' = nn((1 + eps) h + sum over in-edges of relu(h_s + e)), with e the edge's features, or W e + b.
 
     Args:
@@ -22,9 +23,8 @@ class GINEConv(Convolution):
         activation, input_dropout: see ``Convolution``.
     """
 
+    reduce = None
     uses_edge_features = True
-
-    eps: Tensor
 
     def __init__(
         self,
@@ -34,12 +34,9 @@ class GINEConv(Convolution):
         edge_dim: int | None = None,
         *,
         in_channels: int | None = None,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
-        self.nn = nn
-        register_eps(self, eps, train_eps)
+        super().__init__(nn, eps, train_eps, **common)
         self.lin = None if edge_dim is None else linear(edge_dim, in_channels or _input_width(nn), bias=True)
 
     @property
@@ -53,13 +50,6 @@ class GINEConv(Convolution):
             weight = self.lin.weight.t()
             message_EF = torch.addmm(block.gather(z + self.lin.bias), block.edge_features, weight)
         return block.segment_sum(torch.relu_(message_EF))
-
-    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        h = self.input_dropout(h)
-        return h, h
-
-    def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self.activate(self.nn(torch.addcmul(a, 1 + self.eps, s)))
 
 
 def _input_width(nn: torch.nn.Module) -> int:

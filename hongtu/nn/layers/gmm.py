@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, linear, takes_mean, zeros
+from hongtu.nn.layer import Common, Convolution, Skip, glorot, linear, takes_mean, zeros
 
 LEAST = 1e-15  # added to variances
 
@@ -41,10 +42,9 @@ class GMMConv(Convolution):
         root_weight: bool = True,
         *,
         bias: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.in_channels, self.out_channels, self.mean = in_channels, out_channels, takes_mean("GMMConv", aggr)
         self.dim, self.kernel_size, self.root_weight = dim, kernel_size, root_weight
         self.g = torch.nn.Parameter(torch.empty(in_channels, out_channels * kernel_size))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, linear, takes_mean, zeros
+from hongtu.nn.layer import Common, Convolution, Skip, linear, takes_mean, zeros
 
 
 class NNConv(Convolution):
@@ -35,10 +36,9 @@ class NNConv(Convolution):
         root_weight: bool = True,
         *,
         bias: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.in_channels, self.out_channels, self.mean = in_channels, out_channels, takes_mean("NNConv", aggr)
         self.nn = nn
         self.root_weight = root_weight

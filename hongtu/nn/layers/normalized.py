@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Rows
-from hongtu.nn.layer import Activation, Convolution, Skip
+from hongtu.nn.layer import Common, Convolution, Skip
 
 
 class NormalizedSum(Convolution):
@@ -32,15 +33,9 @@ class NormalizedSum(Convolution):
     weighted = True
 
     def __init__(
-        self,
-        add_self_loops: bool = True,
-        normalize: bool = True,
-        improved: bool = False,
-        *,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        self, add_self_loops: bool = True, normalize: bool = True, improved: bool = False, **common: Unpack[Common]
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.improved, self.add_self_loops, self.normalize = improved, add_self_loops, normalize
         self.uses_statistics = normalize
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from hongtu.graph.topology import Topology
 from hongtu.nn.aggr import DegreeScaler
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, activation_module, linear
+from hongtu.nn.layer import Activation, Common, Convolution, Skip, activation_module, linear
 
 _SHIFTED = ("sum", "add", "mean", "max", "min")
 _UNSHIFTED = ("var", "std")
@@ -65,10 +66,9 @@ class PNAConv(Convolution):
         divide_input: bool = False,
         act: Activation = "relu",
         train_norm: bool = False,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         unknown = [name for name in aggregators if name not in (*_SHIFTED, *_UNSHIFTED)]
         if unknown or not aggregators:
             known = ", ".join((*_SHIFTED, *_UNSHIFTED))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Convolution, Skip, glorot, takes_mean, zeros
+from hongtu.nn.layer import Common, Convolution, Skip, glorot, takes_mean, zeros
 
 
 class RGCNConv(Convolution):
@@ -41,10 +42,9 @@ class RGCNConv(Convolution):
         root_weight: bool = True,
         *,
         bias: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         if num_bases is not None and num_blocks is not None:
             raise ValueError("RGCNConv: num_bases and num_blocks are two ways to share weights; give one")
         if num_blocks is not None and (in_channels % num_blocks or out_channels % num_blocks):

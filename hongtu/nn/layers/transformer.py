@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Activation, Skip, linear
+from hongtu.nn.layer import Common, Skip, linear
 from hongtu.nn.layers.attention import Attention
 
 
@@ -45,10 +46,9 @@ class TransformerConv(Attention):
         *,
         bias: bool = True,
         root_weight: bool = True,
-        activation: Activation = None,
-        input_dropout: float = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(activation, input_dropout)
+        super().__init__(**common)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.beta, self.root_weight = concat, beta and root_weight, root_weight
         self.lin_key = linear(in_channels, heads * out_channels, bias=bias)
