@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from hongtu.kernels.torch_private import TorchDispatchMode, memory_id
 
 Substitutes = Mapping[Any, Callable[..., Any]]  # by operation, what to call in its place
 NONE: Substitutes = MappingProxyType({})
@@ -62,10 +63,10 @@ class WorkspaceTracker(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = memory_id(storage)
         if key in self._known or storage.nbytes() == 0:
             return
-        if any(isinstance(given, torch.Tensor) and given.untyped_storage()._cdata == key for given in args):
+        if any(isinstance(given, torch.Tensor) and memory_id(given.untyped_storage()) == key for given in args):
             return  # an in-place or aliasing operation on a tensor that the engine owns
         nbytes = storage.nbytes()
         self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), nbytes)
@@ -75,7 +76,7 @@ class WorkspaceTracker(TorchDispatchMode):
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is counted."""
-        return storage._cdata in self._known
+        return memory_id(storage) in self._known
 
     def count(self, tensor: torch.Tensor) -> None:
         """Count a storage that no operation has made."""

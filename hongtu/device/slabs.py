@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hongtu.kernels.torch_private import memory_id, storage_id
+
 REGION = 64 << 20  # bytes that are asked for at a time; pages that nobody has used yet cost nothing
 LEAST = 64 << 10  # bytes; what is smaller may stay where it is
 FINE = 16  # sizes of slots per power of two
@@ -27,7 +29,7 @@ class KeptMemory:
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is one of the copies."""
-        return storage._cdata in self._kept
+        return memory_id(storage) in self._kept
 
     def copy(self, storage: torch.UntypedStorage) -> Tensor:
         """uint8 [bytes]: the content of a storage, as a storage of its own."""
@@ -37,7 +39,7 @@ class KeptMemory:
         slot = spare.pop() if spare else self._cut(size)
         used = slot[:nbytes]
         copied = torch.from_numpy(used)
-        key = copied.untyped_storage()._cdata
+        key = storage_id(copied)
         self._kept.add(key)
 
         def free() -> None:

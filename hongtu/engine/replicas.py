@@ -7,6 +7,7 @@ import copy
 import torch
 
 from hongtu.device.backends import Backend
+from hongtu.kernels.torch_private import is_dropout
 from hongtu.model.network import Network
 
 
@@ -56,7 +57,7 @@ class Replicas:
         home = self.every[0].modules
         for copied, module in zip(network.modules.modules(), home.modules(), strict=True):
             copied.training = module.training
-            if "Dropout" in type(module).__name__:
+            if is_dropout(module):
                 copied.p = module.p  # a schedule may have set it
         for own, value in zip(network.modules.parameters(), home.parameters(), strict=True):
             own.requires_grad_(value.requires_grad)

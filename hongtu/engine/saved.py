@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from hongtu.kernels.torch_private import memory_id, times_written
+
 
 class Entry:
     """Rows as the input of a graph that does not hold them: a leaf would be held until backward, these only where an
@@ -70,10 +72,10 @@ class Place:
     __slots__ = ("rows", "version")
 
     def __init__(self, x: Tensor) -> None:
-        self.rows, self.version = x.detach(), x._version
+        self.rows, self.version = x.detach(), times_written(x)
 
     def taken(self) -> Tensor:
-        if self.rows._version != self.version:
+        if times_written(self.rows) != self.version:
             raise RuntimeError(
                 "a tensor needed for the gradient has been modified by an inplace operation, as torch refuses on the "
                 "whole graph, too; let the module after it work on a copy: x.clone()"
@@ -83,8 +85,8 @@ class Place:
     def move(self, rows: Tensor) -> None:
         """Have the same numbers in other memory."""
         if rows is not self.rows:
-            changed = self.rows._version != self.version
-            self.rows, self.version = rows, -1 if changed else rows._version
+            changed = times_written(self.rows) != self.version
+            self.rows, self.version = rows, -1 if changed else times_written(rows)
 
     def is_at(self, x: Tensor) -> bool:
         rows = self.rows
@@ -122,9 +124,9 @@ class Settled:
     def of(self, x: Tensor) -> Tensor:
         """The same numbers, where they stay."""
         storage = x.untyped_storage()
-        if storage._cdata not in self._copies:
-            self._copies[storage._cdata] = storage, self._keep(storage)
-        copied = self._copies[storage._cdata][1]
+        if memory_id(storage) not in self._copies:
+            self._copies[memory_id(storage)] = storage, self._keep(storage)
+        copied = self._copies[memory_id(storage)][1]
         return x if copied is None else _tensor(copied, _form(x))
 
 

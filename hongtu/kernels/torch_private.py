@@ -6,8 +6,13 @@ there, by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # inside, it gets every operation
 
 
 def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -19,12 +24,45 @@ def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> T
     return torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, bias_N, "none", [], "")
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether calling a module calls something else, too: torch lists its hooks nowhere in public."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in names)
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether autograd calls something of a module's."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def parameter_hooks(parameter: nn.Parameter) -> tuple[dict[int, Callable[..., Any]], dict[int, Callable[..., Any]]]:
+    """Those of ``register_hook`` and ``register_post_accumulate_grad_hook``, in the dictionaries that autograd has."""
+    return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+
+
+memory_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""The same for one storage, whichever object stands for it, while one of them lives."""
+
+
 def storage_id(x: Tensor) -> int:
     """The same for all tensors that lie in one memory, while one of them lives; ``data_ptr`` is 0 for empty ones."""
-    return x.untyped_storage()._cdata
+    return memory_id(x.untyped_storage())
+
+
+times_written: Callable[[Tensor], int] = attrgetter("_version")
+"""How often a tensor, or a view of it, was written to in place."""
+
+
+def compiled_from(module: nn.Module) -> nn.Module:
+    """What ``torch.compile`` was given, or the module itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def takes_batch_statistics(module: nn.Module) -> bool:
+    """Whether it is one of torch's batch or instance normalisations, which have no base class in public."""
+    return isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether a module drops elements, by the name of its class: torch's have no base class in public."""
+    return "Dropout" in type(module).__name__

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
-from hongtu.nn.layer import Layer, has_hooks, is_plain
+from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, takes_batch_statistics
+from hongtu.nn.layer import Layer, is_plain
 from hongtu.nn.norm import Normalization
 from hongtu.nn.whole_graph import rules_of
 
@@ -22,8 +23,8 @@ def check_module(index: int, module: nn.Module) -> None:
         InputError: naming the module and what to use instead.
     """
     title = f"layers[{index}] ({type(module).__name__})"
-    compiled = getattr(module, "_orig_mod", None)  # what torch.compile was given
-    if compiled is not None and (isinstance(compiled, Layer) or rules_of(compiled) is not None):
+    compiled = compiled_from(module)
+    if compiled is not module and (isinstance(compiled, Layer) or rules_of(compiled) is not None):
         raise InputError(
             f"{title}: a {type(compiled).__name__} that torch.compile wraps as a whole, which would hide its parts; "
             "compile the row-wise modules inside it and in the list"
@@ -63,7 +64,7 @@ def check_module(index: int, module: nn.Module) -> None:
                 f"{title}: the {name} inside takes statistics over the whole graph and can stand in the list of layers "
                 "only; give the modules around it one by one"
             )
-        mixes_rows = isinstance(part, nn.modules.batchnorm._NormBase)
+        mixes_rows = takes_batch_statistics(part)
         if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
             mixes_rows = name not in ("LayerNorm", "MessageNorm")
         if mixes_rows:
@@ -86,7 +87,7 @@ def modes_kept(modules: nn.Module) -> Iterator[None]:
 
 def call_on(module: nn.Module) -> Callable[..., Any]:
     """What to call with the rows that a module takes; JumpingKnowledge, compiled or not, wants them as a list."""
-    if type(getattr(module, "_orig_mod", module)).__name__ == "JumpingKnowledge":
+    if type(compiled_from(module)).__name__ == "JumpingKnowledge":
         return lambda *rows: module(list(rows))
     return module
 
@@ -120,7 +121,7 @@ def is_random(module: nn.Module) -> bool:
 
 def _may_draw(module: nn.Module) -> bool:
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
-    known = library == "hongtu" or (library == "torch" and "Dropout" not in name and name != "RReLU")
+    known = library == "hongtu" or (library == "torch" and not is_dropout(module) and name != "RReLU")
     return not known or name == "PyGLayer" or not _plain_activation(module)
 
 
@@ -131,4 +132,4 @@ def _plain_activation(module: nn.Module) -> bool:
 
 def drops(module: nn.Module) -> bool:
     """Whether a module contains dropout with a probability above zero."""
-    return any("Dropout" in type(part).__name__ and getattr(part, "p", 1) > 0 for part in module.modules())
+    return any(is_dropout(part) and getattr(part, "p", 1) > 0 for part in module.modules())

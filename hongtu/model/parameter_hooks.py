@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from hongtu.kernels.torch_private import parameter_hooks
+
 
 @contextmanager
 def hooks_once(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -18,7 +20,7 @@ def hooks_once(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     resting = []
     try:
         for parameter in parameters:
-            registered = parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+            registered = parameter_hooks(parameter)
             if any(registered):
                 resting.append((parameter, registered, tuple(list(hooks.items()) for hooks in registered)))
                 for hooks in registered:

@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from hongtu.kernels.torch_private import has_hooks, onednn_linear, storage_id
+from hongtu.kernels.torch_private import (
+    TorchDispatchMode,
+    compiled_from,
+    has_backward_hooks,
+    has_hooks,
+    is_dropout,
+    memory_id,
+    onednn_linear,
+    parameter_hooks,
+    storage_id,
+    takes_batch_statistics,
+    times_written,
+)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
@@ -30,6 +42,7 @@ def test_torch_keeps_a_modules_hooks_where_they_are_looked_for(hook):
     assert not has_hooks(module), "torch.nn.Module has hooks from the start"
     handle = getattr(module, f"register_{hook}")(lambda *given: None)
     assert has_hooks(module), f"torch.nn.Module.register_{hook} keeps the hook under another name"
+    assert has_backward_hooks(module) == ("backward" in hook), f"{hook} is among those of another direction"
     handle.remove()
     assert not has_hooks(module), f"a removed {hook} stays"
 
@@ -38,3 +51,59 @@ def test_tensors_of_one_storage_have_one_identity():
     x, other = torch.zeros(4), torch.zeros(4)
     assert storage_id(x) == storage_id(x[1:]) == storage_id(x.view(2, 2).t()), "views have storages of their own"
     assert storage_id(x) != storage_id(other) and storage_id(x[:0]) != storage_id(other[:0]), "identities collide"
+    assert memory_id(x.untyped_storage()) == memory_id(x.untyped_storage()), "two objects for one storage differ"
+
+
+def test_a_parameters_hooks_rest_while_the_dictionaries_of_autograd_are_empty():
+    parameter, called = nn.Parameter(torch.ones(2)), []
+    parameter.register_hook(lambda gradient: called.append("gradient"))
+    parameter.register_post_accumulate_grad_hook(lambda given: called.append("after"))
+    parameter.sum().backward()
+    assert called == ["gradient", "after"]
+    held = parameter_hooks(parameter)
+    assert [len(hooks) for hooks in held] == [1, 1], "torch.Tensor keeps its hooks under other names"
+    for hooks in held:
+        hooks.clear()
+    parameter.sum().backward()
+    assert len(called) == 2, "autograd calls hooks that are in none of these dictionaries"
+
+
+def test_writing_in_place_is_counted():
+    x = torch.zeros(4)
+    before = times_written(x)
+    x[1:].add_(1)
+    assert times_written(x) == before + 1, "torch.Tensor._version does not count what a view writes"
+    x.detach().mul_(2)
+    assert times_written(x) == before + 2, "a detached tensor has a count of its own"
+
+
+def test_every_operation_passes_a_dispatch_mode():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen, x = [], torch.ones(2, 2, requires_grad=True)
+    with Seen():
+        x.mm(x).view(4).sum().backward()
+    assert seen.count(torch.ops.aten.mm.default) == 3, "forward and backward products"
+    assert any(func.is_view for func in seen), "OpOverload.is_view has gone"
+
+
+def test_a_compiled_module_tells_what_it_was_made_of():
+    module = nn.Linear(2, 2)
+    assert compiled_from(torch.compile(module)) is module, "torch.compile keeps the module under another name"
+    assert compiled_from(module) is module
+
+
+def test_normalisations_over_rows_have_one_base_class():
+    kinds = nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d
+    for kind in kinds:
+        assert takes_batch_statistics(kind() if kind is nn.LazyBatchNorm1d else kind(3)), kind
+    assert not takes_batch_statistics(nn.LayerNorm(3)) and not takes_batch_statistics(nn.GroupNorm(1, 3))
+
+
+def test_what_drops_says_so_in_its_name():
+    of_torch = [kind for name, kind in vars(nn.modules.dropout).items() if name in nn.modules.dropout.__all__]
+    assert of_torch and all(is_dropout(kind()) and kind().p == 0.5 for kind in of_torch), "p is called otherwise"
+    assert not is_dropout(nn.Linear(2, 2))

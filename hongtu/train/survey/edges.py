@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu.kernels.dispatch import watching
+from hongtu.kernels.torch_private import TorchDispatchMode
 from hongtu.nn.block import Block
 from hongtu.plan.passes.shapes import EdgeSweeps
 

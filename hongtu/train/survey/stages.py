@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from hongtu.kernels.torch_private import TorchDispatchMode, memory_id, storage_id
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.nn.block import Rows
@@ -119,15 +119,15 @@ def _watched(
     call: Callable[..., Outputs], inputs: tuple[Tensor, ...], there: tuple[Tensor, ...], leaves: bool, *, saving: bool
 ) -> tuple[Sweeps, Outputs]:
     own = [x.detach().clone().requires_grad_(leaves) for x in inputs]
-    theirs = {x.untyped_storage()._cdata for x in (*own, *there)}
+    theirs = {storage_id(x) for x in (*own, *there)}
     saved: dict[int, int] = {}
 
     def save(x: Tensor) -> Tensor:
         if x.layout != torch.strided:
             return x
         storage = x.untyped_storage()
-        if storage._cdata not in theirs and x.ndim > 0 and len(x) == ROWS:
-            saved[storage._cdata] = storage.nbytes() // x.element_size() // ROWS
+        if memory_id(storage) not in theirs and x.ndim > 0 and len(x) == ROWS:
+            saved[memory_id(storage)] = storage.nbytes() // x.element_size() // ROWS
         return x
 
     forward, backward = _Seen(), _Seen()
@@ -137,7 +137,7 @@ def _watched(
     outs = [z, *s, *values.values()]
     _differentiate(outs, [*own, *there], backward)
     for out in outs:  # where they are put, they are saved, too
-        saved.pop(out.untyped_storage()._cdata, None)
+        saved.pop(storage_id(out), None)
     counted = Sweeps(
         forward=forward.columns,
         backward=backward.columns,

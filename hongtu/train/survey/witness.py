@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import has_backward_hooks, is_dropout, times_written
 from hongtu.nn.layer import Layer
 
 OURS = {"training", "context", "site", "transform_first"}  # attributes that planning and running set
@@ -49,7 +50,7 @@ class Witness:
                     continue
                 if isinstance(module, Layer) and not (isinstance(was, float) and isinstance(found, float)):
                     raise InputError(f"model.{name}.{key} was {was!r} and is {found!r} now: {ANEW}")
-                drops_still = key == "p" and "Dropout" in type(module).__name__ and bool(was) and bool(found)
+                drops_still = key == "p" and is_dropout(module) and bool(was) and bool(found)
                 anew |= not drops_still
         return anew
 
@@ -62,7 +63,7 @@ class Witness:
                     f"model.{name} was {_title(was)} and is {_title(found)} that the plan does not know now: {ANEW}"
                 )
         for name, module in self._model.named_modules():
-            if module._backward_hooks or module._backward_pre_hooks:
+            if has_backward_hooks(module):
                 raise InputError(
                     f"model.{name} ({type(module).__name__}) has a backward hook, which every chunk would call, "
                     "with a chunk's gradient; hook its parameters (register_hook runs once, on the epoch's gradient)"
@@ -88,7 +89,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 def _state(losses: list[nn.Module]) -> list[Any]:
     """Which tensors losses have, how often each was written, and their settings."""
     tensors = [tensor for loss in losses for tensor in loss.state_dict(keep_vars=True).values()]
-    return [*((id(tensor), tensor._version) for tensor in tensors), *(_settings(loss) for loss in losses)]
+    return [*((id(tensor), times_written(tensor)) for tensor in tensors), *(_settings(loss) for loss in losses)]
 
 
 def _title(part: Any) -> str:
