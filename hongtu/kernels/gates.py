@@ -33,30 +33,20 @@ def next_gates(local_source, e, end, lo, hi, key_F, rows_C2F, row_of_B, gate_BF)
     return count, e
 
 
-@parallel
-def gated_sum(indptr, local_source, key_DF, rows_C2F, out_DF, threads):
+def gated_sum(indptr, local_source, key_DF, rows_C2F, out_DF):
     """out[d] = sum over in-edges of sigmoid(key[d] + query) * value; a source row is [query | value]."""
-    width = np.uint64(out_DF.shape[1])
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * out_DF.shape[1], out_DF.dtype)
-        for d in range(bounds[part], bounds[part + 1]):
-            for f in range(width):
-                out_DF[d, f] = 0
-            e, end = indptr[d], indptr[d + 1]
-            while e < end:
-                count, e = next_gates(local_source, e, end, 0, EVERY, key_DF[d], rows_C2F, row_of_B, gate_BF)
-                for k in range(count):
-                    row, first = row_of_B[k], np.uint64(k) * width
-                    for f in range(width):
-                        out_DF[d, f] += gate_BF[first + f] * rows_C2F[row, width + f]
+    sum_gates(indptr, local_source, key_DF, rows_C2F, key_DF[:0], out_DF)
+
+
+def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF):
+    """Gradient of ``gated_sum`` with respect to the keys; overwrites ``out``."""
+    sum_gates(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF)
 
 
 @parallel
-def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF, threads):
-    """Gradient of ``gated_sum`` with respect to the keys; overwrites ``out``."""
-    width, one = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1)
+def sum_gates(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF, threads):
+    """Either: with a gradient, the derivatives of the gates in their place, and their sum times it."""
+    width, one, slopes = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1), len(grad_DF) > 0
     parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
     bounds = balanced_bounds(indptr, parts)
     for part in prange(parts):
@@ -71,9 +61,10 @@ def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_
                     row, first = row_of_B[k], np.uint64(k) * width
                     for f in range(width):
                         gate = gate_BF[first + f]
-                        out_DF[d, f] += gate * (one - gate) * rows_C2F[row, width + f]
-            for f in range(width):
-                out_DF[d, f] *= grad_DF[d, f]
+                        out_DF[d, f] += (gate * (one - gate) if slopes else gate) * rows_C2F[row, width + f]
+            if slopes:
+                for f in range(width):
+                    out_DF[d, f] *= grad_DF[d, f]
 
 
 @parallel

@@ -20,9 +20,8 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import edge_id_starts
 from hongtu.kernels.dispatch import NUMBA
-from hongtu.nn.dropout import dropout_key
+from hongtu.nn.dropout import dropout_key, hashes
 
-_GOLDEN, _MIX1, _MIX2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _EVALUATION = 1  # a stream of its own: scores do not depend on the epoch
 
 Decoder = Callable[[Tensor, Tensor], Tensor]
@@ -187,9 +186,8 @@ class EdgeLoss:
 
     def _negatives(self, ids: np.ndarray, key: int) -> np.ndarray:
         """int32 [B, K], new ids."""
-        row = _mixed(_mixed(ids.astype(np.uint64)) ^ np.uint64(key)).reshape(-1, 1)
-        column = np.arange(self._given.negatives, dtype=np.uint64) * _GOLDEN
-        return self._new_id[_mixed(row + column) % np.uint64(self._artifact.num_vertices)]
+        drawn = hashes(torch.from_numpy(ids), self._given.negatives, key).numpy().view(np.uint64)
+        return self._new_id[drawn % np.uint64(self._artifact.num_vertices)]
 
     def _blocks(self, split: str) -> Iterator[Pairs]:
         """Sources and destinations int32 [B] (new ids) and numbers int64 [B] of edges, ``block`` pairs at a time."""
@@ -237,10 +235,3 @@ def _leaves(result: Tensor) -> Iterator[Tensor]:
             functions += [before for before, _ in function.next_functions]
             if hasattr(function, "variable"):
                 yield function.variable
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """SplitMix64 of uint64."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX1
-    x = (x ^ (x >> np.uint64(27))) * _MIX2
-    return x ^ (x >> np.uint64(31))

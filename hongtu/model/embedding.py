@@ -89,7 +89,7 @@ class Embedding(VertexRows):
     @property
     def state_bytes(self) -> int:
         """Bytes of the optimizer's state."""
-        return _state_bytes(self.optimizer)
+        return state_bytes(self.optimizer)
 
 
 def predict_state_bytes(
@@ -105,11 +105,12 @@ def predict_state_bytes(
         optimizer = make_optimizer([trial])
         trial.grad = torch.zeros_like(trial)
         optimizer.step()
-        taken.append(_state_bytes(optimizer))
+        taken.append(state_bytes(optimizer))
     per_row = taken[1] - taken[0]
     return taken[0] + per_row * (num_vertices - 2)
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors of an optimizer's state."""
     state = optimizer.state_dict()["state"].values()
     return sum(value.nbytes for entry in state for value in entry.values() if isinstance(value, Tensor))

@@ -16,6 +16,7 @@ from hongtu.model.wiring import INPUT, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
+from hongtu.nn.dropout import dropout_key
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
@@ -285,7 +286,7 @@ class Network:
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         if self.modules.training and self._random[number]:
             with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
-                torch.manual_seed(_mix(self.context.seed, self.context.epoch, number, kind, self.chunk))
+                torch.manual_seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
                 before = torch.get_rng_state() if self.must_not_draw else None
                 yield
                 if before is not None and not torch.equal(before, torch.get_rng_state()):
@@ -318,13 +319,3 @@ def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
 def _apart(x: Tensor, others: Sequence[Tensor]) -> Tensor:
     """x, copied where it lies in one of the others."""
     return x.clone() if storage_id(x) in map(storage_id, others) else x
-
-
-def _mix(*words: int) -> int:
-    """A 63-bit seed from several integers (SplitMix64 steps)."""
-    state = 0x9E3779B97F4A7C15
-    for word in words:
-        state = (state ^ (word & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ (state >> 29)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 32
-    return state >> 1

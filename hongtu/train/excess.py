@@ -6,10 +6,11 @@ layers are measured, and the planner learns the factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Correct = Callable[[str, int], int]
+from hongtu.train.survey.probe import Correct
+
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
 

@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU, Hardware
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
-from hongtu.model.embedding import predict_state_bytes
+from hongtu.model.embedding import predict_state_bytes, state_bytes
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
@@ -34,12 +35,11 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.share import Share
-from hongtu.train.survey.probe import probe_workspace
+from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.tracing import constant_layers, trace
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Correction = Callable[[str, int], int]
 
 
 def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> None:
@@ -113,17 +113,13 @@ def plan_network(
     dtype: torch.dtype,
     hardware: Hardware = CPU,
     make_embedding_optimizer: OptimizerFactory = adam,
-    correct: Correction | None = None,
+    correct: Correct | None = None,
 ) -> ExecutionPlan:
     """Set ``transform_first`` of the network's layers and plan its run.
 
     Args:
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
     """
-
-    def probe(trial: ExecutionPlan) -> dict[str, int]:
-        found = probe_workspace(trial, network.modules, loss, dtype)
-        return found if correct is None else {name: correct(name, taken) for name, taken in found.items()}
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
@@ -147,7 +143,7 @@ def plan_network(
             shape_with(sides),
             used,
             budget,
-            probe,
+            partial(probe_workspace, model=network.modules, loss=loss, dtype=dtype, correct=correct),
             hardware,
             artifact.original_id,
             loss.loss_vertices,
@@ -340,7 +336,7 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
-        return _state_bytes(optimizer)
+        return state_bytes(optimizer)
     trial = copy.deepcopy(optimizer)
     for group in trial.param_groups:
         for parameter in group["params"]:
@@ -349,14 +345,9 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
         trial.step()
     except TypeError as error:
         raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
-    return _state_bytes(trial)
+    return state_bytes(trial)
 
 
 def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
     """Bytes of the normalisations' statistics on a device."""
     return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    state = optimizer.state_dict()["state"].values()
-    return sum(v.nbytes for entry in state for v in entry.values() if isinstance(v, Tensor))

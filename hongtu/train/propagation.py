@@ -31,11 +31,10 @@ from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.together import current
-from hongtu.train.excess import Correct
 from hongtu.train.planning import check_precision
 from hongtu.train.ranked import ALONE
 from hongtu.train.runtime import Runtime
-from hongtu.train.survey.probe import probe_workspace
+from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.tracing import trace
 
 # exponents of the weighted in-degree D: of the source, of the destination
@@ -175,10 +174,7 @@ class Propagation:
             model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
         )  # fmt: skip
 
-        def probe(trial: ExecutionPlan) -> dict[str, int]:
-            found = probe_workspace(trial, network.modules, None, self.dtype)
-            return found if correct is None else {name: correct(name, taken) for name, taken in found.items()}
-
+        probe = partial(probe_workspace, model=network.modules, loss=None, dtype=self.dtype, correct=correct)
         artifact = self.artifact
         return plan_run(
             artifact.topology, artifact.schedule_paper, shape, self._strategy, budget, probe, self._hardware,

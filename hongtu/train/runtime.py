@@ -24,8 +24,8 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.threads import shared_cores
-from hongtu.train.excess import SHARES, Correct, Excess
-from hongtu.train.survey.probe import probe_workspace
+from hongtu.train.excess import SHARES, Excess
+from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.witness import Witness
 
 T = TypeVar("T")

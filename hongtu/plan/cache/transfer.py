@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import numba
 import numpy as np
@@ -24,8 +24,7 @@ from hongtu.plan.cache.reuse import (
     single_intervals,
     uses_of,
 )
-
-Reuse = Literal["none", "p2p", "paper", "lookahead"]
+from hongtu.plan.passes.strategy import Reuse
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ the mask of every term of the loss.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -32,12 +33,22 @@ from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.search.build import make_plan
 from hongtu.train.survey.tracing import trace
 
+Correct = Callable[[str, int], int]
+
 
 def probe_workspace(
-    plan: ExecutionPlan, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
+    plan: ExecutionPlan,
+    model: nn.ModuleList,
+    loss: MeanLoss | EdgeLoss | None,
+    dtype: torch.dtype,
+    correct: Correct | None = None,
 ) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
-    the model."""
+    the model.
+
+    Args:
+        correct: what layers take in a pass, by its name and what is found here; None: that.
+    """
     workspace: dict[str, int] = {}
     for key, view in plan.views.items():
         names = {p.name for p in plan.passes.every if plan.view_of(p) == key}
@@ -45,7 +56,7 @@ def probe_workspace(
         # rows of a part of the graph are put into resident tensors by an int64 copy of their positions
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())
         workspace |= {name: taken + positions for name, taken in found.items() if name in names}
-    return workspace
+    return workspace if correct is None else {name: correct(name, taken) for name, taken in workspace.items()}
 
 
 def _probe_view(

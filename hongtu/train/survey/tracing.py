@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import times_written
 from hongtu.model.checks import drops, is_random, modes_kept
 from hongtu.model.network import AGGREGATE, Network
 from hongtu.nn.block import Block, Rows
@@ -71,23 +72,13 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
     aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
     if any(is_random(module) or drops(module) for module in _around_input(network)):
         return 0
-    block, h = toy_block(dtype), torch.ones((2, features), dtype=dtype)
-    known = {-1: h}
-    a: Tensor | None = None
-    s: tuple[Tensor, ...] = ()
-    with _differentiated(network):
-        for index, layer in enumerate(network.layers):
-            if index > 0 and any(_changes(module) for module in _around_stage(network, index)):
-                return index
-            taken = tuple(known[number] for number in network.wiring.takes[index])
-            z, s, given = network.run_stage(index, None if index else h, a, s, block.rows, taken)
-            known.update(given)
-            linear = layer.linear_aggregate and not isinstance(layer, WholeGraphNorm)
-            if not linear or any(part.requires_grad for part in (z, *s, *given.values())):
-                return index
-            a = network.aggregate(index, with_edge_data(block, layer, edges), z, s)
-            if layer.combines:
-                a, s = network.combine(index, a, s, block.rows), ()
+    with modes_kept(network.modules), _differentiated(network):
+        found = _run(network, features, dtype, edges, training=network.modules.training)
+    for index, shape in enumerate(found.layers):
+        changes = index > 0 and any(_changes(module) for module in _around_stage(network, index))
+        trained = shape.trained or any(value.trained for value in found.values if value.stage == index)
+        if changes or trained or shape.norm or not shape.linear:
+            return index
     return len(network.layers)
 
 
@@ -235,7 +226,7 @@ def _check_rows(
 
 
 def _buffer_versions(network: Network) -> dict[str, int]:
-    return {name: buffer._version for name, buffer in network.modules.named_buffers()}
+    return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
 
 
 def _check_buffers(network: Network, before: dict[str, int]) -> None:
