@@ -284,29 +284,28 @@ class Device(ABC):
         """Inside ``compute``: ``rows`` are to be stored in or added to ``host``, or rows ``index`` of it."""
 
     @abstractmethod
-    def send(
-        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
-    ) -> None:  # fmt: skip
-        """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
-
-    @abstractmethod
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         """``flush_rows`` of at least one row, with a flag for each."""
 
-    @abstractmethod
-    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    # -------------------------------- nothing, unless a device has memory or streams of its own
+
+    def send(  # noqa: B027
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
+    ) -> None:  # fmt: skip
+        """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
+
+    def prepare_staging(  # noqa: B027
+        self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
         """The host's side of a pass's staging memory."""
 
-    @abstractmethod
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027
         """Before work is queued: wait for what was done to the device's tensors outside of its streams."""
 
-    @abstractmethod
-    def drain(self) -> None:
+    def drain(self) -> None:  # noqa: B027
         """Wait for all work."""
 
-    @abstractmethod
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """After an error: forget work that has not begun, wait for what has."""

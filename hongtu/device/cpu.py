@@ -76,26 +76,9 @@ class CpuDevice(Device):
             host.add_(rows)
         self.traffic.add("write", rows.nbytes, seconds=perf_counter() - start)
 
-    def send(
-        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
-    ) -> None:  # fmt: skip
-        """Nothing is left to do."""
-
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         start = perf_counter()
         put_rows(cache.numpy(), slots.numpy(), host.numpy(), rows, stores)
         self._count("flush", cache, slots, start)
-
-    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """There is none: the host's memory is the device's."""
-
-    def begin(self) -> None:
-        """There is nothing to wait for."""
-
-    def drain(self) -> None:
-        """Everything is done already."""
-
-    def abandon(self) -> None:
-        """There is none."""

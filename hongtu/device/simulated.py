@@ -153,9 +153,6 @@ class SimulatedDevice(StagedDevice):
         with using(self.kernels), super().computing(name, chunk, always=always):
             yield
 
-    def begin(self) -> None:
-        """There is nothing to wait for."""
-
     def abandon(self) -> None:
         self._scheduler.drop_all()
 

@@ -6,7 +6,7 @@ Legend: D destinations, S sources, E edges, F features, H heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -154,17 +154,8 @@ class Block:
     @cached_property
     def of_edges(self) -> Block:
         """The same destinations, with the in-edges as their sources: reduces rows [E, F] of edges."""
-        return Block(
-            indptr=self.indptr,
-            local_source=torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device),
-            sources=torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device),
-            first=self.first,
-            edge_weight=self.edge_weight,
-            rows=self.rows,
-            edge_id_start=self.edge_id_start,
-            num_graph_edges=self.num_graph_edges,
-            active=self.active,
-        )
+        every = torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device)
+        return replace(self, local_source=every, sources=every, edge_features=None, edge_type=None)
 
     def gather(self, x: Tensor) -> Tensor:
         """[S, F] -> [E, F]: the row of each edge's source."""
@@ -252,18 +243,10 @@ class Block:
         own = self.destinations[position] == self.sources
         others = (~own).nonzero().squeeze(1)
         position[others] = torch.arange(num_dst, num_dst + len(others), device=device)
-        block = Block(
-            indptr=self.indptr,
+        block = replace(
+            self,
             local_source=position[self.local_source.long()].to(self.local_source.dtype),
             sources=torch.cat([self.destinations, self.sources[others]]),
-            first=self.first,
-            edge_weight=self.edge_weight,
-            rows=self.rows,
-            edge_id_start=self.edge_id_start,
-            num_graph_edges=self.num_graph_edges,
-            active=self.active,
-            edge_features=self.edge_features,
-            edge_type=self.edge_type,
         )
         return block, others
 

@@ -137,9 +137,9 @@ def staged(
 
 def cache_buffers(p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str]) -> dict[str, Buffer]:
     """The caches of one pass on one device: row values, gradient rows, or both."""
-    buffers = {}
-    if p.exchange is not None and p.exchange not in resident:
-        buffers["cache"] = Buffer((capacity, width[p.exchange]), FLOAT)
-    if p.flush is not None and p.flush not in resident:
-        buffers["gradient_cache"] = Buffer((capacity, width[p.flush]), FLOAT)
-    return buffers
+    caches = {"cache": p.exchange, "gradient_cache": p.flush}
+    return {
+        cache: Buffer((capacity, width[name]), FLOAT)
+        for cache, name in caches.items()
+        if name is not None and name not in resident
+    }
