@@ -33,7 +33,7 @@ EXACT = 1e-9  # of the largest gradient entry, in float64
 SINGLE = 1e-4  # in float32
 SWITCHES = (
     "group", "transform_first", "no_input_gradient", "cache_input_aggregate", "fuse_last_layer", "prune", "resident",
-    "keep",
+    "save",
 )  # fmt: skip
 NOTHING = Strategy(**dict.fromkeys(SWITCHES, False))
 

@@ -87,8 +87,8 @@ def _does(p: dict[str, Any]) -> str:
         if p["stage"] is None:
             return f"aggregate of layer {layer}, which is the same in every epoch"
         first = f"aggregate of layer {layer}, then" if p["exchanges"] else f"from the aggregate of layer {layer},"
-        return f"{first} {stage}{', which stays until backward' if p['keep'] else ''}"
-    if p["keep"]:
+        return f"{first} {stage}{', which stays until backward' if p['saves'] else ''}"
+    if p["saves"]:
         return f"gradients of {stage} and of the aggregate of layer {layer}, from what forward left"
     how = "its checkpoint" if not p["exchanges"] else "its neighbours, aggregated again"
     return f"{stage} again from {how}, then gradients of both and of the aggregate"
@@ -99,8 +99,8 @@ def _normalises(p: dict[str, Any], stage: str) -> str:
     if p["direction"] == "fused":
         return f"{what}, the last stage, the loss, and their gradients, chunk by chunk"
     if p["direction"] == "forward":
-        return f"{what}, then {stage}{', which stays until backward' if p['keep'] else ''}"
-    return f"gradients of {what} and of {stage}, {'from what forward left' if p['keep'] else 'which run again'}"
+        return f"{what}, then {stage}{', which stays until backward' if p['saves'] else ''}"
+    return f"gradients of {what} and of {stage}, {'from what forward left' if p['saves'] else 'which run again'}"
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -155,7 +155,7 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
         "flushes": tensors(p.flush),
         "direction": p.direction,
         "when": p.when,
-        "keep": p.keep,
+        "saves": p.saves,
         "hops": p.hops,
         "vertices": int(plan.view(p).num_dst.sum()),
         "reads": tensors(*p.inputs, *p.gradients),

@@ -234,12 +234,12 @@ def _choose_sides(
     linked: bool,
 ) -> tuple[bool, ...]:
     """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side. Where
-    stages are kept, and it costs about the same, it does: the aggregate need not be kept then."""
+    what stages compute is saved, and it costs about the same, it does: the aggregate need not be kept then."""
     chosen = [False] * len(network.layers)
     topology = artifact.topology
     schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
     choice = Choice(fuse=strategy.fuse_last_layer)
-    keeps = not linked and strategy.resident and strategy.keep
+    saves = not linked and strategy.resident and strategy.save
 
     def seconds(sides: list[bool]) -> float:
         plan = sketch_plan(topology, schedule, shape_with(tuple(sides)), strategy, choice)
@@ -250,7 +250,7 @@ def _choose_sides(
         if layer.may_transform_first:
             trial = [*chosen[:index], True, *chosen[index + 1 :]]
             found = seconds(trial)
-            if found < best or (keeps and found < best * ABOUT):
+            if found < best or (saves and found < best * ABOUT):
                 chosen, best = trial, found
     return tuple(chosen)
 

@@ -202,7 +202,7 @@ def test_functions_of_edges_run_again_in_backward():
         everything = pass_seconds(plan, p, free(function_fetch_bandwidth=1.0, cache=1))
         assert everything.aggregate == pytest.approx(edges * work.rows * item, rel=0.05)
     two = replace(functions, layers=functions.layers * 2, stage_work=(StageWork(), *functions.stage_work[1:] * 2))
-    kept = make_plan(topology, topology.input_order, two, STRATEGIES["full"], choice=Choice(keep=True))
+    kept = make_plan(topology, topology.input_order, two, STRATEGIES["full"], choice=Choice(save=True))
     [backward] = [p for p in kept.passes.train if p.layer == 0 and p.direction == "backward"]
     assert backward.exchange is None and backward.flush == "grad z0"  # what is kept has its sources' rows
     calls = pass_seconds(kept, backward, free(call_seconds=1.0))

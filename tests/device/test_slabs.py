@@ -92,7 +92,7 @@ def test_what_stays_is_counted_alike_in_chunks_that_are_counted_and_in_others(mo
         trainer = training.make_trainer(model, problem, (2, 6))
         records = [trainer.train_epoch() for _ in range(4)]
         found.append(([r.loss for r in records], [r.peak_bytes for r in records], trainer.gradients()))
-        assert trainer.plan.choice.keep and trainer.plan.topology.chunks == 6
+        assert trainer.plan.choice.save and trainer.plan.topology.chunks == 6
     assert found[0][0] == found[1][0]
     if model not in (*SIX[4:], DEEP):  # their blocks hold positions of edges, which are not kept, until the next chunk
         assert found[0][1] == found[1][1]
@@ -112,7 +112,7 @@ def test_rows_of_one_chunk_alone_are_kept_as_layers_made_them() -> None:
 def test_the_stage_behind_the_cached_aggregate_is_computed_again_where_it_is_little_of_an_epoch() -> None:
     model, problem = deep_sage(), problems.awkward()
     trainer = training.make_trainer(model, problem, (2, 3))
-    left = [p.name for p in trainer.plan.passes.train if p.direction != "fused" and not p.keep]
+    left = [p.name for p in trainer.plan.passes.train if p.direction != "fused" and not p.saves]
     assert left == ["forward 0", "backward 0"]
     other = training.make_trainer(model, problem, (2, 3), strategy="paper")
     training.assert_same(training.train(trainer, 3), training.train(other, 3), 1e-12)

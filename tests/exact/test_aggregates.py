@@ -47,7 +47,7 @@ def test_hops_of_constant_features_are_computed_once(model):
     "strategy",
     [
         Strategy(cache_input_aggregate=False),
-        Strategy(cache_input_aggregate=False, transform_first=False, keep=False),
+        Strategy(cache_input_aggregate=False, transform_first=False, save=False),
         Strategy(transform_first=False, fuse_last_layer=False),
         Strategy(no_input_gradient=False),
     ],

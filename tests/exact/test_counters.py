@@ -28,7 +28,7 @@ from tests.training import GRAINS, STRATEGIES, over_grid
 grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 BY_NAME = {model.name: model for model in SIX}
-LOOKAHEAD = Strategy(cache_input_aggregate=False, fuse_last_layer=False, prune=False, resident=False, keep=False)
+LOOKAHEAD = Strategy(cache_input_aggregate=False, fuse_last_layer=False, prune=False, resident=False, save=False)
 
 
 class Plain(hnn.Layer):

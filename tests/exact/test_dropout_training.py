@@ -319,7 +319,7 @@ class Recorder(hnn.Layer):
 def test_forward_and_recomputation_draw_the_same_numbers(strategy):
     layer = Recorder()
     layers = [nn.Linear(6, 3), layer]
-    strategy = Strategy(fuse_last_layer=False, keep=False) if strategy == "full" else strategy
+    strategy = Strategy(fuse_last_layer=False, save=False) if strategy == "full" else strategy
     trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, strategy=strategy)
     layer.seen.clear()
     trainer.train_epoch()

@@ -118,12 +118,12 @@ def test_savings_are_used():
     plan = training.make_trainer(LINEAR, problems.few_train(), (2, 3)).plan
     names = [p.name for p in plan.passes.every]
     assert names == ["setup stage 0", "setup 0", "forward 0", "fused 1", "backward 0", "evaluate 0", "evaluate 1"]
-    assert plan.resident >= {"a0", "z1", "grad z1"} and any(p.keep for p in plan.passes.train)
+    assert plan.resident >= {"a0", "z1", "grad z1"} and any(p.saves for p in plan.passes.train)
     assert [p.hops for p in plan.passes.train] == [1, 0, 1]
     labels = plan.view(plan.passes.train[1]).active.size * 9
     assert plan.bytes["load"] == plan.bytes["flush"] == plan.bytes["write"] == plan.bytes["read"] - labels == 0
     budgeted = training.make_trainer(LINEAR, problems.few_train(), (2, 3), device_memory="smallest").plan
-    assert budgeted.bytes["read"] > labels and not any(p.keep for p in budgeted.passes.train)
+    assert budgeted.bytes["read"] > labels and not any(p.saves for p in budgeted.passes.train)
 
 
 @functools.cache

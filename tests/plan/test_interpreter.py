@@ -131,13 +131,13 @@ def random_plan(rng):
         fuse=bool(rng.random() < 0.5) and strategy.fuse_last_layer, staging=int(rng.integers(3)), fields=fields
     )
     if strategy.resident and rng.random() < 0.6:
-        keep = bool(rng.random() < 0.4) and strategy.keep
-        passes = sketch_plan(topology, schedule, shape, strategy, replace(choice, keep=keep)).passes
+        save = bool(rng.random() < 0.4) and strategy.save
+        passes = sketch_plan(topology, schedule, shape, strategy, replace(choice, save=save)).passes
         units = [unit for unit in _units(passes) if rng.random() < 0.5]
-        resident = every_tensor(passes) if keep or rng.random() < 0.3 else frozenset().union(*units)
-        choice = replace(choice, keep=keep, resident=resident, structure=bool(rng.random() < 0.5))
+        resident = every_tensor(passes) if save or rng.random() < 0.3 else frozenset().union(*units)
+        choice = replace(choice, save=save, resident=resident, structure=bool(rng.random() < 0.5))
     budget = None
-    if rng.random() < 0.6 and not choice.keep:
+    if rng.random() < 0.6 and not choice.save:
         least = max(sketch_plan(topology, schedule, shape, strategy, choice).device_bytes.values())
         budget = least + int(rng.integers(0, 400))
     try:

@@ -17,12 +17,12 @@ from tests import tiny
 from tests.tiny import GAT, GCN, layer, network
 
 FULL, PAPER, NONE = (get_strategy(name) for name in ("full", "paper", "none"))
-OFF = {"fuse": False, "keep": False, "prune": False}
+OFF = {"fuse": False, "save": False, "prune": False}
 WORDS = {
     "exchange": "caches", "flush": "flushes", "inputs": "reads", "gradients": "takes", "written": "writes",
     "creates": "makes", "frees": "frees", "holds": "holds", "moments": "moments of",
 }  # fmt: skip
-SWITCHES = ("loss", "edge_loss", "keep")
+SWITCHES = ("loss", "edge_loss", "saves")
 
 
 def text(passes):
@@ -175,26 +175,26 @@ makes grad z0, grad s0.1; frees z0, s0.1, grad z1, grad s1.1
 
 
 def test_what_is_kept_is_not_exchanged_again():
-    options = OFF | {"fuse": True, "keep": True}
+    options = OFF | {"fuse": True, "save": True}
     check(
         plan_passes(GCN, FULL, **options).train,
         """
-        forward 0: reads a0; writes z1; makes z1; holds z1; keep
+        forward 0: reads a0; writes z1; makes z1; holds z1; saves
         fused 1: caches z1; flushes grad z1; reads z1; writes grad z1; makes grad z1; loss
-        backward 0: takes grad z1; frees grad z1, z1; holds z1; keep
+        backward 0: takes grad z1; frees grad z1, z1; holds z1; saves
         """,
     )
     passes = plan_passes(GAT, FULL, **options)
     check(
         passes.train,
         """
-        forward stage 0: reads features; writes z0, s0.1; makes z0, s0.1; holds z0; keep
-        forward 0: caches z0; reads z0, s0.1; writes z1, s1.1; makes z1, s1.1; frees s0.1; holds z1; keep
+        forward stage 0: reads features; writes z0, s0.1; makes z0, s0.1; holds z0; saves
+        forward 0: caches z0; reads z0, s0.1; writes z1, s1.1; makes z1, s1.1; frees s0.1; holds z1; saves
         fused 1: caches z1; flushes grad z1; reads z1, s1.1; writes grad z1, grad s1.1; makes grad z1, grad s1.1; \
 frees s1.1; loss
         backward 0: flushes grad z0; reads z0; takes grad z1, grad s1.1; writes grad z0, grad s0.1; \
-makes grad z0, grad s0.1; frees grad z1, grad s1.1, z1; holds z1; keep
-        backward stage 0: reads features; takes grad z0, grad s0.1; frees grad z0, grad s0.1, z0; holds z0; keep
+makes grad z0, grad s0.1; frees grad z1, grad s1.1, z1; holds z1; saves
+        backward stage 0: reads features; takes grad z0, grad s0.1; frees grad z0, grad s0.1, z0; holds z0; saves
         """,
     )
     assert passes.pieces == {"s0.1", "s1.1", "grad s0.1", "grad s1.1"}  # no other chunk reads them
@@ -209,21 +209,21 @@ def test_what_little_work_makes_is_not_kept(again, keeps):
         StageWork(products=Products(60, 1), mapped=Products(60 - again, 1)),
         StageWork(products=Products(20, 1)),
     )
-    passes = plan_passes(replace(GCN, stage_work=work), FULL, fuse=True, keep=True, prune=False)
-    assert [p.keep for p in passes.train] == [keeps, False, keeps]
+    passes = plan_passes(replace(GCN, stage_work=work), FULL, fuse=True, save=True, prune=False)
+    assert [p.saves for p in passes.train] == [keeps, False, keeps]
     assert passes.train[-1].source == (None if keeps else "a0")
-    passes = plan_passes(replace(GAT, stage_work=work), FULL, fuse=True, keep=True, prune=False)
-    assert all(p.keep for p in passes.train if p.direction != "fused")
+    passes = plan_passes(replace(GAT, stage_work=work), FULL, fuse=True, save=True, prune=False)
+    assert all(p.saves for p in passes.train if p.direction != "fused")
 
 
 def test_pruned_passes_compute_as_many_hops_as_there_are_layers_above():
-    passes = plan_passes(GAT, PAPER, fuse=False, keep=False, prune=True)
+    passes = plan_passes(GAT, PAPER, fuse=False, save=False, prune=True)
     hops = {p.name: p.hops for p in passes.train}
     assert hops == {
         "forward stage 0": 2, "forward 0": 1, "forward 1": 0, "backward 1": 0, "backward 0": 1, "backward stage 0": 2,
     }  # fmt: skip
     assert {p.hops for p in passes.evaluate} == {None}
-    passes = plan_passes(GCN, FULL, fuse=True, keep=False, prune=True)
+    passes = plan_passes(GCN, FULL, fuse=True, save=False, prune=True)
     assert [p.hops for p in passes.every] == [None, None, 1, 0, 1, None, None]
 
 
@@ -284,14 +284,14 @@ def test_learned_features_get_a_gradient_that_stays():
 
 
 def test_sparse_features_are_neither_cached_nor_kept():
-    passes = plan_passes(replace(GCN, sparse_input=object()), FULL, fuse=True, keep=True, prune=False)
+    passes = plan_passes(replace(GCN, sparse_input=object()), FULL, fuse=True, save=True, prune=False)
     assert passes.setup == () and FEATURES not in passes.wanted
     assert {FEATURES, gradient(FEATURES)} <= passes.on_host
-    assert [p.keep for p in passes.train] == [False, True, False, True]
+    assert [p.saves for p in passes.train] == [False, True, False, True]
 
 
 def test_a_loss_over_edges_is_evaluated_on_the_whole_output():
-    passes = plan_passes(replace(GCN, edge_loss=True), FULL, fuse=True, keep=False, prune=False)
+    passes = plan_passes(replace(GCN, edge_loss=True), FULL, fuse=True, save=False, prune=False)
     check(
         passes.train[1:3],
         """

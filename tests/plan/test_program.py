@@ -237,7 +237,7 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
 
 
 def test_what_is_kept_is_resumed():
-    program = program_of(tiny.GCN, FULL, Choice(fuse=True, keep=True, resident=frozenset({"a0", "z1", gradient("z1")})))
+    program = program_of(tiny.GCN, FULL, Choice(fuse=True, save=True, resident=frozenset({"a0", "z1", gradient("z1")})))
     check(
         named(program, "forward 0").body,
         """

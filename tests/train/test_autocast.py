@@ -80,11 +80,11 @@ def test_the_output_is_that_of_the_same_products_in_bfloat16():
 
 
 def test_recomputation_sees_the_same_numbers():
-    """One pass that keeps everything and one that recomputes all give the same gradients, but for sums over chunks;
+    """One pass that saves everything and one that recomputes all give the same gradients, but for sums over chunks;
     linear maps are on the same side of the exchange."""
     found = [
-        training.train(make(MIXED, (1, 1), strategy=Strategy(keep=keep, transform_first=False)), 1)
-        for keep in (True, False)
+        training.train(make(MIXED, (1, 1), strategy=Strategy(save=save, transform_first=False)), 1)
+        for save in (True, False)
     ]
     for name, gradient in found[0].gradients[0].items():
         torch.testing.assert_close(found[1].gradients[0][name], gradient, rtol=1e-5, atol=1e-6)

@@ -138,12 +138,12 @@ def _rowwise(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> 
     """Per vertex and parameter of a stage a multiplication and an addition; backward does twice that, once where the
     input gets no gradient, and first forward again where nothing was kept."""
     item, width = plan.shape.itemsize, plan.passes.width
-    backward, again = p.direction != "forward", p.direction != "forward" and not p.keep
+    backward, again = p.direction != "forward", p.direction != "forward" and not p.saves
     forward = not backward or again
     swept = forward * stage.sweeps.forward + backward * stage.sweeps.backward
     swept += LOSS_SWEEPS * plan.shape.output * p.loss
     copied = sum(width[name] for name in p.written if name in plan.resident)
-    if p.keep and p.direction == "forward":
+    if p.saves and p.direction == "forward":
         copied += stage.sweeps.saved
     gradients = stage.products.times(backward)
     products = stage.products.times(forward) + gradients

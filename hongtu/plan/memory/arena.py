@@ -69,7 +69,7 @@ def pass_buffers(
         buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
         buffers["loss_bits"] = Buffer((d,), "uint8")
     if needs.edges:
-        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.keep
+        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.saves
         if reduces and not aggregates_in_place(p, shape, topology, resident):
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
         buffers |= _exchange_buffers(p, limits)

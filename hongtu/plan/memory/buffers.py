@@ -128,7 +128,7 @@ class PlannedMemory:
         """About the most that one device holds, with what stages keep until backward, which is not planned."""
         kept = 0
         for p in self.passes.train:
-            if p.keep and p.direction == "forward":
+            if p.saves and p.direction == "forward":
                 kept += sum(self.passes.width[name] for name in (*p.inputs, *p.outputs))
         own = int(np.diff(self.topology.partition_start).max())
         return max(self.device_bytes.values()) + 2 * own * kept * self.shape.itemsize

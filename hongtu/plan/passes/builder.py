@@ -10,12 +10,12 @@ from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 
 
-def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bool, prune: bool) -> PassList:
+def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, save: bool, prune: bool) -> PassList:
     """Turn a model into passes under a strategy.
 
     Args:
         fuse: forward, loss and backward of the last layer in one pass.
-        keep: keep what stages compute until backward.
+        save: save what stages compute until backward.
         prune: compute only what the loss depends on.
     """
     from_csr = shape.sparse_input is not None
@@ -35,7 +35,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
     wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
-    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, keep=keep, prune=prune)
+    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, save=save, prune=prune)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     if not shape.trains:
         train, evaluate = [replace(p, when="train") for p in evaluate], []
@@ -47,14 +47,14 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, keep: bo
         | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
     )
     pieces: frozenset[str] = frozenset()
-    if keep and not prune:
+    if save and not prune:
         pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
-        left = [p.keep and p.direction == "backward" for p in train]
+        left = [p.saves and p.direction == "backward" for p in train]
         train = [replace(p, has=pieces) if found else p for p, found in zip(train, left, strict=True)]
     return PassList(
-        train=_with_lifetimes(train, kept, keep=_results(shape)),
-        evaluate=_with_lifetimes(evaluate, kept, keep=(OUTPUT,)),
-        setup=_with_lifetimes(setup, {FEATURES}, keep=tuple(kept)),
+        train=_with_lifetimes(train, kept, results=_results(shape)),
+        evaluate=_with_lifetimes(evaluate, kept, results=(OUTPUT,)),
+        setup=_with_lifetimes(setup, {FEATURES}, results=tuple(kept)),
         width=names.width,
         constant=frozenset(kept),
         wanted=builder.wanted,
@@ -135,13 +135,13 @@ class _Builder:
         wanted: frozenset[str],
         *,
         fuse: bool,
-        keep: bool,
+        save: bool,
         prune: bool,
     ) -> None:
         self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
-        self.fuse, self.keep, self.prune = fuse, keep, prune
+        self.fuse, self.save, self.prune = fuse, save, prune
         self.last = len(shape.layers) - 1
-        self.keeps_stage_0 = keep and shape.sparse_input is None  # it would keep dense rows
+        self.saves_stage_0 = save and shape.sparse_input is None  # it would save dense rows
 
     def setup(self) -> list[Pass]:
         if not self.cached:
@@ -180,18 +180,18 @@ class _Builder:
         if not outputs and not self.shape.layers[0].norm:
             return []
         train = when == "train"
-        keep = train and self.keeps_stage_0 and self._goes_back(-1)
+        saves = train and self.saves_stage_0 and self._goes_back(-1)
         hops = self._hops(-1) if train else None
         stage = Pass(
             direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
         )
-        return [replace(stage, when=when, keep=keep, holds=self._held(0) if keep else (), hops=hops)]
+        return [replace(stage, when=when, saves=saves, holds=self._held(0) if saves else (), hops=hops)]
 
     def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
         layer, train = self.shape.layers[k], when == "train"
         last, returns = train and k == self.last, train and self._goes_back(k)
         loss = last and not self.shape.edge_loss
-        keep = returns and self._keeps(k)
+        saves = returns and self._saves(k)
         from_cache = when != "setup" and k == self.cached - 1
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
@@ -204,12 +204,12 @@ class _Builder:
             s=() if from_cache and layer.combined else self.names.s[k],
             values=self.names.taken(k + 1),
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
-            checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or keep) else None,
+            checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or saves) else None,
             moments=self._moments(k + 1),
             loss=loss,
             edge_loss=last and self.shape.edge_loss,
-            keep=keep,
-            holds=self._held(k + 1) if keep else (),
+            saves=saves,
+            holds=self._held(k + 1) if saves else (),
             hops=self._hops(k) if train else None,
         )
 
@@ -218,14 +218,14 @@ class _Builder:
         values = names.taken(k + 1)
         own = (names.z[k],) if layer.norm else names.s[k]
         direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
-        from_cache, keep = k == self.cached - 1, self._keeps(k)
+        from_cache, saves = k == self.cached - 1, self._saves(k)
         linear = from_cache or (layer.linear and not fused)
-        checkpoint = f"a{k}" if linear and not keep else None
+        checkpoint = f"a{k}" if linear and not saves else None
         return Pass(
             direction="fused" if fused else "backward",
             layer=k,
             stage=k + 1,
-            exchange=None if linear or layer.norm or keep else names.z[k],
+            exchange=None if linear or layer.norm or saves else names.z[k],
             flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
             source=names.z[k] if layer.norm else checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
@@ -234,16 +234,16 @@ class _Builder:
             moments=self._returned_moments(k + 1),
             direct=direct,
             loss=fused,
-            keep=keep,
-            holds=self._held(k + 1) if keep else (),
+            saves=saves,
+            holds=self._held(k + 1) if saves else (),
             hops=self._hops(k),
         )
 
-    def _keeps(self, k: int) -> bool:
+    def _saves(self, k: int) -> bool:
         """Whether what the stage behind layer k computes stays until backward. It is worth no memory where the stage
         begins with what stays anyway, the cached aggregate, and computing it again takes at most an eighth of the
         products of an epoch."""
-        if not self.keep or k == self.last:
+        if not self.save or k == self.last:
             return False
         if k != self.cached - 1 or not self.shape.stage_work:
             return True
@@ -263,8 +263,8 @@ class _Builder:
                 gradients=self._gradients(0),
                 moments=self._returned_moments(0),
                 direct=direct,
-                keep=self.keeps_stage_0,
-                holds=self._held(0) if self.keeps_stage_0 else (),
+                saves=self.saves_stage_0,
+                holds=self._held(0) if self.saves_stage_0 else (),
                 hops=self._hops(-1),
             )
         ]
@@ -295,13 +295,13 @@ class _Builder:
         return self.shape.layers_above(k) if self.prune and k >= self.shape.last_norm else None
 
 
-def _with_lifetimes(passes: list[Pass], constant: set[str], keep: tuple[str, ...] = ()) -> tuple[Pass, ...]:
+def _with_lifetimes(passes: list[Pass], constant: set[str], results: tuple[str, ...] = ()) -> tuple[Pass, ...]:
     """Create each vertex tensor before the pass that first touches it and free it after the last one."""
     touched = [_touches(p) for p in passes]
     result = []
     for k, p in enumerate(passes):
         before = set().union(*touched[:k], constant)
-        after = set().union(*touched[k + 1 :], constant, keep)
+        after = set().union(*touched[k + 1 :], constant, results)
         creates = tuple(n for n in touched[k] if n not in before)
         frees = tuple(n for n in touched[k] if n not in after)
         result.append(replace(p, creates=creates, frees=frees))

@@ -17,7 +17,7 @@ class Choice:
 
     Attributes:
         fuse: forward, loss and backward of the last layer in one pass.
-        keep: keep what stages compute until backward.
+        save: save what stages compute until backward.
         resident: vertex tensors that stay on the devices.
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices; () to compute every vertex.
         structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
@@ -26,7 +26,7 @@ class Choice:
     """
 
     fuse: bool = False
-    keep: bool = False
+    save: bool = False
     resident: frozenset[str] = frozenset()
     fields: tuple[np.ndarray, ...] = ()
     structure: bool = False

@@ -49,7 +49,7 @@ class Pass:
             gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
-        keep: what the stage computed stays on the device until backward, which then computes nothing again.
+        saves: what the stage computed stays on the device until backward, which then computes nothing again.
         holds: vertex tensors that what is kept may lie in.
         has: vertex tensors that backward need not read, for what is kept has of them what it needs.
         hops: only vertices within so many hops of the loss vertices are computed; None for all.
@@ -73,7 +73,7 @@ class Pass:
     direct: tuple[str | None, ...] = ()
     loss: bool = False
     edge_loss: bool = False
-    keep: bool = False
+    saves: bool = False
     holds: tuple[str, ...] = ()
     has: frozenset[str] = frozenset()
     hops: int | None = None
@@ -91,7 +91,7 @@ class Pass:
         """Vertex tensors read by contiguous rows, each once."""
         names = (() if self.source is None else (self.source,)) + self.s + self.values
         names = tuple(name for name in names if name not in self.has)
-        if self.moments is not None and self.keep and self.direction == "backward":
+        if self.moments is not None and self.saves and self.direction == "backward":
             names += (self.moments,)  # which is not computed again
         return tuple(dict.fromkeys(names))
 
@@ -120,7 +120,7 @@ class PassList:
         width: columns of every vertex tensor.
         constant: vertex tensors that stay for the whole run.
         wanted: vertex tensors that get a gradient: those that depend on something that is trained.
-        pieces: vertex tensors that chunks keep for themselves, as layers made them, where stages are kept.
+        pieces: vertex tensors that chunks keep for themselves, as layers made them, where what stages compute is saved.
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
         returned: per stage, the tensors that running it gives, in order; the features are no output.

@@ -30,7 +30,7 @@ class Strategy:
         resident: leave vertex tensors on the devices that have room for them.
         overlap: on devices with memory of their own, bring the next batch and take the last one away while one
             computes, where the budget has room for it.
-        keep: without a memory limit, keep what stages computed until backward instead of computing it again.
+        save: without a memory limit, save what stages computed until backward instead of computing it again.
     """
 
     reuse: Reuse = "lookahead"
@@ -43,7 +43,7 @@ class Strategy:
     prune: bool = True
     resident: bool = True
     overlap: bool = True
-    keep: bool = True
+    save: bool = True
 
     def __post_init__(self) -> None:
         if self.group and self.schedule == "paper":
@@ -61,7 +61,7 @@ _PAPER = Strategy(
     prune=False,
     resident=False,
     overlap=False,
-    keep=False,
+    save=False,
 )
 STRATEGIES = {"none": replace(_PAPER, reuse="none"), "paper": _PAPER, "full": Strategy()}
 

@@ -48,24 +48,24 @@ class _Body:
                     brought.append(name)
             elif where(plan, name) == "chunk":
                 yield computing.Take(name=name, last=name in p.frees)
-        if p.keep and p.direction == "forward":
+        if p.saves and p.direction == "forward":
             yield computing.Copy(names=tuple(brought))
 
     def forward(self) -> Iterator[Instruction]:
         p = self.p
-        yield from self._values(graph=p.keep)
+        yield from self._values(graph=p.saves)
         if p.moments is not None:
             yield computing.GatherMoments(name=p.moments)
         if p.loss:
             yield computing.Loss(output=OUTPUT, gradient=gradient(OUTPUT))
         for name in p.outputs:
             yield self._write(name, name, holds=name in p.holds)
-        if p.keep:
+        if p.saves:
             yield computing.Save(stage=self._stage)
 
     def backward(self) -> Iterator[Instruction]:
         p, shape = self.p, self.shape
-        if p.keep:
+        if p.saves:
             yield computing.Resume(stage=self._stage)
         else:
             yield from self._values(graph=True)
@@ -124,7 +124,7 @@ class _Body:
                 values=p.values,
                 gives=self.gives,
                 keeps_input=shape is None and self.plan.shape.layers[0].z_is_input,
-                gradients_only=p.direction != "forward" and not p.keep and not p.loss and p.moments is None,
+                gradients_only=p.direction != "forward" and not p.saves and not p.loss and p.moments is None,
             )
 
     def _linear_aggregate(self) -> Iterator[Instruction]:
@@ -138,7 +138,7 @@ class _Body:
         else:
             if p.checkpoint is not None and in_place:
                 yield computing.Own(name="a", tensor=p.checkpoint, written=False)
-            elif p.keep:
+            elif p.saves:
                 yield computing.New(name="a", columns=plan.passes.width[f"a{self._layer}"])
             else:
                 yield computing.Front(name="a", buffer="aggregate")
@@ -198,7 +198,7 @@ class _Body:
         """The register whose gradient is that of the aggregate, or of what is read in its place. What was saved was
         entered by the pass that saved it."""
         p = self.p
-        if p.keep and p.direction == "backward":
+        if p.saves and p.direction == "backward":
             (p,) = (q for q in self.plan.passes.train if q.direction == "forward" and q.stage == p.stage)
         if self.shape is not None and not self.shape.linear:
             return "z"

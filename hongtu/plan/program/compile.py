@@ -137,8 +137,8 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=False), slots="load_slots")
     if p.flush is not None and picks.shares:
         yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=True), slots="pull_to")
-    keeps = p.keep and p.direction == "forward"
-    yield moves.Compute(body=chunk_body(plan, p), graph=p.keep or p.direction != "forward", saves=keeps)
+    saves = p.saves and p.direction == "forward"
+    yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
     if p.flush is not None and picks.shares:
         if staged:
             yield moves.Meet(stream="compute", why="push: the owner has computed")

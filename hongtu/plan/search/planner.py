@@ -128,7 +128,7 @@ def _unlimited(
     hardware: Hardware,
 ) -> ExecutionPlan:
     """Everything stays on the devices, in chunks that are large beside the cost of starting one."""
-    choice = replace(choice, fuse=strategy.fuse_last_layer, keep=strategy.resident and strategy.keep)
+    choice = replace(choice, fuse=strategy.fuse_last_layer, save=strategy.resident and strategy.save)
     plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
     if strategy.resident:
         choice = replace(choice, resident=every_tensor(plan.passes), structure=choice.staging > 0)
