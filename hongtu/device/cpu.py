@@ -9,12 +9,45 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.device.pool import Make
 from hongtu.device.slabs import LEAST, KeptMemory
 from hongtu.device.streams import Inline, Streams
+from hongtu.hardware import CPU, Hardware
 from hongtu.kernels.dense import substitutes
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.kernels.rows import put_rows
 from hongtu.metrics import Traffic
+
+
+class Backend:
+    """Makes the devices of a run: here the CPU, as many times as there are partitions; others differ in some of this.
+
+    Attributes:
+        hardware: the profile that a plan is made for where none is given.
+    """
+
+    hardware: Hardware = CPU
+
+    @property
+    def pinned(self) -> Make | None:
+        """Makes host memory that the devices read, or None: they read any."""
+        return None
+
+    def gpu_of(self, partition: int) -> int:
+        """What a partition's parameters live on; partitions on the same one share them."""
+        return 0
+
+    def where(self, gpu: int) -> torch.device:
+        """The torch device of its tensors."""
+        return torch.device("cpu")
+
+    def memory(self, partitions: int) -> int | None:
+        """Bytes that each of so many partitions may take where no budget is set; None: no limit but the host's."""
+        return None
+
+    def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
+        """One device for each partition; those on one GPU share its streams."""
+        return [CpuDevice(f"device {i}", budget, traffic) for i in range(partitions)]
 
 
 class CpuDevice(Device):

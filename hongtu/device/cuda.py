@@ -16,7 +16,9 @@ from torch import Tensor
 
 from hongtu.cuda_ext import driver
 from hongtu.device.base import Device
+from hongtu.device.cpu import Backend
 from hongtu.device.pinned import REGISTERED, pinned, processors_near
+from hongtu.device.pool import Make
 from hongtu.device.staged import StagedDevice
 from hongtu.device.streams import Event, Streams
 from hongtu.errors import DeviceOutOfMemory, InputError
@@ -147,7 +149,7 @@ class CudaDevice(StagedDevice):
             raise DeviceOutOfMemory(f"{self.name}: {self.where} has no room for a planned buffer: {error}") from error
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """The GPUs of this machine; partitions are dealt to them in turn.
 
     Args:
@@ -173,16 +175,15 @@ class CudaBackend:
         self._gpus = list(range(count)) if index is None else [index]
         self._near: list[str] = []
 
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that every GPU reads at its own address; a partition's rows are near its GPU."""
-        return pinned(shape, dtype, self._near, self._gpus[0])
+    @property
+    def pinned(self) -> Make:
+        """Of memory that every GPU reads at its own address; a partition's rows are near its GPU."""
+        return lambda shape, dtype: pinned(shape, dtype, self._near, self._gpus[0])
 
     def gpu_of(self, partition: int) -> int:
-        """The GPU that runs a partition."""
         return self._gpus[partition % len(self._gpus)]
 
     def where(self, gpu: int) -> torch.device:
-        """The torch device of a GPU's tensors."""
         return torch.device("cuda", gpu)
 
     def memory(self, partitions: int) -> int | None:
@@ -194,7 +195,6 @@ class CudaBackend:
         return max(0, free - free // MARGIN) // -(-partitions // len(used))
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
-        """One device for each partition; those on one GPU share its streams."""
         used = self._gpus[:partitions]
         host = HostThread(used[0])
         self._near = [processors_near(self.gpu_of(i)) for i in range(partitions)]

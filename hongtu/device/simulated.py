@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device
-from hongtu.device.pool import Pool
+from hongtu.device.cpu import Backend
+from hongtu.device.pool import Make, Pool
 from hongtu.device.staged import StagedDevice
 from hongtu.device.streams import Event, Streams
 from hongtu.hardware import H200
@@ -157,7 +158,7 @@ class SimulatedDevice(StagedDevice):
         self._scheduler.drop_all()
 
 
-class SimulatedBackend:
+class SimulatedBackend(Backend):
     """GPUs played by the CPU.
 
     Args:
@@ -170,7 +171,6 @@ class SimulatedBackend:
     """
 
     hardware = dataclasses.replace(H200, name="simulated")
-    pinned = staticmethod(poisoned)
 
     def __init__(
         self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset(), detours: bool = False
@@ -181,20 +181,14 @@ class SimulatedBackend:
         self.scheduler = Scheduler(seed, ignored)
         self.kernels: Kernels = CudaKernels(HostLauncher())
 
+    @property
+    def pinned(self) -> Make:
+        return poisoned
+
     def gpu_of(self, partition: int) -> int:
-        """The GPU that runs a partition."""
         return partition if self.gpus is None else partition % self.gpus
 
-    def where(self, gpu: int) -> torch.device:
-        """The torch device of a GPU's tensors."""
-        return torch.device("cpu")
-
-    def memory(self, partitions: int) -> int | None:
-        """There is no limit."""
-        return None
-
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
-        """One device for each partition; those on one GPU share its streams."""
         queue = self.scheduler.queue
         host = queue()
         gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}

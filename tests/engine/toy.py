@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.backends import CpuBackend
+from hongtu.device.backends import Backend
 from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
 from hongtu.metrics import Traffic
@@ -108,7 +108,7 @@ class Run:
 
     def __init__(self, plan: ExecutionPlan, backend: Any = None, bits: Tensor | None = None) -> None:
         self.plan, self.toy, self.traffic = plan, Toy(plan.shape), Traffic()
-        backend = CpuBackend() if backend is None else backend
+        backend = Backend() if backend is None else backend
         self.devices = backend.devices(plan.topology.partitions, None, self.traffic)
         self.host = HostStore(tiny.V, torch.float64, backend.pinned)
         rows = self.toy.host_rows()

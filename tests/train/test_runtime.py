@@ -13,7 +13,7 @@ import hongtu
 from hongtu import host
 from hongtu import nn as hnn
 from hongtu.cli.main import main
-from hongtu.device.backends import CpuBackend
+from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from tests import problems
@@ -142,7 +142,7 @@ def test_a_layers_output_is_planned_again_too():
         make().embed(0)
 
 
-class Small(CpuBackend):
+class Small(Backend):
     """Has little free, though nobody set a budget."""
 
     def memory(self, partitions):
