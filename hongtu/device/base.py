@@ -173,7 +173,7 @@ class Device(ABC):
         """Count a tensor among what layers took."""
         self._workspace.count(tensor)
 
-    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+    def save(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Inside ``compute``: a copy of what stays until another pass, or None where it stays where it is."""
         return None
 

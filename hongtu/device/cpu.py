@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.device.pool import Make
-from hongtu.device.slabs import LEAST, KeptMemory
+from hongtu.device.slabs import LEAST, SavedMemory
 from hongtu.device.streams import Inline, Streams
 from hongtu.hardware import CPU, Hardware
 from hongtu.kernels.dense import substitutes
@@ -55,15 +55,15 @@ class CpuDevice(Device):
 
     def __init__(self, name: str, budget: int | None, traffic: Traffic) -> None:
         super().__init__(name, budget, traffic, Streams(*(Inline() for _ in range(4))), NUMBA, substitutes())
-        self._kept = KeptMemory()
+        self._saved = SavedMemory()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def keep(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-        if storage.nbytes() < LEAST or self._kept.has(storage) or not self._workspace.knows(storage):
+    def save(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        if storage.nbytes() < LEAST or self._saved.has(storage) or not self._workspace.knows(storage):
             return None
-        copied = self._kept.copy(storage)
+        copied = self._saved.copy(storage)
         self._workspace.count(copied)
         return copied.untyped_storage()
 

@@ -1,4 +1,4 @@
-"""Memory of its own for what chunks keep until a later pass."""
+"""Memory of its own for what chunks save until a later pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST = 64 << 10  # bytes; what is smaller may stay where it is
 FINE = 16  # sizes of slots per power of two
 
 
-class KeptMemory:
+class SavedMemory:
     """Copies tensors into slots of few sizes, which are used again when nobody refers to the copy any more.
 
     malloc puts what stays between what layers need for a moment only. All of these differ a little from chunk to chunk,
@@ -25,11 +25,11 @@ class KeptMemory:
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
         self._region, self._used = np.empty(0, dtype=np.uint8), 0
-        self._kept: set[int] = set()
+        self._saved: set[int] = set()
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is one of the copies."""
-        return memory_id(storage) in self._kept
+        return memory_id(storage) in self._saved
 
     def copy(self, storage: torch.UntypedStorage) -> Tensor:
         """uint8 [bytes]: the content of a storage, as a storage of its own."""
@@ -40,10 +40,10 @@ class KeptMemory:
         used = slot[:nbytes]
         copied = torch.from_numpy(used)
         key = storage_id(copied)
-        self._kept.add(key)
+        self._saved.add(key)
 
         def free() -> None:
-            self._kept.remove(key)
+            self._saved.remove(key)
             spare.append(slot)
 
         weakref.finalize(used, free).atexit = False

@@ -80,7 +80,7 @@ class Chunk:
         self.registers: dict[str, Any] = {}
         self.graph = Graph()
         self.places: list[Place] = []
-        self.settled = Settled(self.device.keep)
+        self.settled = Settled(self.device.save)
 
     # ------------------------------------------------------------------------------------------------ bring and send
 

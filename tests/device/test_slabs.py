@@ -11,7 +11,7 @@ import hongtu.device.cpu
 from hongtu import nn as hnn
 from hongtu.device.cpu import CpuDevice
 from hongtu.device.layer_memory import Sample
-from hongtu.device.slabs import REGION, KeptMemory, slot_bytes
+from hongtu.device.slabs import REGION, SavedMemory, slot_bytes
 from hongtu.metrics import Traffic
 from hongtu.plan.search import planner
 from tests import problems, training
@@ -30,7 +30,7 @@ def test_slots_are_few_sizes_and_waste_little() -> None:
 
 
 def test_a_slot_is_used_again_when_nobody_has_the_copy() -> None:
-    memory, x = KeptMemory(), torch.randn(100, 50)
+    memory, x = SavedMemory(), torch.randn(100, 50)
     first = memory.copy(x.untyped_storage())
     view = first.view(torch.float32).view(100, 50)[3:7]
     place = first.data_ptr()
@@ -48,13 +48,13 @@ def test_a_device_counts_copies_until_they_are_gone() -> None:
     device = CpuDevice("device 0", None, Traffic())
     with device.computing():
         made = torch.randn(200, 100)
-        copied = device.keep(made.untyped_storage())
-        assert copied is not None and device.keep(copied) is None
+        copied = device.save(made.untyped_storage())
+        assert copied is not None and device.save(copied) is None
         assert device._workspace.live == 2 * 80_000
         del made
         assert device._workspace.live == 80_000
     planned = torch.zeros(200, 100)
-    assert device.keep(planned.untyped_storage()) is None
+    assert device.save(planned.untyped_storage()) is None
     del copied
     gc.collect()
     assert device._workspace.live == 0
@@ -68,7 +68,7 @@ def test_no_number_depends_on_it(model: Model, monkeypatch) -> None:
         monkeypatch.setattr(hongtu.device.cpu, "LEAST", least)
         trainer = training.make_trainer(model, problem, (2, 3))
         found.append(training.train(trainer, 3))
-        assert not any(device._kept._kept for device in trainer._engine._executor.devices)  # all given back
+        assert not any(device._saved._saved for device in trainer._engine._executor.devices)  # all given back
     training.assert_same(found[0], found[1], 0.0)
 
 
