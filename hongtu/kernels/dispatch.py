@@ -7,15 +7,17 @@ All have the names and arguments of the modules beside this one, with tensors: c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
 from hongtu.kernels import attention, gates, reductions, rows, sums, transposes
+
+T = TypeVar("T")
 
 
 class Kernels(Protocol):
@@ -86,23 +88,22 @@ def kernels_for(tensor: Tensor) -> Kernels:
 
 
 @contextmanager
-def using(chosen: Kernels) -> Iterator[None]:
+def _pushed(stack: list[T], value: T) -> Iterator[None]:
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def using(chosen: Kernels) -> AbstractContextManager[None]:
     """Run these kernels on CPU tensors."""
-    _for_cpu.append(chosen)
-    try:
-        yield
-    finally:
-        _for_cpu.pop()
+    return _pushed(_for_cpu, chosen)
 
 
-@contextmanager
-def watching(call: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+def watching(call: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextManager[None]:
     """Inside, show the name and the arguments of every kernel that runs on CPU tensors."""
-    _watching.append(call)
-    try:
-        yield
-    finally:
-        _watching.pop()
+    return _pushed(_watching, call)
 
 
 def has_numba_kernel(tensor: Tensor) -> bool:
@@ -110,14 +111,9 @@ def has_numba_kernel(tensor: Tensor) -> bool:
     return kernels_for(tensor) is NUMBA and not _as_on_gpu[-1]
 
 
-@contextmanager
-def as_on_gpu(wanted: bool = True) -> Iterator[None]:
+def as_on_gpu(wanted: bool = True) -> AbstractContextManager[None]:
     """Inside, CPU tensors do without the kernels that only the CPU has, and so take the memory that a GPU's would."""
-    _as_on_gpu.append(wanted)
-    try:
-        yield
-    finally:
-        _as_on_gpu.pop()
+    return _pushed(_as_on_gpu, wanted)
 
 
 @cache

@@ -20,6 +20,7 @@ from hongtu.engine.engine import Engine
 from hongtu.errors import AnomalyError
 from hongtu.model.network import Network
 from hongtu.nn.block import Rows
+from hongtu.train.survey.edges import tensors_in
 
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
 
@@ -53,7 +54,7 @@ class _Watch:
     def module(self, network: Network, title: str, rows: Rows, out: Any) -> None:
         """Called by a network with what a module returned."""
         self.network = network
-        for x in _tensors(out):
+        for x in tensors_in([out]):
             self._see(f"what {title} returned", x, ids=rows.ids)
             if x.requires_grad:
                 ids = rows.ids.clone()  # of a buffer that the next chunk overwrites
@@ -112,14 +113,6 @@ def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
         loss.watch = None
         for hook in hooks:
             hook.remove()
-
-
-def _tensors(out: Any) -> Iterator[Tensor]:
-    if isinstance(out, Tensor):
-        yield out
-    elif isinstance(out, tuple | list):
-        for part in out:
-            yield from _tensors(part)
 
 
 def _numpy(x: Tensor) -> np.ndarray:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from typing_extensions import Self
 
 from hongtu.graph.sparse_rows import SparseRows
 
@@ -58,8 +61,19 @@ class LayerShape:
     norm: bool = False
 
 
+class Counts:
+    """Numbers that add up, field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(cast(Any, self))})
+
+    def times(self, times: int) -> Self:
+        """So many of them."""
+        return type(self)(**{f.name: times * getattr(self, f.name) for f in fields(cast(Any, self))})
+
+
 @dataclass(frozen=True)
-class Products:
+class Products(Counts):
     """Linear maps, per vertex.
 
     Attributes:
@@ -70,16 +84,9 @@ class Products:
     parameters: int = 0
     columns: int = 0
 
-    def __add__(self, other: Products) -> Products:
-        return Products(self.parameters + other.parameters, self.columns + other.columns)
-
-    def times(self, times: int) -> Products:
-        """So many of them."""
-        return Products(times * self.parameters, times * self.columns)
-
 
 @dataclass(frozen=True)
-class Sweeps:
+class Sweeps(Counts):
     """What operations read and write beside their products.
 
     Attributes:
@@ -94,12 +101,9 @@ class Sweeps:
     backward_calls: int = 0
     saved: int = 0
 
-    def __add__(self, other: Sweeps) -> Sweeps:
-        return Sweeps(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeSweeps:
+class EdgeSweeps(Counts):
     """What a function of edges (attention, gates) does in one direction.
 
     Attributes:
@@ -117,13 +121,6 @@ class EdgeSweeps:
     sources: float = 0
     edges: float = 0
     calls: int = 0
-
-    def __add__(self, other: EdgeSweeps) -> EdgeSweeps:
-        return EdgeSweeps(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-    def times(self, times: int) -> EdgeSweeps:
-        """So many of them."""
-        return EdgeSweeps(**{f.name: times * getattr(self, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
