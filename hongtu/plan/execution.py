@@ -55,9 +55,13 @@ class ExecutionPlan(PlannedMemory):
 
     def device_traffic(self, p: Pass, device: int) -> Traffic:
         """Predicted traffic of one pass on one device; also where its transfers are only counted."""
+        return self._traffic_of(self.pass_program(p), device)
+
+    def pass_program(self, p: Pass) -> PassProgram:
+        """What one pass runs; also where its transfers are only counted."""
         if p.name not in self._compiled:
             self._compiled[p.name] = compile_pass(self, p)
-        return self._traffic_of(self._compiled[p.name], device)
+        return self._compiled[p.name]
 
     @property
     def arena_bytes(self) -> dict[str, int]:

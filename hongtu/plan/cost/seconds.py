@@ -1,7 +1,7 @@
 """Predicted seconds of an epoch on a hardware profile.
 
 Everything that is not known exactly is an estimate; bytes and rows are exact. Times add up, except where a plan has
-copies run beside arithmetic: there a pass takes as long as the longest of what comes, what is computed and what leaves.
+copies run beside arithmetic: there a pass takes as long as its program's critical path (``program/walk.py``).
 Devices of one machine work at the same time: a pass takes as long as the slowest.
 """
 
@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 
 from hongtu.hardware import Hardware
+from hongtu.metrics import Traffic
 from hongtu.plan.cost.work import Extent, Work, partition_work, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
+from hongtu.plan.program.walk import walk
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
 
@@ -81,36 +83,42 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
 
 def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, float]:
     """What an epoch takes at least, for its arithmetic and for starting chunks; needs no planned transfers."""
-    arithmetic, starting = 0.0, 0.0
+    total = np.zeros(2)
     for p in plan.passes.train:
         on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
         for i in range(plan.topology.partitions):
             work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
             computed = _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
             on_device[i % len(on_device)] += computed, _dispatch_seconds(work, hardware)
-        least = on_device[on_device.sum(axis=1).argmin()]
-        arithmetic, starting = arithmetic + float(least[0]), starting + float(least[1])
-    return arithmetic, starting
+        total += on_device[on_device.sum(axis=1).argmin()]
+    return float(total[0]), float(total[1])
 
 
 def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
     """Seconds of one pass: those of the device that takes longest; partitions are dealt to devices in turn."""
-    on_device = [Seconds()] * min(hardware.devices, plan.topology.partitions)
+    count = min(hardware.devices, plan.topology.partitions)
+    on_device, moved = [Seconds()] * count, [Traffic()] * count
     for i in range(plan.topology.partitions):
-        on_device[i % len(on_device)] += _partition_seconds(plan, p, i, hardware)
-    flushed = plan.pass_traffic(p).bytes["flush"]
-    slowest = max(on_device, key=lambda seconds: seconds.total)
-    found = slowest + Seconds(accumulate=flushed / hardware.host_add)
-    return found + Seconds(hidden=_hidden(found)) if plan.choice.staging > 1 else found
+        traffic = plan.device_traffic(p, i)
+        on_device[i % count] += _partition_seconds(plan, p, i, traffic, hardware)
+        moved[i % count] += traffic
+    slowest = max(range(count), key=lambda k: on_device[k].total)
+    s = on_device[slowest] + Seconds(accumulate=sum(t.bytes["flush"] for t in moved) / hardware.host_add)
+    if plan.choice.staging < 2:
+        return s
+    pushed = moved[slowest].bytes["push"] / hardware.peer_link
+    written = moved[slowest].bytes["write"] / hardware.contiguous_link
+    streams = {
+        "load": s.load + s.peer - pushed + s.contiguous - written,
+        "compute": s.aggregate + s.rowwise + s.dispatch + pushed,
+        "flush": s.flush + written,
+        "host": s.accumulate,
+    }
+    return s + Seconds(hidden=min(walk(plan.pass_program(p), streams) - s.total, 0.0))
 
 
-def _hidden(s: Seconds) -> float:
-    lanes = (s.load + s.peer + s.contiguous, s.aggregate + s.rowwise + s.dispatch, s.flush, s.accumulate)
-    return max(lanes) - sum(lanes)
-
-
-def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> Seconds:
-    traffic, work = plan.device_traffic(p, i), partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
+def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, hardware: Hardware) -> Seconds:
+    work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
     moved, rows = traffic.bytes, traffic.rows
     return Seconds(
         load=moved["load"] / hardware.host_link + rows["load"] * hardware.row_seconds,

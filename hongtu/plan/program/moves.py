@@ -6,7 +6,7 @@ device that does it. Legend: V vertices, K intervals of one device's cache.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources, 
 
 StreamName = Literal["load", "compute", "flush", "host"]
 EventName = Literal["brought", "sent", "added"]
+EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 # ------------------------------------------------------------------------------------------------ around the batches
 
