@@ -325,7 +325,7 @@ def begin_again(case: Case) -> None:
             if isinstance(setting, float):
                 setattr(mine, name, setting)
         mine.training = old.training
-    new.load_state_dict(before.model.state_dict())
+    new.to(case.options["dtype"]).load_state_dict(before.model.state_dict())
     case.trainer = hongtu.Trainer(case.artifact, layers, **case.options)
     case.trainer.epoch = before.epoch
     case.trainer.optimizer.load_state_dict(before.optimizer.state_dict())

@@ -9,7 +9,10 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.train import layer_output
+from hongtu.train.runtime import Runtime
 from tests import problems, trainers
+from tests.faults.memory import Hungry
 from tests.models import H
 
 
@@ -120,14 +123,44 @@ def test_one_weighted_vertex_beside_an_odd_number_of_labels():
     problem = problems.problem_of(problems.awkward_graph(), classes=3, multi_label=True)
     weight = np.linspace(0.5, 2, problem.num_vertices)
     mask = np.zeros(problem.num_vertices, bool)
-    mask[5] = True
-    artifact = problems.prepare(problem, 2, 3)
+    mask[[5, 40]] = True  # in different chunks
     torch.manual_seed(0)
     term = hongtu.LossTerm("bce_with_logits", mask=mask, vertex_weight=weight)
-    trainer = hongtu.Trainer(artifact, [hnn.GCNConv(6, 3)], loss=term, dtype=torch.float64)
-    record = trainer.train_epoch()
-    out = hongtu.Trainer(artifact, [trainer.model[0]], loss=term, dtype=torch.float64)
-    assert np.isfinite(record.loss) and np.isfinite(out.train_epoch().loss)
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), [hnn.GCNConv(6, 3)], loss=term, dtype=torch.float64)
+    out, target = trainer.predict()[mask], torch.from_numpy(problem.labels[mask]).double()
+    each = nn.functional.binary_cross_entropy_with_logits(out, target, reduction="none").mean(1)
+    expected = (each.numpy() * weight[mask]).sum() / weight[mask].sum()
+    np.testing.assert_allclose(trainer.train_epoch().loss, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "front, change",
+    [
+        (lambda: hnn.Dropout(0.3), lambda t: setattr(t.model[0], "p", 0.6)),
+        (lambda: nn.LeakyReLU(0.9), lambda t: setattr(t.model[0], "negative_slope", 0.1)),
+    ],
+)
+def test_a_setting_reaches_every_device(front, change):
+    on_two, on_one = make(behind(front()), device="simulated"), make(behind(front()))
+    np.testing.assert_allclose(losses(on_two, change), losses(on_one, change), rtol=1e-9)
+
+
+def test_the_output_of_a_layer_is_planned_again_where_memory_runs_out(monkeypatch):
+    def hungry(**options):
+        torch.manual_seed(0)
+        layers = [Hungry(6, H, activation="relu"), hnn.SAGEConv(H, 3)]
+        return hongtu.Trainer(trainers.artifact(2, 8), layers, device_memory="14KB", dtype=torch.float64, **options)
+
+    def make_runtime(*given, **options):
+        runtime = Runtime(*given, **options)
+        monkeypatch.setattr(Hungry, "per_row", 300)  # it is planned: layers take more than when they were probed
+        return runtime
+
+    expected, trainer = hungry().embed(0), hungry(on_oom="replan")
+    monkeypatch.setattr(layer_output, "Runtime", make_runtime)
+    with pytest.warns(UserWarning, match="planned again"):
+        found = trainer.embed(0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_output_of_a_layer_is_computed_as_in_training():
