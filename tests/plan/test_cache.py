@@ -159,6 +159,14 @@ def test_what_opens_and_retires():
     assert found.peer.tolist() == found.peer_slot.tolist() == [-1] * 3 and len(found) == 3
 
 
+def test_mirrors_that_retire_together_are_sorted_by_peer():
+    row, slot, first, last, peer = (
+        np.array(x, np.int32) for x in ([5, 6, 7], [0, 1, 2], [0, 0, 0], [1, 1, 0], [2, 0, 0])
+    )
+    found = intervals.make_intervals(row, slot, first, last, 2, peer, slot)
+    assert [found.retiring(b).tolist() for b in range(2)] == [[2], [1, 0]]
+
+
 # ------------------------------------------------------------------------------------------------------- transfer plans
 
 
