@@ -60,3 +60,7 @@ class AnomalyError(RuntimeError):
     def __init__(self, message: str, vertex: int | None = None) -> None:
         super().__init__(message)
         self.vertex = vertex
+
+
+class RankLost(RuntimeError):
+    """Another rank has stopped, and this one cannot go on; the message has that one's last words, or the network's."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from hongtu.errors import AnomalyError, DeviceOutOfMemory, InputError, OutputError
+from hongtu.errors import AnomalyError, DeviceOutOfMemory, InputError, OutputError, RankLost
 
 
 class Terminated(KeyboardInterrupt):
@@ -41,7 +41,7 @@ def describe(error: BaseException) -> str:
     """One line for stderr."""
     if isinstance(error, KeyboardInterrupt):
         text = str(error) or ("stopped by SIGTERM" if isinstance(error, Terminated) else "interrupted")
-    elif isinstance(error, Stopped | InputError | OutputError | DeviceOutOfMemory | AnomalyError):
+    elif isinstance(error, Stopped | InputError | OutputError | DeviceOutOfMemory | AnomalyError | RankLost):
         text = str(error)
     elif isinstance(error, MemoryError):
         text = f"host memory: an allocation was refused ({error}); use a machine with more memory"

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hongtu.errors import RankLost
 from hongtu.ranks.together import Alone, Ranks, Together
+from hongtu.ranks.words import last_words, leave_words
 from hongtu.threads import usable_cores
 
 
@@ -20,8 +22,16 @@ def joined() -> Iterator[Together]:
         return
     take_threads()
     dist.init_process_group("gloo")
+    ranks = Ranks()
     try:
-        yield Ranks()
+        yield ranks
+    except KeyboardInterrupt as error:  # torchrun stops those that are left
+        words = last_words()
+        raise (RankLost(words) if words else error) from error
+    except Exception as error:
+        if not isinstance(error.__cause__ or error, RankLost):
+            leave_words(ranks.rank, str(error) or type(error).__name__)
+        raise
     finally:
         dist.destroy_process_group()
 

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, RankLost
+from hongtu.ranks.words import last_words
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
@@ -168,7 +169,8 @@ class Ranks(Together):
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
+        with _others_there():
+            dist.all_gather_object(found, value, group=self._group)
         return found
 
     def each(self, tensor: Tensor) -> Iterator[Tensor]:
@@ -176,18 +178,30 @@ class Ranks(Together):
         for rank, shape in enumerate(self.gather(tuple(tensor.shape))):
             part = tensor if rank == self.rank else tensor.new_empty(shape)
             if part.numel():
-                dist.broadcast(part, self._members[rank], group=self._group)
+                with _others_there():
+                    dist.broadcast(part, self._members[rank], group=self._group)
             yield part
 
     def told(self, value: T) -> T:
         found: list[Any] = [value]
-        dist.broadcast_object_list(found, self._members[0], group=self._group)
+        with _others_there():
+            dist.broadcast_object_list(found, self._members[0], group=self._group)
         return found[0]
 
     def take_from_first(self, tensor: Tensor) -> None:
         there = tensor.detach().cpu().contiguous()
-        dist.broadcast(there, self._members[0], group=self._group)
+        with _others_there():
+            dist.broadcast(there, self._members[0], group=self._group)
         tensor.detach().copy_(there)
+
+
+@contextmanager
+def _others_there() -> Iterator[None]:
+    """Say what became of the others where the network fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(last_words(wait=1.0) or f"another rank has stopped, or its network ({error})") from error
 
 
 def current() -> Together:

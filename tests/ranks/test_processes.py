@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,29 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     refused = hongtu_on(2, "train", artifact, "--device-memory", "1B", check=False)
     assert refused.returncode != 0 and "the smallest that works is" in refused.stderr
     assert "torchrun started 2" in hongtu_on(2, "info", artifact, check=False).stderr
+
+
+FAILING = """
+import sys
+import hongtu
+from hongtu.ranks.launch import joined
+
+def stop(record):
+    if record.epoch == 3 and ranks.rank == 1:
+        raise MemoryError("no more")
+
+with joined() as ranks:
+    hongtu.Trainer(sys.argv[1], [hongtu.nn.GCNConv(6, 3)]).fit(1000000, on_epoch=stop)
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_stops_is_named_by_the_others(artifact, tmp_path):
+    (tmp_path / "script.py").write_text(FAILING)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*torchrun, tmp_path / "script.py", artifact], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert re.search(r"RankLost: rank 1 \(.*, pid \d+\) stopped: no more", done.stderr), done.stderr
 
 
 def test_a_trainer_without_a_process_group_is_alone(artifact):
