@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
+
+from hongtu.config import size
 
 LINKS = ("load", "pull", "push", "flush", "read", "write", "topology")
 ROW_LINKS = ("load", "pull", "push", "flush")
@@ -75,6 +78,15 @@ class EpochRecord:
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON; a number that does not exist is None."""
         return asdict(self) | self.summary()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        numbers = {"epoch": self.epoch, "loss": f"{self.loss:.4f}", "seconds": f"{self.seconds:.3f}"}
+        numbers |= {escape(name): f"{score:.4f}" for name, score in self.metrics.items()}
+        numbers |= {f"{link} bytes": f"{count:,}" for link, count in self.bytes.items() if count}
+        numbers |= {f"peak of {escape(name)}": size(count) for name, count in self.peak_bytes.items()}
+        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in numbers.items())
+        return f"<table>{cells}</table>"
 
     def summary(self) -> dict[str, Any]:
         """The part that a run's history keeps of every epoch."""

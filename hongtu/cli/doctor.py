@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from hongtu import __version__
-from hongtu.bench.host_load import BUSY, OthersShare
 from hongtu.config import size
 from hongtu.errors import InputError
 
@@ -63,6 +62,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--measure {options.measure}: expected a file in a directory that exists")
     found = examine()
     if options.measure is not None:
+        from hongtu.bench.host_load import OthersShare
         from hongtu.bench.profile.measure import measure_cpu
 
         start, others = perf_counter(), OthersShare()
@@ -123,6 +123,8 @@ def report(found: dict[str, Any]) -> str:
         lines += [line for does, remedy in lacking for line in (f"  {does}", f"      {remedy}")]
     if "hardware" in found:
         lines += _measured(found["hardware"], found["profile"])
+        from hongtu.bench.host_load import BUSY
+
         if found["others_share"] > BUSY:
             lines.append(
                 f"  Other processes took {found['others_share']:.0%} of the processors meanwhile, so predictions may "
