@@ -71,10 +71,11 @@ def edited(folder: Path, edit: Edit) -> str:
 
 
 def tests_of(edit: Edit) -> str:
-    """Those of the file itself, if it has some, or of the part that it is in."""
+    """Those of the file itself, if it has some, then those of the part that it is in."""
     _, room, *_, name = edit.file.split("/")
     own = f"tests/{room}/test_{name}"
-    return own if (REPOSITORY / own).exists() else next(x for part, x in FIRST.items() if edit.file.startswith(part))
+    part = next(tests for folder, tests in FIRST.items() if edit.file.startswith(folder))
+    return f"{own} {part}" if (REPOSITORY / own).exists() else part
 
 
 def noticed_by(copy: Path, edit: Edit, stages: Sequence[str]) -> str:
