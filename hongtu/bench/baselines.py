@@ -87,7 +87,7 @@ def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[
     if why_not is not None:
         raise InputError(why_not)
     if form == "dense":
-        return Dense(artifact, model)
+        return DenseProducts(artifact, model)
     kind = NeighborSampling if form == "pyg-loader" else FullBatch
     return kind(form, artifact, model, layers, device)
 
@@ -196,7 +196,7 @@ class NeighborSampling(FullBatch):
         return total / max(count, 1)
 
 
-class Dense:
+class DenseProducts:
     """The dense products of one epoch: per linear map forward and its weight's gradient, and its input's gradient
     except in the first layer. No graph, no loss: the floor of what an epoch takes."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.engine.host_store import HostStore
-from hongtu.engine.saved import Entry, Graph, Place, Settled, edges_of, move_saved, saving
+from hongtu.engine.saved import Entry, Graph, Saved, Settled, edges_of, move_saved, saving
 from hongtu.graph.sparse_rows import PARTS
 from hongtu.graph.topology import ChunkTopology
 from hongtu.kernels.dispatch import kernels_for
@@ -79,7 +79,7 @@ class Chunk:
         self.num_dst = int(p.view.num_dst[number])
         self.registers: dict[str, Any] = {}
         self.graph = Graph()
-        self.places: list[Place] = []
+        self.places: list[Saved] = []
         self.settled = Settled(self.device.save)
 
     # ------------------------------------------------------------------------------------------------ bring and send

@@ -183,7 +183,7 @@ class Executor:
         """Of every network; partitions on one device may share one."""
         return [network.norm(layer) for network in dict.fromkeys(self.networks)]
 
-    def edge_loss(self, x: moves.EdgeLoss) -> None:
+    def loss_over_edges(self, x: moves.LossOverEdges) -> None:
         context = self.networks[0].context
         loss = self.loss.backward(self.host[x.output], self.host[x.gradient], context.seed, context.epoch)
         self.partitions[0].loss_value.add_(loss)

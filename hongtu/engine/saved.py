@@ -60,7 +60,7 @@ def _tensor(storage: torch.UntypedStorage, form: Form) -> Tensor:
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
 
 
-class Place:
+class Saved:
     """What an operation saved, wherever it lies now.
 
     Attributes:
@@ -93,17 +93,17 @@ class Place:
         return rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride()
 
 
-def saving(places: list[Place]) -> saved_tensors_hooks:
+def saving(places: list[Saved]) -> saved_tensors_hooks:
     """Inside, what operations save for backward goes to ``places``; clear that list, or it is held by it, too."""
 
-    def save(x: Tensor) -> Place:
-        places.append(Place(x))
+    def save(x: Tensor) -> Saved:
+        places.append(Saved(x))
         return places[-1]
 
-    return saved_tensors_hooks(save, Place.taken)
+    return saved_tensors_hooks(save, Saved.taken)
 
 
-def move_saved(places: list[Place], x: Tensor, same: Tensor) -> None:
+def move_saved(places: list[Saved], x: Tensor, same: Tensor) -> None:
     """Wherever x was saved, have ``same`` instead."""
     for place in places:
         if place.is_at(x):

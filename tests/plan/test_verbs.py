@@ -19,7 +19,7 @@ def kinds(module):
     ]
 
 
-AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.EdgeLoss)
+AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
 FILLS = (moves.Fill, moves.FillRows, moves.FillSlots)
 MOVE_NOTHING = (*AROUND, *check.STREAMS, moves.Zero, moves.Compute)
 

@@ -124,7 +124,7 @@ class _Pass:
         self._named(f"{self.at}, at its end", lambda: self.slots.end(adds))
         everything = np.arange(self.memory.num_vertices)
         for x in p.after:
-            if isinstance(x, moves.EdgeLoss):
+            if isinstance(x, moves.LossOverEdges):
                 self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
         for x in p.frees:
             self._try(x, lambda x=x: self.memory.free(x))

@@ -116,7 +116,7 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield moves.SumStatistics(layer=p.layer)
     if p.edge_loss:
-        yield moves.EdgeLoss(output=OUTPUT, gradient=gradient(OUTPUT))
+        yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
 
 
 def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:

@@ -114,7 +114,7 @@ class Described:
     def sum_statistics(self, x: moves.SumStatistics) -> Line:
         return Line(f"gradients of the statistics of layer {x.layer}, over all networks")
 
-    def edge_loss(self, x: moves.EdgeLoss) -> Line:
+    def loss_over_edges(self, x: moves.LossOverEdges) -> Line:
         return Line(f"{x.gradient} = loss over edges of {x.output}")
 
     # ------------------------------------------------------------------------------------------------------- streams

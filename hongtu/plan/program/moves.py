@@ -70,7 +70,7 @@ class SumStatistics(Instruction):
 
 
 @kind
-class EdgeLoss(Instruction):
+class LossOverEdges(Instruction):
     """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
 
     output: str

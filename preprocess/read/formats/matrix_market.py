@@ -18,7 +18,7 @@ FIELDS = ("pattern", "integer", "unsigned-integer", "real", "double")
 SYMMETRIES = {"general": 0.0, "symmetric": 1.0, "skew-symmetric": -1.0}  # times an entry: its mirror
 
 
-class Header(NamedTuple):
+class MatrixHeader(NamedTuple):
     """The banner and the line of sizes."""
 
     field: str
@@ -42,7 +42,7 @@ def open_matrix_market(path: Path) -> RawGraph:
     return RawGraph(title=str(path), blocks=lambda as_text: _blocks(path, header, weighted), num_vertices=header.size)
 
 
-def _header(path: Path) -> Header:
+def _header(path: Path) -> MatrixHeader:
     from scipy.io import mminfo
 
     try:
@@ -60,10 +60,10 @@ def _header(path: Path) -> Header:
         )
     if rows != columns:
         raise InputError(f"{path}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
-    return Header(field, symmetry, rows, entries)
+    return MatrixHeader(field, symmetry, rows, entries)
 
 
-def _entries(path: Path, header: Header) -> Iterator[EdgeBlock]:
+def _entries(path: Path, header: MatrixHeader) -> Iterator[EdgeBlock]:
     """The stored entries, counted from 0."""
     values = header.field != "pattern"
     columns = Columns(0, 1, 2 if values else -1, 3 if values else 2, True, 0)  # the line of sizes is passed over
@@ -92,7 +92,7 @@ def _whole(blocks: Iterator[EdgeBlock]) -> Iterator[EdgeBlock]:
         raise InputError(f"{str(error).partition('; ')[0]}; mend the line") from None
 
 
-def _blocks(path: Path, header: Header, weighted: bool) -> Iterator[EdgeBlock]:
+def _blocks(path: Path, header: MatrixHeader, weighted: bool) -> Iterator[EdgeBlock]:
     factor = SYMMETRIES[header.symmetry]
     for block in _entries(path, header):
         source, destination, weight, where = block._replace(weight=block.weight if weighted else None)
