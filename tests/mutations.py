@@ -70,7 +70,7 @@ def edited(folder: Path, edit: Edit) -> str:
     return text.replace(edit.old, edit.new)
 
 
-def tests_of(edit: Edit) -> str:
+def that_see(edit: Edit) -> str:
     """Those of the file itself, if it has some, then those of the part that it is in."""
     _, room, *_, name = edit.file.split("/")
     own = f"tests/{room}/test_{name}"
@@ -84,7 +84,7 @@ def noticed_by(copy: Path, edit: Edit, stages: Sequence[str]) -> str:
     text, times = file.read_text(), file.stat()
     file.write_text(changed)
     try:
-        return next(filter(None, (first_failure(copy, tests.split()) for tests in (tests_of(edit), *stages))), "")
+        return next(filter(None, (first_failure(copy, tests.split()) for tests in (that_see(edit), *stages))), "")
     finally:
         file.write_text(text)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled of it is known by its time
