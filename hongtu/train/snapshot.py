@@ -111,8 +111,14 @@ def describe_layer(layer: torch.nn.Module) -> str:
     >>> describe_layer(torch.nn.Linear(3, 2))
     'Linear(in_features=3, out_features=2, bias=True) [weight 2x3, bias 2]'
     """
-    shapes = [f"{name} {'x'.join(map(str, p.shape)) or 'scalar'}" for name, p in layer.named_parameters()]
+    shapes = [f"{name} {_shape(parameter)}" for name, parameter in layer.named_parameters()]
     return f"{' '.join(_ADDRESS.sub('', repr(layer)).split())} [{', '.join(shapes)}]"
+
+
+def _shape(parameter: torch.nn.Parameter) -> str:
+    if isinstance(parameter, torch.nn.UninitializedParameter):
+        return "lazy"
+    return "x".join(map(str, parameter.shape)) or "scalar"
 
 
 class _Hashed:

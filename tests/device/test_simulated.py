@@ -238,7 +238,7 @@ def test_devices_read_host_rows_that_begin_where_their_memory_does(monkeypatch):
     monkeypatch.setattr("hongtu.device.simulated.poisoned", noted)
     monkeypatch.setattr(StagedDevice, "_copy_rows", copy_rows)
     device = SimulatedBackend()
-    monkeypatch.setattr(device, "pinned", noted)
+    monkeypatch.setattr(SimulatedBackend, "pinned", property(lambda self: noted))
     check(SIX[0], problems.awkward(), (4, 8), device=device, device_memory="smallest")
     starts = {tensor.untyped_storage().data_ptr() for tensor in made}
     assert asked and all(tensor.untyped_storage().data_ptr() in starts for tensor in asked if tensor.numel())

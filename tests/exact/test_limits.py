@@ -226,7 +226,7 @@ def test_any_failure_in_a_layer_leaves_the_trainer_usable():
 
 def test_what_the_host_has_can_be_said(monkeypatch):
     """Virtual machines that get their memory as they use it say that they have little."""
-    monkeypatch.setattr(host, "_machine", lambda: 1 << 20)
+    monkeypatch.setattr(host, "proc_bytes", lambda file, field: 1 << 20)
     with pytest.raises(InputError, match="HONGTU_HOST_MEMORY=48GiB"):
         host.check_host(1 << 30)
     monkeypatch.setenv("HONGTU_HOST_MEMORY", "2GiB")
