@@ -11,7 +11,7 @@ from torch import nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, takes_batch_statistics
-from hongtu.nn.layer import Layer, is_plain
+from hongtu.nn.layer import TRANSFORMS, Layer, is_plain
 from hongtu.nn.norm import Normalization
 from hongtu.nn.whole_graph import rules_of
 
@@ -37,8 +37,17 @@ def check_module(index: int, module: nn.Module) -> None:
         if base.__name__ != "JumpingKnowledge"
     ):
         raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
-    if isinstance(module, Layer | Normalization | nn.BatchNorm1d) and has_hooks(module):
-        raise InputError(f"{title}: it has hooks, which would not be called; remove them, or hook a module inside it")
+    if isinstance(module, Layer | Normalization | nn.BatchNorm1d):
+        if has_hooks(module):
+            raise InputError(
+                f"{title}: it has hooks, which would not be called; remove them, or hook a module inside it"
+            )
+        own = TRANSFORMS | {"forward", "normalize"}
+        patched = sorted(name for name, value in vars(module).items() if name in own and callable(value))
+        if patched and not (isinstance(module, Layer) and module.plain):
+            raise InputError(
+                f"{title}: its {patched[0]} was replaced in the object, which may not be called; define a subclass"
+            )
     for part in module.bare_maps if isinstance(module, Layer) else ():
         if not is_plain(part):
             name = next(name for name, inside in module.named_modules() if inside is part)
@@ -83,6 +92,21 @@ def modes_kept(modules: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+def check_tensors(modules: nn.ModuleList) -> None:
+    """Refuse parameters that cannot be trained.
+
+    Raises:
+        InputError: naming the first, and what to do.
+    """
+    for name, parameter in modules.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            continue
+        if parameter.is_meta:
+            raise InputError(f"layers: {name} has no numbers (it is on the meta device); make the layers on the CPU")
+        if parameter.is_inference():
+            raise InputError(f"layers: {name} was made under torch.inference_mode; make the layers outside of it")
 
 
 def call_on(module: nn.Module) -> Callable[..., Any]:

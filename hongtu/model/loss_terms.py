@@ -42,7 +42,8 @@ class LossTerm:
         weight: what the term is multiplied by.
         mask: the vertices it is over: "train", "val", "test" or bool [N] in the original order.
         vertex_weight: [N] in the original order, at least 0: multiplies each vertex's loss; a mean is then divided by
-            the sum of these weights (times the class weights, where there are any) instead of the vertices.
+            the sum of these weights (times the class weights, where there are any) instead of the vertices. It is
+            copied, as the mask is: a Trainer does not see what changes in them later.
     """
 
     loss: Loss

@@ -176,7 +176,12 @@ class _MapGradients(torch.autograd.Function):
 def is_plain(module: torch.nn.Module) -> bool:
     """Whether a module is h W^T + b and nothing else, so that its weight says it all."""
     linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
-    return linear and not has_hooks(module)
+    return linear and "forward" not in vars(module) and not has_hooks(module)
+
+
+def is_product(module: torch.nn.Module) -> bool:
+    """Whether a module is h W^T and nothing else."""
+    return is_plain(module) and module.bias is None
 
 
 class Common(TypedDict, total=False):

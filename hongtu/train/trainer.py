@@ -22,6 +22,7 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.metrics import EpochRecord
+from hongtu.model.checks import check_tensors
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.loss_terms import Losses
@@ -97,6 +98,7 @@ class Trainer:
         BudgetError: when the budget is too small; names the smallest that works.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         artifact: Artifact | str | os.PathLike[str],
@@ -134,6 +136,7 @@ class Trainer:
 
             self._context = RowContext(seed=seed)
             self.model = as_modules(layers)
+            check_tensors(self.model)
             self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
             self._network = Network(self.model, self._context, autocast)
             check_ranked(self.artifact, self._network, loss, self.ranks)
@@ -182,7 +185,10 @@ class Trainer:
                 f"{self._torn} was stopped half-way, so that weights may be partly those of before; load a snapshot "
                 "(trainer.load) or make a new Trainer"
             )
+        if self.model is not self._network.modules:
+            raise InputError("trainer.model is another one than the plan's; make a new Trainer of its layers")
 
+    @torch.inference_mode(False)
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
         self._check_whole()
@@ -278,6 +284,7 @@ class Trainer:
             layer: its position in ``model``, from the end where it is negative; -1 is ``predict``.
             vertices, out: as in ``predict``.
         """
+        self._check_whole()
         number = layer_number(self.model, layer)
         numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
         file = None if out is None else self.ranks.first(lambda: check_rows_file(out))
@@ -300,6 +307,7 @@ class Trainer:
             return self._loss.validates
         return bool(self.artifact.masks["val"].any())
 
+    @torch.inference_mode(False)
     def _infer(self, runtime: Runtime, use: Callable[[Tensor, Tensor], T]) -> T:
         """What is made of a model's output, [V, C] in new order, and the original id of every row, int64 [V]."""
         self._check_whole()
@@ -310,6 +318,7 @@ class Trainer:
 
         return runtime.run(work)
 
+    @torch.inference_mode(False)
     def _layer_runtime(self, number: int) -> Runtime:
         return layer_runtime(
             self._share, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
@@ -366,6 +375,7 @@ class Trainer:
         """
         self.ranks.first(lambda: write_snapshot(path, self.state()))
 
+    @torch.inference_mode(False)
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's, with
         as many ranks. Of several ranks the first reads it.
@@ -388,6 +398,7 @@ class Trainer:
             raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
         self.set_weights(state)
 
+    @torch.inference_mode(False)
     def resume(self, run_dir: str | os.PathLike[str]) -> bool:
         """Continue the run of ``fit(run_dir=..., save_every=...)`` from its newest snapshot that is not damaged.
 

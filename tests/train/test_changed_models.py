@@ -58,6 +58,16 @@ def test_a_setting_that_changes_is_planned_for(front, change):
         (lambda: [hnn.SGConv(6, 3, K=2)], lambda t: setattr(t.model[0], "K", 3), "model.0.K was 2 and is 3"),
         (trainers.gcn, lambda t: t.model.__setitem__(1, hnn.GCNConv(H, 3)), "model.1 was a GCNConv"),
         (trainers.gcn, lambda t: setattr(t.model[0], "lin", nn.Linear(6, H, bias=False)), "model.0.lin was a Linear"),
+        (trainers.gcn, lambda t: t.model[0].register_forward_hook(print), "layers.0. .GCNConv.: it has hooks"),
+        (
+            trainers.gcn,
+            lambda t: setattr(t.model[0], "forward", print),
+            "model.0.forward was None|layers.0.*its forward",
+        ),
+        (trainers.gcn, lambda t: setattr(t.model[0].lin, "weight", nn.Parameter(torch.ones(H, 6))), "lin.weight was"),
+        (trainers.gcn, lambda t: t.model.half(), r"bias was torch.float64 \(5,\) and is torch.float16"),
+        (trainers.gcn, lambda t: t.model.append(nn.ReLU()), "model.2 was not there"),
+        (trainers.gcn, lambda t: setattr(t, "model", trainers.gcn()), "trainer.model is another one"),
         (
             lambda: behind(nn.Linear(6, 6)),
             lambda t: t.model[0].register_full_backward_hook(lambda module, given, out: None),
@@ -122,11 +132,12 @@ def test_one_weighted_vertex_beside_an_odd_number_of_labels():
     """The weight of a single row lay at an address that is no multiple of eight."""
     problem = problems.problem_of(problems.awkward_graph(), classes=3, multi_label=True)
     weight = np.linspace(0.5, 2, problem.num_vertices)
+    artifact = problems.prepare(problem, 2, 3)
     mask = np.zeros(problem.num_vertices, bool)
-    mask[[5, 40]] = True  # in different chunks
+    mask[artifact.original_id[[0, -1]]] = True  # each alone in its chunk
     torch.manual_seed(0)
     term = hongtu.LossTerm("bce_with_logits", mask=mask, vertex_weight=weight)
-    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), [hnn.GCNConv(6, 3)], loss=term, dtype=torch.float64)
+    trainer = hongtu.Trainer(artifact, [hnn.GCNConv(6, 3)], loss=term, dtype=torch.float64)
     out, target = trainer.predict()[mask], torch.from_numpy(problem.labels[mask]).double()
     each = nn.functional.binary_cross_entropy_with_logits(out, target, reduction="none").mean(1)
     expected = (each.numpy() * weight[mask]).sum() / weight[mask].sum()
@@ -134,14 +145,18 @@ def test_one_weighted_vertex_beside_an_odd_number_of_labels():
 
 
 @pytest.mark.parametrize(
-    "front, change",
+    "module, change",
     [
-        (lambda: hnn.Dropout(0.3), lambda t: setattr(t.model[0], "p", 0.6)),
-        (lambda: nn.LeakyReLU(0.9), lambda t: setattr(t.model[0], "negative_slope", 0.1)),
+        (lambda: hnn.Dropout(0.3), lambda t: setattr(t.model[1], "p", 0.6)),
+        (lambda: nn.LeakyReLU(0.9), lambda t: setattr(t.model[1], "negative_slope", 0.1)),
     ],
 )
-def test_a_setting_reaches_every_device(front, change):
-    on_two, on_one = make(behind(front()), device="simulated"), make(behind(front()))
+def test_a_setting_reaches_every_device(module, change):
+    def between(**options):
+        torch.manual_seed(0)
+        return make([hnn.GCNConv(6, H), module(), hnn.GCNConv(H, 3)], **options)
+
+    on_two, on_one = between(device="simulated"), between()
     np.testing.assert_allclose(losses(on_two, change), losses(on_one, change), rtol=1e-9)
 
 
@@ -217,3 +232,107 @@ def test_edges_are_dropped_where_they_were_not_when_planned():
     for hop in trainer.model[1].hops:
         hop.edge_dropout.p = 0.5
     assert trainer.train_epoch().loss == dropped.train_epoch().loss
+
+
+def patched(conv):
+    for part in (part for part in conv.children() if hasattr(part, "weight")):
+        part.forward = lambda x, part=part: 2 * nn.functional.linear(x, part.weight, part.bias)
+
+
+def hooked(conv):
+    for part in (part for part in conv.children() if hasattr(part, "weight")):
+        part.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def biased(conv):
+    for name, part in conv.named_children():
+        if name in ("lin", "lin_r", "lin_root"):
+            part.bias = nn.Parameter(torch.arange(len(part.weight), dtype=part.weight.dtype))
+
+
+def replaced(conv):
+    for name, part in list(conv.named_children()):
+        if name in ("lin", "lin_r", "lin_root"):
+            bias = torch.arange(len(part.weight), dtype=part.weight.dtype)
+            setattr(conv, name, nn.Sequential(part, nn.Tanh(), Shifted(bias)))
+
+
+class Shifted(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.register_buffer("by", by)
+
+    def forward(self, x):
+        return x + self.by
+
+
+@pytest.mark.parametrize("strategy", ["full", "none"])
+@pytest.mark.parametrize("change", [patched, hooked, biased, replaced])
+@pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv", "GraphConv"])
+def test_a_map_that_is_more_than_its_weight_is_called(kind, change, strategy):
+    """Patched, with hooks, with a bias of its own or another module: as torch_geometric calls it."""
+    torch.manual_seed(0)
+    layers = [getattr(hnn, kind)(6, H), getattr(hnn, kind)(H, 3)]
+    reference = nn.ModuleList([getattr(pyg, kind)(6, H), getattr(pyg, kind)(H, 3)])
+    reference.load_state_dict(nn.ModuleList(layers).state_dict())
+    problem = problems.awkward()
+    later = change in (patched, hooked)
+    if later:
+        trainer = make(layers, strategy=strategy)
+    for convolutions in (layers, reference):
+        change(convolutions[0]), change(convolutions[1])
+    if not later:
+        trainer = make(layers, strategy=strategy)
+    h, edges = torch.from_numpy(problem.features).double(), problem.edge_index
+    weight = () if kind == "SAGEConv" else (problem.edge_weight(),)
+    for convolution in reference.double():
+        h = convolution(h, edges, *weight)
+    mask = torch.from_numpy(problem.masks["train"])
+    loss = nn.functional.cross_entropy(h[mask], torch.from_numpy(problem.labels)[mask])
+    loss.backward()
+    np.testing.assert_allclose(trainer.train_epoch().loss, float(loss.detach()), rtol=1e-9)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(trainer.gradients()[name], parameter.grad, rtol=1e-7, atol=1e-9)
+
+
+def test_inference_mode_around_it_changes_nothing():
+    plain, trainer = make(trainers.gcn()), make(trainers.gcn())
+    with torch.inference_mode():
+        trainer.predict()
+        first = trainer.train_epoch().loss
+    assert [first, *losses(trainer, epochs=2)] == losses(plain)
+
+
+def test_a_snapshot_loaded_in_inference_mode_can_be_trained(tmp_path):
+    plain, trainer = (
+        hongtu.Trainer(trainers.artifact(), trainers.gcn(), optimizer=torch.optim.Adam, dtype=torch.float64)
+        for _ in range(2)
+    )
+    plain.train_epoch()
+    plain.save(tmp_path / "snapshot.pt")
+    with torch.inference_mode():
+        trainer.load(tmp_path / "snapshot.pt")
+    assert losses(trainer) == losses(plain)
+
+
+def test_the_output_of_a_layer_of_another_model_is_refused():
+    trainer = make(trainers.gcn())
+    trainer.model = trainers.gcn()
+    with pytest.raises(InputError, match=r"trainer.model is another one"):
+        trainer.embed(0)
+
+
+def test_tensors_that_cannot_be_trained_are_refused():
+    with torch.inference_mode(), pytest.raises(InputError, match=r"0.bias was made under torch.inference_mode"):
+        make(trainers.gcn())
+    with torch.device("meta"):
+        layers = trainers.gcn()
+    with pytest.raises(InputError, match=r"0.bias has no numbers \(it is on the meta device\)"):
+        make(layers)
+
+
+def test_a_patched_layer_is_refused():
+    layers = trainers.gcn()
+    layers[1].update = lambda a, s: a
+    with pytest.raises(InputError, match=r"layers\[1\] \(GCNConv\): its update was replaced.*define a subclass"):
+        make(layers)

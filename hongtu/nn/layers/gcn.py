@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hongtu.nn.layer import Common, Skip, is_plain, linear, zeros
+from hongtu.nn.layer import Common, Skip, is_product, linear, zeros
 from hongtu.nn.layers.normalized import NormalizedSum
 
 
@@ -48,15 +48,15 @@ class GCNConv(NormalizedSum):
 
     @property
     def can_transform_first(self) -> bool:
-        return is_plain(self.lin)
+        return is_product(self.lin)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         x = self.input_dropout(h)
+        if not is_product(self.lin):  # then it and the sum may not change places
+            return self.spread(self.lin(x))
         return self.spread(self.mapped(x, self.lin.weight) if self.transform_first else x)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        if self.transform_first:
+        if self.transform_first or not is_product(self.lin):
             return self.finish(a, self.bias)
-        if is_plain(self.lin):
-            return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias), fresh=True)
-        return self.finish(self.lin(a), self.bias)
+        return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias), fresh=True)

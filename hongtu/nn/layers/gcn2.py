@@ -57,6 +57,9 @@ class GCN2Conv(GCNConv):
     def can_transform_first(self) -> bool:
         return False
 
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        return self.spread(self.input_dropout(h))
+
     def update(self, a: Tensor, s: Skip, x_0: Tensor) -> Tensor:  # type: ignore[override]
         if self.weight2 is None:
             h = self._map(torch.lerp(a, x_0, self.alpha), self.weight1)

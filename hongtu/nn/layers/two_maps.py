@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Convolution, Skip, is_plain
+from hongtu.nn.layer import Convolution, Skip, is_plain, is_product
 
 
 class TwoMaps(Convolution):
@@ -41,7 +41,8 @@ class TwoMaps(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return self.reduce is not None and all(part is None or is_plain(part) for part in self.maps)
+        first, own = self.maps
+        return self.reduce is not None and is_plain(first) and (own is None or is_product(own))
 
     def sent(self, h: Tensor) -> Tensor:
         """[R, F] -> [R, F]: what neighbours get of a row."""
@@ -61,7 +62,7 @@ class TwoMaps(Convolution):
         first, own = self.maps
         if not self.transform_first:
             h = first(a)
-            if own is not None and not (is_plain(first) and is_plain(own)):
+            if own is not None and not (is_plain(first) and is_product(own)):
                 h = h + own(s)
             elif own is not None:  # autocast leaves in-place operations alone
                 h = h.addmm_(s.to(h.dtype), own.weight.t().to(h.dtype))

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_backward_hooks, is_dropout, times_written
+from hongtu.kernels.torch_private import has_backward_hooks, has_hooks, is_dropout, times_written
+from hongtu.model.checks import check_module
 from hongtu.nn.layer import Layer
 
 OURS = {"training", "context", "site", "transform_first"}  # attributes that planning and running set
@@ -24,9 +25,10 @@ class Witness:
         losses: modules of the loss.
     """
 
-    def __init__(self, modules: nn.Module, losses: list[nn.Module]) -> None:
+    def __init__(self, modules: nn.ModuleList, losses: list[nn.Module]) -> None:
         self._model, self._losses = modules, losses
         self._parts = _parts(modules)
+        self._forms = _forms(modules)
         self._state = _state(losses)
         self.look()
 
@@ -59,9 +61,14 @@ class Witness:
         for name in sorted(self._parts.keys() | now.keys()):
             was, found = self._parts.get(name), now.get(name)
             if was is not found:
-                raise InputError(
-                    f"model.{name} was {_title(was)} and is {_title(found)} that the plan does not know now: {ANEW}"
-                )
+                now_is = "another" if _title(was) == _title(found) else _title(found)
+                raise InputError(f"model.{name} was {_title(was)} and is {now_is} now: {ANEW}")
+        for name, form in _forms(self._model).items():
+            if form != self._forms.setdefault(name, form):
+                was, found = (f"{dtype} {tuple(shape)}" for dtype, shape in (self._forms[name], form))
+                raise InputError(f"model.{name} was {was} and is {found} now: {ANEW}")
+        for index, module in enumerate(self._model):
+            check_module(index, module)
         for name, module in self._model.named_modules():
             if has_backward_hooks(module):
                 raise InputError(
@@ -77,13 +84,20 @@ def _parts(model: nn.Module) -> dict[str, Any]:
     return dict(model.named_modules(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
 
 
+def _forms(model: nn.Module) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    """The dtype and the shape of every parameter that has one by now: what ``half`` and ``data`` change in place."""
+    known = (item for item in model.named_parameters() if not isinstance(item[1], nn.UninitializedParameter))
+    return {name: (p.dtype, p.shape) for name, p in known}
+
+
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Plain values and functions that are public attributes of a module."""
-    return {
+    """Plain values and functions that are public attributes of a module, and whether it has hooks."""
+    settings = {
         key: value
         for key, value in vars(module).items()
         if key[0] != "_" and key not in OURS and (isinstance(value, PLAIN) or callable(value))
     }
+    return settings | {"hooks": has_hooks(module)}
 
 
 def _state(losses: list[nn.Module]) -> list[Any]:
