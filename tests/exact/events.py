@@ -21,7 +21,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import hongtu
-from hongtu.errors import InputError
+from hongtu.errors import BudgetError, InputError
 from hongtu.nn.dropout import dropout_key, keep_mask
 from hongtu.nn.layer import Layer
 
@@ -241,7 +241,12 @@ def other_module(case: Case) -> None:
     case.done[-1] += f" {name}"
     case.hooks = [hook for hook in case.hooks if not hook[1].startswith(f"{name}.")]
     model, epoch = case.trainer.model, case.trainer.epoch
-    case.trainer = hongtu.Trainer(case.artifact, list(map(entry, model, model.headers)), **case.options)
+    layers = list(map(entry, model, model.headers))
+    try:
+        case.trainer = hongtu.Trainer(case.artifact, layers, **case.options)
+    except BudgetError as error:  # the other module takes more
+        case.options["device_memory"] = error.smallest
+        case.trainer = hongtu.Trainer(case.artifact, layers, **case.options)
     case.trainer.epoch = epoch
     case.optimizer = case.sgd(case.modules.parameters())
 
