@@ -67,14 +67,14 @@ class Witness:
             if form != self._forms.setdefault(name, form):
                 was, found = (f"{dtype} {tuple(shape)}" for dtype, shape in (self._forms[name], form))
                 raise InputError(f"model.{name} was {was} and is {found} now: {ANEW}")
-        for index, module in enumerate(self._model):
-            check_module(index, module)
         for name, module in self._model.named_modules():
             if has_backward_hooks(module):
                 raise InputError(
                     f"model.{name} ({type(module).__name__}) has a backward hook, which every chunk would call, "
                     "with a chunk's gradient; hook its parameters (register_hook runs once, on the epoch's gradient)"
                 )
+        for index, module in enumerate(self._model):
+            check_module(index, module)
         if _state(self._losses) != self._state:
             raise InputError(f"the loss has changed since the Trainer was made: {ANEW}")
 
