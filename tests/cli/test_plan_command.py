@@ -222,14 +222,14 @@ def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     graphs["mixed"] = ("rmat", 600, 3000, 2, 4, "input")
     monkeypatch.setattr("hongtu.bench.profile.measure.GRAPHS", graphs)
     file = tmp_path / "hardware.json"
-    monkeypatch.setattr(doctor.OthersShare, "stop", lambda self, seconds: 0.0)
+    monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.0)
     text = output(capsys, "doctor", "--measure", file)
     assert f"--hardware {file}" in text and "GFLOP/s" in text and "Other processes" not in text
     profile = load_hardware(file)
     assert profile.devices == 1 and profile.device_memory is None and 0 < profile.stage_seconds < 1
     assert profile.host_link > 1e7 and profile.flops > 1e8 and profile.cache >= hongtu.bench.profile.measure.LEAST_CACHE
     monkeypatch.setattr("hongtu.bench.profile.measure.measure_cpu", lambda name: profile)
-    monkeypatch.setattr(doctor.OthersShare, "stop", lambda self, seconds: 0.4)
+    monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.4)
     assert "Other processes took 40% of the processors" in output(capsys, "doctor", "--measure", file)
     assert json.loads(output(capsys, "doctor", "--measure", file, "--json"))["others_share"] == 0.4
 
