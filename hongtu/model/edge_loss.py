@@ -36,8 +36,9 @@ def dot(source: Tensor, destination: Tensor) -> Tensor:
 
 def logistic(positive: Tensor, negative: Tensor) -> Tensor:
     """[B]: mean over an edge and its negatives of the binary cross-entropy of their scores [B] and [B, K]."""
-    losses = nn.functional.softplus(-positive) + nn.functional.softplus(negative).sum(dim=1)
-    return losses / (1 + negative.shape[1])
+    # torch's softplus takes what is above 20 for itself, which is off by 2e-9
+    losses = nn.functional.logsigmoid(positive) + nn.functional.logsigmoid(-negative).sum(dim=1)
+    return -losses / (1 + negative.shape[1])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 import hongtu
 from hongtu.errors import InputError
-from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.edge_loss import EdgeLoss, logistic
 from tests import additions, problems, training
 from tests.additions import some_edges
 from tests.models import SIX
@@ -24,6 +24,16 @@ def test_blocks_of_one_pair(budget):
     """Other pairs, decoders and losses are on the grid of ``test_additions``."""
     model = additions.linked("pairs", hongtu.LinkLoss(torch.from_numpy(some_edges()), block=1), GCN)
     check(model, problems.awkward(), (2, 3), epochs=2, device_memory=budget, seed=additions.SEED)
+
+
+def test_large_scores_lose_no_digits():
+    scores = torch.tensor([[-21.0, 0.5, 20.5, 30.0]], dtype=torch.float64, requires_grad=True)
+    truth = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
+    found = logistic(scores[:, 0], scores[:, 1:]).sum()
+    expected = nn.functional.binary_cross_entropy_with_logits(scores, truth)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+    given = torch.autograd.grad(found, scores), torch.autograd.grad(expected, scores)
+    torch.testing.assert_close(*given, rtol=1e-14, atol=1e-16)
 
 
 def test_the_output_and_its_gradient_are_priced():
