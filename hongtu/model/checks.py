@@ -48,13 +48,15 @@ def check_module(index: int, module: nn.Module) -> None:
             raise InputError(
                 f"{title}: its {patched[0]} was replaced in the object, which may not be called; define a subclass"
             )
-    for part in module.bare_maps if isinstance(module, Layer) else ():
-        if not is_plain(part):
+    maps, products = (module.bare_maps, module.bare_products) if isinstance(module, Layer) else ((), ())
+    for part in (*maps, *products):
+        hooked, biased = has_hooks(part), part in products and getattr(part, "bias", None) is not None
+        if not is_plain(part) or biased:
             name = next(name for name, inside in module.named_modules() if inside is part)
             raise InputError(
-                f"{title}: its {name} is a {type(part).__name__}{' with hooks' if has_hooks(part) else ''}, expected a "
-                "plain torch.nn.Linear: its weight is used without calling it; torch.nn.utils.parametrizations can "
-                "change that"
+                f"{title}: its {name} is a {type(part).__name__}{' with hooks' * hooked}{' with a bias' * biased}, "
+                f"expected a plain torch.nn.Linear{' without a bias' if part in products else ''}: its weight is used "
+                "without calling it; torch.nn.utils.parametrizations can change that"
             )
     if rules_of(module) is not None:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):

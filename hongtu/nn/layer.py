@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.errors import InputError
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -57,16 +56,6 @@ class Layer(torch.nn.Module):
         super().__init__()
         self.context: RowContext | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        before = self.__dict__.get("_modules", {}).get(name)
-        maps = isinstance(before, torch.nn.Linear) and isinstance(value, torch.nn.Linear) and self.built_in
-        if maps and before.bias is None and value.bias is not None:
-            raise InputError(
-                f"{type(self).__name__}.{name}: a Linear with a bias in place of one without, expected bias=False: the "
-                "bias would not be added; the layer has its own (bias=True)"
-            )
-        super().__setattr__(name, value)
-
     @property
     def can_transform_first(self) -> bool:
         """Whether ``transform_first`` may be set."""
@@ -80,7 +69,12 @@ class Layer(torch.nn.Module):
 
     @property
     def bare_maps(self) -> tuple[torch.nn.Module, ...]:
-        """Submodules of which the layer takes the weight without calling them."""
+        """Submodules of which the layer takes weight and bias without calling them."""
+        return ()
+
+    @property
+    def bare_products(self) -> tuple[torch.nn.Module, ...]:
+        """Submodules without a bias of which the layer takes the weight without calling them."""
         return ()
 
     @property

@@ -1,19 +1,13 @@
 """What people do between epochs, done to both sides of a random training (``harness.py``).
 
-Each event takes a ``Case``. What hongtu takes is done to torch_geometric's model, too; what it refuses is put back, or
-a new Trainer is made as the refusal says.
+Each event takes a ``Case``, and raises ``Nothing`` where that has nothing of the kind. What hongtu takes is done to
+torch_geometric's model, too; what it refuses is put back, or a new Trainer is made as the refusal says.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +15,14 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import hongtu
-from hongtu.errors import BudgetError, InputError
+from hongtu.errors import InputError
 from hongtu.nn.dropout import dropout_key, keep_mask
 from hongtu.nn.layer import Layer
+from tests.exact.new_trainer import Nothing, begin_again, entry, halved, interrupt, make, register, resume
 
 if TYPE_CHECKING:
     from tests.exact.harness import Case
 
-ROOT = str(Path(hongtu.__file__).parent)
-ERRORS = (KeyboardInterrupt, RuntimeError, MemoryError, ZeroDivisionError)
-MOST_LINES = 20_000  # of hongtu, about what an epoch runs
 SETTINGS = ("negative_slope", "alpha", "beta", "eps", "momentum", "scale", "fill_value", "t")
 
 
@@ -47,7 +39,9 @@ def modules(case: Case) -> list[tuple[str, nn.Module, nn.Module]]:
 
 
 def one_of(case: Case, things: list[Any]) -> Any:
-    return things[case.rng.integers(len(things))] if things else None
+    if not things:
+        raise Nothing
+    return things[case.rng.integers(len(things))]
 
 
 def value(case: Case) -> float:
@@ -65,11 +59,10 @@ def setting(case: Case) -> None:
         for name in SETTINGS
         if isinstance(getattr(mine, name, None), float) and getattr(theirs, name, None) == getattr(mine, name)
     ]
-    if found:
-        mine, theirs, name = one_of(case, found)
-        setattr(mine, name, value(case))
-        setattr(theirs, name, getattr(mine, name))
-        case.done[-1] += f" {type(mine).__name__}.{name}"
+    mine, theirs, name = one_of(case, found)
+    setattr(mine, name, value(case))
+    setattr(theirs, name, getattr(mine, name))
+    case.done[-1] += f" {type(mine).__name__}.{name}"
 
 
 def drop(case: Case) -> None:
@@ -79,8 +72,6 @@ def drop(case: Case) -> None:
         for number, (mine, theirs) in enumerate(zip(case.trainer.model, case.modules, strict=True))
         if isinstance(mine, Layer) and hasattr(mine, "input_dropout") and len(mine.expand()) == 1
     ]
-    if not found or case.trainer.embedding is not None:
-        return
     number, mine, theirs = one_of(case, found)
     mine.p = p = float(case.rng.choice([0, 0.2, 0.5, 1]))
     site = [module for module in case.trainer.model.modules() if isinstance(module, hongtu.nn.Dropout)].index(mine)
@@ -100,40 +91,40 @@ def drop(case: Case) -> None:
 
 def toggle(case: Case) -> None:
     """One module evaluates while the others train, or trains again."""
-    if drawn := one_of(case, modules(case)):
-        for module in drawn[1:]:
-            module.train(not module.training)
-        case.done[-1] += f" {drawn[0]}"
+    name, *both = one_of(case, modules(case))
+    for module in both:
+        module.train(not module.training)
+    case.done[-1] += f" {name}"
 
 
 def freeze(case: Case) -> None:
-    drawn = one_of(case, parameters(case))
-    if drawn and sum(p.requires_grad for _, p, _ in parameters(case)) > 1:
-        for p in drawn[1:]:
-            p.requires_grad_(False)
-        case.hooks = [hook for hook in case.hooks if hook[1] != drawn[0]]
+    trained = [drawn for drawn in parameters(case) if drawn[1].requires_grad]
+    name, *both = one_of(case, trained[1:])  # one is left
+    for p in both:
+        p.requires_grad_(False)
+    case.hooks = [hook for hook in case.hooks if hook[1] != name]
 
 
 def thaw(case: Case) -> None:
-    for _, mine, theirs in parameters(case):
-        mine.requires_grad_(True)
-        theirs.requires_grad_(True)
+    one_of(case, [name for name, mine, _ in parameters(case) if not mine.requires_grad])
+    for _, *both in parameters(case):
+        for p in both:
+            p.requires_grad_(True)
 
 
 def rewrite(case: Case) -> None:
     """Other numbers in a parameter: in place, through ``data``, or by a state that is loaded."""
-    if drawn := one_of(case, parameters(case)):
-        name, how = drawn[0], case.rng.integers(3)
-        with torch.no_grad():
-            number = (0.5 * drawn[1] + 0.01).clone()
-        for p in drawn[1:]:
-            if how == 0:
-                p.detach().copy_(number)
-            elif how == 1:
-                p.data = number.clone()
-        if how == 2:
-            case.trainer.model.load_state_dict({name: number}, strict=False)
-            case.modules.load_state_dict({name: number}, strict=False)
+    (name, *both), how = one_of(case, parameters(case)), case.rng.integers(3)
+    with torch.no_grad():
+        number = (0.5 * both[0] + 0.01).clone()
+    for p in both:
+        if how == 0:
+            p.detach().copy_(number)
+        elif how == 1:
+            p.data = number.clone()
+    if how == 2:
+        case.trainer.model.load_state_dict({name: number}, strict=False)
+        case.modules.load_state_dict({name: number}, strict=False)
 
 
 def learning_rate(case: Case) -> None:
@@ -166,17 +157,28 @@ def halve(parameter: nn.Parameter) -> None:
 
 def hook(case: Case) -> None:
     """Of a parameter: on its gradient, or after it."""
-    drawn = one_of(case, [drawn for drawn in parameters(case) if drawn[1].requires_grad])
-    if drawn:
-        of_gradient = Bound(float(case.rng.choice([0.001, 0.01, 1.0]))) if case.rng.random() < 0.5 else doubled
-        kind, call = ("after", halve) if case.rng.random() < 0.3 else ("gradient", of_gradient)
-        case.hooks.append((kind, drawn[0], call))
-        for p in drawn[1:]:
-            register(p, kind, call)
+    name, *both = one_of(case, [drawn for drawn in parameters(case) if drawn[1].requires_grad])
+    of_gradient = Bound(float(case.rng.choice([0.001, 0.01, 1.0]))) if case.rng.random() < 0.5 else doubled
+    kind, call = ("after", halve) if case.rng.random() < 0.3 else ("gradient", of_gradient)
+    case.hooks.append((kind, name, call))
+    for p in both:
+        register(p, kind, call)
 
 
-def register(p: nn.Parameter, kind: str, call: Callable[..., Any]) -> None:
-    p.register_post_accumulate_grad_hook(call) if kind == "after" else p.register_hook(call)
+def forward_hook(case: Case) -> None:
+    """Of a module inside: its output is halved."""
+    found = [drawn for drawn in modules(case) if is_alike(*drawn[1:]) and drawn[0] not in case.hooked]
+    name, *both = one_of(case, [drawn for drawn in found if drawn[1] not in bare(case)])
+    case.hooked.append(name)
+    for module in both:
+        module.register_forward_hook(halved)
+    case.done[-1] += f" {name}"
+
+
+def bare(case: Case) -> list[nn.Module]:
+    """Those of which layers take weights without calling them: without hooks, and with a bias if they had one."""
+    layers = [module for module in case.trainer.model.modules() if isinstance(module, Layer)]
+    return [part for layer in layers for part in (*layer.bare_maps, *layer.bare_products)]
 
 
 def module_hook(case: Case) -> None:
@@ -212,8 +214,6 @@ def other_layer(case: Case) -> None:
 def other_parameter(case: Case) -> None:
     """Another parameter under the same name: the optimizer would step the old one."""
     name = one_of(case, [name for name, *_ in parameters(case)])
-    if name is None:
-        return
     owner, _, own = name.rpartition(".")
     module = case.trainer.model.get_submodule(owner)
     before = getattr(module, own)
@@ -224,14 +224,11 @@ def other_parameter(case: Case) -> None:
 
 def other_module(case: Case) -> None:
     """Another submodule on both sides: refused, and taken by the new Trainer that the refusal asks for."""
-    kinds = (nn.Linear, nn.ReLU, nn.ELU, nn.Tanh)
-    drawn = one_of(case, [found for found in modules(case) if type(found[1]) in kinds and is_alike(*found[1:])])
-    if drawn is None:
-        return
-    name, mine, _ = drawn
+    name, mine, _ = one_of(case, [found for found in modules(case) if is_alike(*found[1:])])
     if isinstance(mine, nn.Linear):
-        mine = nn.Linear(mine.in_features, mine.out_features, mine.bias is not None, dtype=mine.weight.dtype)
-        theirs: nn.Module = nn.Linear(mine.in_features, mine.out_features, mine.bias is not None).double()
+        biased = mine.bias is not None if mine in bare(case) else case.rng.random() < 0.5
+        mine = nn.Linear(mine.in_features, mine.out_features, biased, dtype=mine.weight.dtype)
+        theirs: nn.Module = nn.Linear(mine.in_features, mine.out_features, biased).double()
         theirs.load_state_dict(mine.state_dict())
     else:
         mine, theirs = nn.Softplus(), nn.Softplus()
@@ -240,121 +237,32 @@ def other_module(case: Case) -> None:
     case.modules.set_submodule(name, theirs)
     case.done[-1] += f" {name}"
     case.hooks = [hook for hook in case.hooks if not hook[1].startswith(f"{name}.")]
+    case.hooked = [hooked for hooked in case.hooked if hooked != name]
     model, epoch = case.trainer.model, case.trainer.epoch
-    layers = list(map(entry, model, model.headers))
-    try:
-        case.trainer = hongtu.Trainer(case.artifact, layers, **case.options)
-    except BudgetError as error:  # the other module takes more
-        case.options["device_memory"] = error.smallest
-        case.trainer = hongtu.Trainer(case.artifact, layers, **case.options)
+    make(case, list(map(entry, model, model.headers)))
     case.trainer.epoch = epoch
     case.optimizer = case.sgd(case.modules.parameters())
 
 
-def entry(module: nn.Module, header: Any) -> Any:
-    """As it was given to the Trainer."""
-    return module if header is None else (module, f"{', '.join(header.takes)} -> {header.gives}")
-
-
 def is_alike(mine: nn.Module, theirs: nn.Module) -> bool:
+    """Both a linear map of the same shape, or the same activation."""
     if not isinstance(mine, nn.Linear):
-        return type(mine) is type(theirs)
+        return type(mine) in (nn.ReLU, nn.ELU, nn.Tanh) and type(mine) is type(theirs)
     linear = isinstance(theirs, nn.Linear | pyg.Linear)
     return linear and mine.weight.shape == theirs.weight.shape and (mine.bias is None) == (theirs.bias is None)
 
 
 def other_loss(case: Case) -> None:
     """Other class weights in a loss that was given: refused, and taken by a new Trainer."""
-    if case.class_weights is not None:
-        case.class_weights[0] *= 2
-        refused(case, "the loss has changed")
-        begin_again(case)
-
-
-# ------------------------------------------------------------------------------------------- interrupts and snapshots
-
-
-def interrupt(case: Case) -> None:
-    """Ctrl-C or an error at some line of hongtu, in an epoch (the first sets up), an evaluation, or a load.
-
-    The epoch counts if it was finished, and a snapshot mends what was torn.
-    """
-    with snapshot_of(case.trainer) as path:
-        trainer, epoch = case.trainer, case.trainer.epoch
-        works = [trainer.train_epoch, trainer.train_epoch, trainer.predict, lambda: trainer.load(path)]
-        left = int(math.exp(case.rng.uniform(0, math.log(MOST_LINES))))
-        error, work = one_of(case, list(ERRORS)), one_of(case, works)
-
-        def trace(frame: Any, event: str, arg: Any) -> Any:
-            nonlocal left
-            if not frame.f_code.co_filename.startswith(ROOT):
-                return None
-            left -= event == "line"
-            if left == 0:
-                raise error
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            work()
-        except BaseException:  # hongtu makes an InputError of some others
-            if left > 0:
-                raise
-        finally:
-            sys.settrace(before)
-        if left <= 0:
-            case.done[-1] += f" ({error.__name__})"
-        if trainer._torn is not None or trainer.epoch != epoch:
-            trainer.load(path)
-
-
-def resume(case: Case) -> None:
-    """A new Trainer goes on from a snapshot."""
-    with snapshot_of(case.trainer) as path:
-        begin_again(case)
-        case.trainer.load(path)
-
-
-def begin_again(case: Case) -> None:
-    """A new Trainer of new layers, with the weights and settings of the old one."""
-    before = case.trainer
-    layers = case.layers()
-    new = nn.ModuleList(entry[0] if isinstance(entry, tuple) else entry for entry in layers)
-    for index, module in enumerate(before.model):  # other_module may have changed what the model is made of
-        if [type(part) for part in new[index].modules()] != [type(part) for part in module.modules()]:
-            new[index] = module
-            layers[index] = entry(module, before.model.headers[index])
-    for mine, old in zip(new.modules(), before.model.modules(), strict=True):
-        for name, setting in vars(old).items():
-            if isinstance(setting, float):
-                setattr(mine, name, setting)
-        mine.training = old.training
-    new.to(case.options["dtype"]).load_state_dict(before.model.state_dict())
-    case.trainer = hongtu.Trainer(case.artifact, layers, **case.options)
-    case.trainer.epoch = before.epoch
-    case.trainer.optimizer.load_state_dict(before.optimizer.state_dict())
-    mine = dict(case.trainer.model.named_parameters())
-    for name, p in before.model.named_parameters():
-        mine[name].requires_grad_(p.requires_grad)
-        if mine[name] is p:
-            continue  # of a module that was taken over, with its hooks
-        for kind, hooked, call in case.hooks:
-            if hooked == name and p.requires_grad:
-                register(mine[name], kind, call)
-
-
-@contextlib.contextmanager
-def snapshot_of(trainer: hongtu.Trainer) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="hongtu-harness-"))
-    try:
-        trainer.save(folder / "snapshot.pt")
-        yield folder / "snapshot.pt"
-    finally:
-        shutil.rmtree(folder)
+    if case.class_weights is None:
+        raise Nothing
+    case.class_weights[0] *= 2
+    refused(case, "the loss has changed")
+    begin_again(case)
 
 
 EVENTS: tuple[Callable[[Case], None], ...] = (
-    setting, drop, toggle, freeze, thaw, rewrite, learning_rate, hook, module_hook, other_layer, other_parameter,
-    other_module, other_loss, interrupt, interrupt, resume,
+    setting, drop, toggle, freeze, thaw, rewrite, learning_rate, hook, forward_hook, module_hook, other_layer,
+    other_parameter, other_module, other_module, other_loss, other_loss, interrupt, interrupt, interrupt, resume,
+    resume,
 )  # fmt: skip

@@ -13,9 +13,10 @@ import shutil
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,16 @@ from torch import Tensor, nn
 import hongtu
 from hongtu.errors import AnomalyError, BudgetError
 from hongtu.metrics import EpochRecord
-from tests import additions, graphs, problems, training
-from tests.exact.events import EVENTS, begin_again
-from tests.models import SIX, Model, vertex_losses
-from tests.problems import Problem
+from tests import additions, problems, training
+from tests.exact.drawn import draw, squares
+from tests.exact.events import EVENTS, Nothing
+from tests.exact.new_trainer import begin_again
 
 EPOCHS = 4
 TOLERANCE = 1e-8  # of the largest gradient entry, in float64; a model may amplify what differs by 1e-16
 CAST = 0.1  # of the loss, under autocast
 CAST_GRADIENT = 0.3  # of the norm of all gradients
 DIVERGED = 1e5  # a gradient beyond which what comes next is rounding alone
-LOSSES = {"classes": "cross_entropy", "labels": "bce_with_logits", "numbers": "mse"}
 
 
 class Case:
@@ -44,19 +44,22 @@ class Case:
 
     Attributes:
         trainer, modules: the two sides.
+        kinds: what it has that others have not.
         done: what was done in between.
         finite: whether both sides still have numbers.
     """
 
-    class_weights: Tensor | None = None
     finite = True
 
     def __init__(self, number: int) -> None:
         self.rng = np.random.default_rng([7, number])
-        self.problem = self._problem()
-        self.model = self._model()
+        drawn = draw(self.rng)
+        self.kind, self.problem, self.model = drawn.kind, drawn.problem, drawn.model
+        self.class_weights = drawn.class_weights
         self.cast = bool(self.rng.random() < 0.06)
+        self.kinds = {*drawn.traits} | ({"autocast"} if self.cast else set())
         self.hooks: list[tuple[str, str, Callable[..., Any]]] = []  # kind, parameter, what is called
+        self.hooked: list[str] = []  # modules that have a forward hook
         self.drops: dict[int, Any] = {}  # handles of what drops the input of a layer of the other side
         self.done: list[str] = []
         n = int(self.rng.integers(1, 5))
@@ -72,7 +75,9 @@ class Case:
             "dtype": torch.float32 if self.cast else torch.float64,
             "strategy": str(self.rng.choice(training.STRATEGIES)),
             "autocast": torch.bfloat16 if self.cast else None,
+            "device": "simulated" if not self.cast and self.rng.random() < 0.1 else "cpu",
         }
+        self.kinds |= {self.options["device"], self.options["strategy"]}
         if self.rng.random() < 0.6:
             smallest = training.smallest_budget(self.artifact, self.layers, **self.options)
             self.options["device_memory"] = int(smallest * self.rng.choice([1, 1, 1.2, 2]))
@@ -81,10 +86,10 @@ class Case:
         self.optimizer = self.sgd(self.modules.parameters())
 
     def __repr__(self) -> str:
-        topology, options = self.artifact.topology, self.options
+        grain, options = self.artifact.topology.num_dst.shape, self.options
         return (
             f"{self.model.name} on {self.problem.name} ({self.problem.num_vertices} vertices, "
-            f"{len(self.problem.edges[0])} edges), {topology.num_dst.shape}, {options['strategy']}, "
+            f"{len(self.problem.edges[0])} edges), {grain}, {options['strategy']}, {options['device']}, "
             f"{options.get('device_memory')}, autocast {self.cast}: {', '.join(self.done) or 'nothing in between'}"
         )
 
@@ -94,96 +99,6 @@ class Case:
 
     def layers(self) -> list[nn.Module]:
         return self.model.build(self.problem)
-
-    def _problem(self) -> Problem:
-        rng = self.rng
-        v = int(rng.integers(4, 70))
-        e = int(rng.choice([0, rng.integers(1, 30), rng.integers(30, 400)], p=[0.04, 0.2, 0.76]))
-        edges = rng.integers(0, v, (2, e))
-        if rng.random() < 0.3 and e:
-            edges[:, : e // 3] = edges[0, : e // 3]  # loops
-        if rng.random() < 0.3 and e:
-            edges[rng.integers(2), e // 2 :] = rng.integers(v)  # a hub
-        weights = rng.uniform(0.1, 2, e) if rng.random() < 0.4 else None
-        kind = rng.choice(["classes", "labels", "numbers"], p=[0.5, 0.3, 0.2])
-        graph = graphs.Graph(f"{kind}-{'weighted' if weights is not None else 'plain'}", edges, weights, v)
-        classes = int(rng.choice([2, 3, 5, 7] if kind != "classes" else [2, 3, 4]))
-        problem = problems.problem_of(
-            graph, width=int(rng.integers(1, 9)), classes=classes, multi_label=kind == "labels",
-            regression=kind == "numbers",
-        )  # fmt: skip
-        if rng.random() < 0.3:
-            train = np.zeros(v, dtype=bool)
-            train[rng.choice(v, size=int(rng.integers(1, 3)), replace=False)] = True
-            problem = replace(problem, masks={"train": train, "val": ~train, "test": np.zeros_like(train)})
-        self.kind = str(kind)
-        return problem
-
-    def _model(self) -> Model:
-        rng, which = self.rng, self.rng.random()
-        kinds = [*SIX, *additions.NORMS, *additions.CONNECTIONS, *additions.AGGREGATES]
-        if which < 0.15:
-            self.problem = problems.with_edge_data(self.problem)
-            kinds = [model for model in additions.EDGES if model.name != "tides"]
-        elif which < 0.25:
-            kind, parts = problems.typed(self.problem.num_vertices, int(rng.integers(99)))
-            rows = np.zeros((len(kind), 1 + max(problems.TYPE_WIDTHS)), dtype=np.float32)
-            rows[:, 0] = kind
-            for k, part in enumerate(parts):
-                rows[kind == k, 1 : 1 + part.shape[1]] = part
-            self.problem = replace(
-                problems.with_edge_data(self.problem), features=rows, vertex_type=kind, type_features=parts
-            )
-            kinds = [additions.TYPED]
-        model = self._fitting(kinds)
-        model = Model(model.name, model.layers, model.reference, model.inner, LOSSES[self.kind])
-        how = rng.random()
-        if how < 1 / 3:
-            edges = additions.some_edges(int(rng.integers(1, 60)), int(rng.integers(99))) % self.problem.num_vertices
-            negatives = int(rng.integers(1, 4))
-            link = hongtu.LinkLoss(edges, negatives=negatives, block=int(rng.choice([8, 64])))
-            if rng.random() < 0.5:
-                link = hongtu.LinkLoss(edges, decoder=additions.distance, loss=additions.hinge, negatives=negatives)
-            return additions.linked(f"{model.name} with links", link, model)
-        if how < 2 / 3:
-            return self._weighted(model)
-        return self._class_weighted(model) if self.kind == "classes" and rng.random() < 0.3 else model
-
-    def _fitting(self, kinds: list[Model]) -> Model:
-        """One that takes these widths: towers divide them."""
-        for k in self.rng.permutation(len(kinds)):
-            with contextlib.suppress(ValueError):
-                kinds[k].build(self.problem)
-                return kinds[k]
-        raise AssertionError("no model takes these widths")
-
-    def _weighted(self, model: Model) -> Model:
-        """With a weight per vertex, some of them zero."""
-        weight = self.rng.uniform(0.1, 3, self.problem.num_vertices)
-        weight[self.rng.random(len(weight)) < 0.2] = 0
-        weight[self.problem.masks["train"].argmax()] = 1
-        name = model.loss
-
-        def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
-            mask, target = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-            each = squares if name == "mse" else name
-            own = torch.from_numpy(weight)[mask]
-            return (vertex_losses(each, out[mask], target[mask]) * own).sum() / own.sum()
-
-        return additions.with_loss(
-            f"{model.name} with vertex weights", hongtu.LossTerm(name, vertex_weight=weight), whole, model
-        )
-
-    def _class_weighted(self, model: Model) -> Model:
-        """With a weight per class, in a module."""
-        self.class_weights = torch.from_numpy(self.rng.uniform(0.5, 2, self.problem.classes)).float()
-        given = nn.CrossEntropyLoss(self.class_weights)
-
-        def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
-            mask, target = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-            return nn.functional.cross_entropy(out[mask], target[mask], given.weight.double())
-
-        return additions.with_loss(f"{model.name} with class weights", given, whole, model)
 
     # ------------------------------------------------------------------------------------------------- both sides
 
@@ -195,14 +110,24 @@ class Case:
         """
         for epoch in range(1 if self.cast else EPOCHS):
             if not self.cast and self.rng.random() < (0.7 if epoch else 0.2):
-                event = EVENTS[self.rng.integers(len(EVENTS))]
-                self.done.append(event.__name__)
-                event(self)
+                self._event()
             self._epoch()
             if not self.finite:
                 return
         if not self.cast:
             self._predict()
+
+    def _event(self) -> None:
+        """Any that there is something for."""
+        for number in self.rng.permutation(len(EVENTS)):
+            self.done.append(EVENTS[number].__name__)
+            try:
+                EVENTS[number](self)
+            except Nothing:
+                self.done.pop()
+            else:
+                self.kinds.add(EVENTS[number].__name__)
+                return
 
     def _epoch(self) -> None:
         self.optimizer.zero_grad()
@@ -243,6 +168,7 @@ class Case:
         """What plain torch cannot compute either is refused."""
         self.finite = False
         self.done.append("not finite")
+        self.kinds.add("not finite")
         with contextlib.suppress(AnomalyError):
             self._train()
             raise AssertionError("not finite in plain torch alone")
@@ -272,7 +198,7 @@ class Case:
 
     def _correct_and_smooth(self, y: Tensor) -> None:
         """As torch_geometric's, with the same operator P."""
-        self.done.append("correct and smooth")
+        self.kinds.add("correct and smooth")
         vertices, mask = self.problem.num_vertices, torch.from_numpy(self.problem.masks["train"])
         own = int(self.rng.integers(1, 4))
         settings = (own, float(self.rng.uniform(0.1, 0.9)), own + 1, float(self.rng.uniform(0.1, 0.9)))
@@ -289,24 +215,30 @@ class Case:
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
 
 
-def squares(out: Tensor, target: Tensor) -> Tensor:
-    return (out - target).square().mean(1)
+@dataclass
+class Ran:
+    """A case that was run: what it was, of which kinds, and what is wrong ("" if nothing is)."""
+
+    number: int
+    title: str
+    kinds: set[str]
+    wrong: str = ""
 
 
-def run_case(number: int) -> tuple[int, str, str]:
-    """Its number, what it was, and what is wrong ("" if nothing is)."""
+def run_case(number: int) -> Ran:
     torch.set_num_threads(1)
     problems._prepared.clear()
-    title, case = f"case {number}", None
+    ran, case = Ran(number, f"case {number}", set()), None
     try:
         case = Case(number)
         case.run()
     except Exception:
-        return number, f"{title}: {case!r}", traceback.format_exc()
+        ran.wrong = traceback.format_exc()
     finally:
         if case is not None:
+            ran.title, ran.kinds = f"case {number}: {case!r}", case.kinds
             shutil.rmtree(case.artifact.path, ignore_errors=True)
-    return number, f"{title}: {case!r}", ""
+    return ran
 
 
 def main() -> int:
@@ -317,16 +249,21 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print every case")
     given = parser.parse_args()
     numbers, wrong, start = range(given.first, given.first + given.cases), 0, time.perf_counter()
+    kinds: Counter[str] = Counter()
+
+    def so_far(cases: int) -> str:
+        return f"{cases} cases, {wrong} wrong, {time.perf_counter() - start:.0f} s"
+
     with ProcessPoolExecutor(given.workers) as pool:
-        for number, title, trace in pool.map(run_case, numbers, chunksize=4):
-            wrong += bool(trace)
-            if trace or given.verbose:
-                print(f"{title}\n{trace}", flush=True)
-            if number % 100 == 99:
-                print(
-                    f"{number + 1 - given.first} cases, {wrong} wrong, {time.perf_counter() - start:.0f} s", flush=True
-                )
-    print(f"{given.cases} cases, {wrong} wrong, {time.perf_counter() - start:.0f} s")
+        for ran in pool.map(run_case, numbers, chunksize=4):
+            wrong += bool(ran.wrong)
+            kinds.update(ran.kinds)
+            if ran.wrong or given.verbose:
+                print(f"{ran.title}\n{ran.wrong}", flush=True)
+            if ran.number % 100 == 99:
+                print(so_far(ran.number + 1 - given.first), flush=True)
+    print("cases with", ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
+    print(so_far(given.cases))
     return 1 if wrong else 0
 
 

@@ -137,7 +137,7 @@ def test_what_hangs_on_a_map_is_called(name, part, of, strategy):
 
 @pytest.mark.parametrize("layer", [hnn.GATConv(4, 4, edge_dim=2), hnn.CGConv(4, 2), hnn.GATv2Conv(4, 4, edge_dim=2)])
 def test_a_map_that_is_never_called_must_be_plain(layer):
-    name, linear = next((n, m) for n, m in layer.named_modules() if m is layer.bare_maps[0])
+    name, linear = next((n, m) for n, m in layer.named_modules() if m is (*layer.bare_maps, *layer.bare_products)[0])
     linear.register_forward_hook(doubled)
     with pytest.raises(hongtu.errors.InputError, match=rf"its {name} is a Linear with hooks, expected a plain"):
         check_module(0, layer)

@@ -9,5 +9,5 @@ from tests.exact.harness import run_case
 @pytest.mark.parametrize("first", range(0, 60, 5))
 def test_random_trainings_agree_with_plain_torch(first):
     found = [run_case(number) for number in range(first, first + 5)]
-    wrong = [f"{title}\n{trace}" for _, title, trace in found if trace]
+    wrong = [f"{ran.title}\n{ran.wrong}" for ran in found if ran.wrong]
     assert not wrong, "\n".join(wrong)

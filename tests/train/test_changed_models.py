@@ -9,6 +9,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.model.checks import check_module
 from hongtu.train import layer_output
 from hongtu.train.runtime import Runtime
 from tests import problems, trainers
@@ -92,12 +93,12 @@ def test_a_loss_that_changes_is_refused():
         trainer.train_epoch()
 
 
-def test_a_bias_that_would_not_be_added_is_refused():
-    with pytest.raises(InputError, match=r"SAGEConv.lin_r: a Linear with a bias"):
-        hnn.SAGEConv(6, 3).lin_r = nn.Linear(6, 3)
-    with pytest.raises(InputError, match=r"GCNConv.lin: a Linear with a bias"):
-        hnn.GCNConv(6, 3).lin = nn.Linear(6, 3)
-    hnn.SAGEConv(6, 3).lin_l = nn.Linear(6, 3)  # had one
+@pytest.mark.parametrize("layer", [hnn.GATConv, hnn.GATv2Conv, hnn.TransformerConv])
+def test_a_bias_that_would_not_be_added_is_refused(layer):
+    convolution = layer(6, 3, edge_dim=2)
+    convolution.lin_edge = nn.Linear(2, 3)
+    with pytest.raises(InputError, match=r"its lin_edge is a Linear with a bias, expected .* without a bias"):
+        check_module(0, convolution)
 
 
 @pytest.mark.parametrize("m, n", [(1, 1), (2, 3)])
@@ -257,6 +258,15 @@ def replaced(conv):
             setattr(conv, name, nn.Sequential(part, nn.Tanh(), Shifted(bias)))
 
 
+def biased_anew(conv):
+    for name, part in list(conv.named_children()):
+        if name in ("lin", "lin_r", "lin_root"):
+            other = nn.Linear(part.weight.shape[1], len(part.weight))
+            other.weight = part.weight
+            nn.init.constant_(other.bias, 0.3)
+            setattr(conv, name, other)
+
+
 class Shifted(nn.Module):
     def __init__(self, by):
         super().__init__()
@@ -267,7 +277,7 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", ["full", "none"])
-@pytest.mark.parametrize("change", [patched, hooked, biased, replaced])
+@pytest.mark.parametrize("change", [patched, hooked, biased, biased_anew, replaced])
 @pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv", "GraphConv"])
 def test_a_map_that_is_more_than_its_weight_is_called(kind, change, strategy):
     """Patched, with hooks, with a bias of its own or another module: as torch_geometric calls it."""

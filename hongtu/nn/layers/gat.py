@@ -108,7 +108,7 @@ class GATConv(Attention):
         return self.attend_with_loops(block, z, logits_EH, own_z[:, :width], own_logits_DH)
 
     @property
-    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+    def bare_products(self) -> tuple[torch.nn.Module, ...]:
         return () if self.edge_dim is None else (self.lin_edge,)
 
     def _edge_weight(self) -> Tensor:

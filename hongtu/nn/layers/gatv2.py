@@ -83,7 +83,7 @@ class GATv2Conv(Attention):
         return z, (query, *own, *((self.res(h),) if self.residual else ()))
 
     @property
-    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+    def bare_products(self) -> tuple[torch.nn.Module, ...]:
         return () if self.edge_dim is None else (self.lin_edge,)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:

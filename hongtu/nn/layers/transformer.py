@@ -70,7 +70,7 @@ class TransformerConv(Attention):
         return z, (query, self.lin_skip(h)) if self.root_weight else query
 
     @property
-    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+    def bare_products(self) -> tuple[torch.nn.Module, ...]:
         return () if self.edge_dim is None else (self.lin_edge,)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
