@@ -16,7 +16,7 @@ def get_backend(device: str | torch.device | Backend) -> Backend:
     """
     if isinstance(device, torch.device):
         device = str(device)
-    if not isinstance(device, str):
+    if isinstance(device, Backend):
         return device
     if device == "cpu":
         return Backend()
@@ -24,7 +24,7 @@ def get_backend(device: str | torch.device | Backend) -> Backend:
         from hongtu.device.simulated import SimulatedBackend
 
         return SimulatedBackend()
-    if device == "cuda" or (device.startswith("cuda:") and device[5:].isdecimal()):
+    if device == "cuda" or (isinstance(device, str) and device.startswith("cuda:") and device[5:].isdecimal()):
         from hongtu.device.cuda import CudaBackend
 
         return CudaBackend(device)

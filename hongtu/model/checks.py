@@ -111,6 +111,20 @@ def check_tensors(modules: nn.ModuleList) -> None:
             raise InputError(f"layers: {name} was made under torch.inference_mode; make the layers outside of it")
 
 
+def check_default_device() -> None:
+    """Refuse to work where tensors are made elsewhere than they are meant to be.
+
+    Raises:
+        InputError: naming the device.
+    """
+    default = torch.get_default_device()
+    if default.type != "cpu":
+        raise InputError(
+            f"torch's default device is {str(default)!r}, expected 'cpu': a Trainer takes its device as an argument; "
+            "leave out torch.set_default_device, or call the Trainer outside of `with torch.device(...)`"
+        )
+
+
 def call_on(module: nn.Module) -> Callable[..., Any]:
     """What to call with the rows that a module takes; JumpingKnowledge, compiled or not, wants them as a list."""
     if type(compiled_from(module)).__name__ == "JumpingKnowledge":

@@ -19,6 +19,7 @@ from hongtu.config import parse_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU, Hardware
+from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
 from hongtu.model.embedding import predict_state_bytes, state_bytes
 from hongtu.model.loss_terms import Losses
@@ -126,6 +127,7 @@ def plan_network(
         shape = _network_shape(artifact, network, loss, optimizer, dtype)
         return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
 
+    check_default_device()
     _check_edge_data(artifact, network)
     topology = artifact.topology.keeping(
         edge_features=any(layer.uses_edge_features for layer in network.layers),

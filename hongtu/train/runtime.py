@@ -17,6 +17,7 @@ from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes
+from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
@@ -107,6 +108,7 @@ class Runtime:
         Raises:
             DeviceOutOfMemory: when it cannot, or may not; names the budget that would do.
         """
+        check_default_device()
         with shared_cores:
             return self._run(work)
 

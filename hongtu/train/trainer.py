@@ -172,6 +172,12 @@ class Trainer:
         budget = "no limit" if self._budget is None else size(self._budget)
         return f"Trainer({self.artifact}, {self.model}, {budget} per device, {self.epoch} epochs trained)"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a Trainer can be neither pickled nor copied: it holds devices. Use trainer.save(path), and load(path) of "
+            "another Trainer of the same artifact and layers"
+        )
+
     @contextmanager
     def _whole_or_torn(self, what: str) -> Iterator[None]:
         """What happens inside is done whole, or nothing but ``load`` works any more."""
@@ -187,6 +193,7 @@ class Trainer:
             )
         if self.model is not self._network.modules:
             raise InputError("trainer.model is another one than the plan's; make a new Trainer of its layers")
+        check_tensors(self.model)
 
     @torch.inference_mode(False)
     def train_epoch(self) -> EpochRecord:

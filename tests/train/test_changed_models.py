@@ -1,5 +1,8 @@
 """What people do to a model after they made a Trainer: the right number, or a refusal that says what to do."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -339,6 +342,36 @@ def test_tensors_that_cannot_be_trained_are_refused():
         layers = trainers.gcn()
     with pytest.raises(InputError, match=r"0.bias has no numbers \(it is on the meta device\)"):
         make(layers)
+
+
+def test_a_model_that_lost_its_numbers_later_is_refused(tmp_path):
+    trainer = make(trainers.gcn())
+    trainer.model.to("meta")
+    for use in (trainer.train_epoch, lambda: trainer.embed(0), trainer.predict, lambda: trainer.save(tmp_path / "s")):
+        with pytest.raises(InputError, match=r"0.bias has no numbers \(it is on the meta device\)"):
+            use()
+
+
+def test_another_default_device_is_refused():
+    layers, trainer = trainers.gcn(), make(trainers.gcn())
+    for use in (lambda: make(layers), trainer.train_epoch, trainer.evaluate, lambda: trainer.embed(0)):
+        with torch.device("meta"), pytest.raises(InputError, match="default device is 'meta', expected 'cpu'"):
+            use()
+    assert trainer.train_epoch().loss == make(layers).train_epoch().loss
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_trainer_is_not_copied(copied):
+    with pytest.raises(TypeError, match=r"trainer.save\(path\)"):
+        copied(make(trainers.gcn()))
+
+
+def test_weights_and_mask_of_a_loss_are_those_that_were_given():
+    weight, mask = np.linspace(0.5, 2, 64), np.arange(64) % 2 == 0
+    plain, trainer = (make(trainers.gcn(), loss=hongtu.LossTerm("cross_entropy", 1.0, mask, weight)) for _ in range(2))
+    expected = losses(plain)
+    weight[:], mask[:] = 1, True
+    assert losses(trainer) == expected
 
 
 def test_a_patched_layer_is_refused():

@@ -111,6 +111,7 @@ WRONG = {
     ),
     "a GPU of torch's where none is": (lambda: make(device=torch.device("cuda")), "no CUDA GPU", "hongtu doctor"),
     "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
+    "a device by its number": (lambda: make(device=0), "device 0", "cuda:K"),
     "a device that is none": (lambda: make(device="gpu"), "device 'gpu'", "cuda"),
     "a budget in words": (lambda: make(device_memory="2 gigs"), "2 gigs", "GiB"),
     "a budget that is too small": (lambda: make(device_memory=2000), "the smallest that works is", "give more memory"),
