@@ -2,7 +2,8 @@
 
 ``load, pull, push, flush`` move sparse rows (host->device, peer->device, device->peer gradient, device->host
 gradient); ``read`` and ``write`` move a chunk's own contiguous rows (host->device, device->host); ``topology``
-moves chunk structure and plan arrays (host->device).
+moves chunk structure and plan arrays (host->device). ``fetch`` and ``send`` move sparse rows between ranks: values from
+their owners, gradients to them; counted where they are read.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 
 from hongtu.config import size
 
-LINKS = ("load", "pull", "push", "flush", "read", "write", "topology")
-ROW_LINKS = ("load", "pull", "push", "flush")
+LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send")
+ROW_LINKS = ("load", "pull", "push", "flush", "fetch", "send")
 
 
 @dataclass(kw_only=True)
 class Traffic:
-    """Bytes per link, rows for the four sparse links, and (measured only) seconds per phase: the links and compute."""
+    """Bytes per link, rows for the sparse links, and (measured only) seconds per phase: the links and compute."""
 
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LINKS, 0))
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROW_LINKS, 0))

@@ -169,6 +169,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
         clip_grad_norm=config.clip_grad_norm,
         deterministic=config.deterministic,
         on_oom=config.on_oom,
+        dependencies=config.dependencies,
         metric=config.metric,
     )
 

@@ -32,6 +32,8 @@ class ModelConfig:
         device_memory: bytes per partition, like 2GiB, or a share of what is needed without a limit, like 25%; not set:
             no limit (`plan`: what the hardware has, less a margin)
         strategy: full: every saving; paper: HongTu's own plan; none: no reuse at all
+        dependencies: of ranks, where what they read of one another comes from: cache: they compute it again; comm: they
+            fetch it
         hardware: what plans are compared for: cpu, a100x4, h200 or a profile (default: the device's; `plan`: cpu)
     """
 
@@ -44,6 +46,7 @@ class ModelConfig:
     heads: int = 1
     device_memory: str | None = None
     strategy: Literal["full", "paper", "none"] = "full"
+    dependencies: Literal["cache", "comm"] = "cache"
     hardware: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,7 +126,7 @@ class TrainConfig(ModelConfig):
 
 # what does not change which numbers come out
 _ELSEWHERE = {
-    "artifact", "epochs", "device_memory", "strategy", "hardware", "device", "deterministic", "on_oom", "eval_every",
-    "patience", "keep_best", "restore_best", "run", "save_every", "keep", "resume",
+    "artifact", "epochs", "device_memory", "strategy", "dependencies", "hardware", "device", "deterministic", "on_oom",
+    "eval_every", "patience", "keep_best", "restore_best", "run", "save_every", "keep", "resume",
 }  # fmt: skip
 DECIDING = tuple(field.name for field in fields(TrainConfig) if field.name not in _ELSEWHERE)

@@ -12,6 +12,7 @@ from torch import Tensor
 from hongtu.device.backends import Backend
 from hongtu.engine.executor import Executor, Spot
 from hongtu.engine.host_rows import make_host
+from hongtu.engine.messages import Exchange, Messages
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host, drop_pages, reuse_freed_memory
@@ -30,6 +31,7 @@ class Engine:
 
     Args:
         budget: bytes per device, or None.
+        exchange: sends rows to other ranks and receives theirs, or None where this one is alone.
 
     Attributes:
         host: vertex tensors in new order.
@@ -51,6 +53,7 @@ class Engine:
         budget: int | None,
         dtype: torch.dtype,
         backend: Backend,
+        exchange: Exchange | None = None,
     ) -> None:
         on_host = backend.where(0).type == "cpu"  # the devices' memory is the host's own
         check_host(sum((plan.peak_bytes if on_host else plan.host_bytes).values()))
@@ -64,7 +67,11 @@ class Engine:
             device.reserve("model", plan.shape.model_bytes)
         self.host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self.program = plan.program
-        self._executor = Executor(self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges)
+        messages = None
+        if exchange is not None and plan.message_numbers:
+            messages = Messages(self.host, self._traffic, exchange, plan.message_numbers)
+        edges = artifact.num_edges
+        self._executor = Executor(self.program, self.replicas.of, self.host, self._devices, loss, edges, messages)
         self._counted = False
 
     def set_up(self) -> None:

@@ -17,6 +17,7 @@ from hongtu.device.base import Device
 from hongtu.device.streams import Turn
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.host_store import HostStore
+from hongtu.engine.messages import Messages
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -45,6 +46,7 @@ class Executor:
         devices: one per partition.
         loss: evaluated where the program says so.
         num_graph_edges: of the whole graph, of which the program may run a share.
+        messages: between ranks, or None where the program has none.
 
     Attributes:
         seconds: of every pass of the last ``run``, by name.
@@ -58,7 +60,9 @@ class Executor:
         devices: list[Device],
         loss: Any,
         num_graph_edges: int,
+        messages: Messages | None = None,
     ) -> None:
+        self.messages = messages
         self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
         topology = program.setup[0].view
         self.partitions = [
@@ -182,6 +186,14 @@ class Executor:
     def _norms(self, layer: int) -> list[WholeGraphNorm]:
         """Of every network; partitions on one device may share one."""
         return [network.norm(layer) for network in dict.fromkeys(self.networks)]
+
+    def fetch(self, x: moves.Fetch) -> None:
+        assert self.messages is not None
+        self.messages.fetch(x.tensor, x.halo)
+
+    def send_back(self, x: moves.SendBack) -> None:
+        assert self.messages is not None
+        self.messages.send_back(x.tensor, x.halo)
 
     def loss_over_edges(self, x: moves.LossOverEdges) -> None:
         context = self.networks[0].context

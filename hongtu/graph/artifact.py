@@ -26,6 +26,7 @@ from hongtu.graph.format import (
     open_array,
     read_manifest,
 )
+from hongtu.graph.halo import Halo
 from hongtu.graph.sparse_rows import PARTS, SparseRows
 from hongtu.graph.topology import Topology
 from hongtu.graph.vertex_ids import VertexIds
@@ -48,7 +49,10 @@ class Artifact:
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.
         span: the vertices that belong here, in the numbers of ``whole``.
+        halo: the rows that ranks fetch of one another; None where they do not, or where there is one.
     """
+
+    halo: Halo | None = None
 
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         self.path = path

@@ -2,28 +2,32 @@
 
 To all that plans and runs it is an artifact. Its rows are, partition by partition, the own vertices, then adopted ones:
 a *replica* is a vertex that another rank owns and that this one computes as well, with all its in-edges; those read at
-the last hop have none, for only their features matter. Legend: V vertices of the whole graph, R rows of the share.
+the last hop have none, for only their features matter, and what other ranks send of them.
+Legend: V vertices of the whole graph, R rows of the share.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, Rows
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
+from hongtu.graph.halo import Halo
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.ranks.receptive import adopters, edges_of, hops_from
 
 
-def share_of(artifact: Artifact, rank: int, ranks: int, hops: int) -> Artifact:
+def share_of(artifact: Artifact, rank: int, ranks: int, layers: int, first: int) -> Artifact:
     """What a rank holds of an artifact: the whole where it is alone.
 
     Args:
-        hops: over how many in-edges the rank's outputs depend on features.
+        layers: of the model that exchange rows.
+        first: the first of them whose rows other ranks send; ``layers``: none.
 
     Raises:
         InputError: when there are more ranks than partitions.
@@ -36,7 +40,11 @@ def share_of(artifact: Artifact, rank: int, ranks: int, hops: int) -> Artifact:
         )
     if ranks == 1:
         return artifact
-    return Share(artifact, partitions * rank // ranks, partitions * (rank + 1) // ranks, hops)
+    bounds = [partitions * r // ranks for r in range(ranks + 1)]
+    share = Share(artifact, bounds[rank], bounds[rank + 1], hops=first)
+    if first < layers:
+        share.halo = share.halo_of(artifact.topology.partition_start[bounds])
+    return share
 
 
 class Share(Artifact):
@@ -44,10 +52,11 @@ class Share(Artifact):
 
     Args:
         whole: the artifact.
-        hops: as for ``share_of``.
+        hops: over how many in-edges own vertices depend on rows beside them.
 
     Attributes:
         rows: int64 [R], the vertex of every row (its new id in ``whole``).
+        depth: int16 [R], over how many in-edges own vertices read it.
         owned: bool [R], whether it is this rank's own.
     """
 
@@ -60,12 +69,13 @@ class Share(Artifact):
         beside = [np.flatnonzero((home == i) & (depth > 0)) for i in range(m)]
         own = [np.arange(starts[i], starts[i + 1]) for i in range(m)]
         self.rows = np.concatenate([rows for pair in zip(own, beside, strict=True) for rows in pair])
-        self.owned = depth[self.rows] == 0
+        self.hops, self.depth = hops, depth[self.rows]
+        self.owned = self.depth == 0
         self._whole = whole
         more = _chunks_of(beside, topology)
         chunk_start = np.concatenate([[0], np.cumsum(_sizes(topology, first, own, beside, more))])
         degree = np.diff(topology.in_edge_start)[self.rows]
-        degree[depth[self.rows] == hops] = 0
+        degree[self.depth == hops] = 0
         source, position = edges_of(topology, self.rows, degree)
         weight = None if topology.edge_weight is None else np.asarray(topology.edge_weight)[position]
         in_edge_start = np.concatenate([[0], np.cumsum(degree)])
@@ -81,6 +91,21 @@ class Share(Artifact):
     @property
     def whole(self) -> Artifact:
         return self._whole
+
+    def halo_of(self, bounds: np.ndarray) -> Halo:
+        """The rows that this rank and the others read of one another over one in-edge.
+
+        Args:
+            bounds: int64 [k + 1], the first vertex of every rank, then V.
+        """
+        row_of = np.empty(self.whole.num_vertices, dtype=np.int64)
+        row_of[self.rows] = np.arange(len(self.rows))
+        read = np.sort(self.rows[self.depth == 1])
+        takes = np.split(row_of[read], np.searchsorted(read, bounds[1:-1]))
+        depths = (hops_from(self.whole.topology, first, end, 1) for first, end in pairwise(bounds.tolist()))
+        gives = [row_of[self.span][depth[self.span] == 1] for depth in depths]
+        fields = tuple(self.depth <= hops for hops in range(self.hops))
+        return Halo(self.hops, fields, tuple(takes), tuple(gives))
 
     def own(self, rows: Rows) -> Rows:
         """Those of the rank's own vertices, in the artifact's order."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -48,6 +48,14 @@ class Together(ABC):
     @abstractmethod
     def take_from_first(self, tensor: Tensor) -> None:
         """Make it rank 0's."""
+
+    @abstractmethod
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Send every rank a tensor and receive one of each; what is empty is left out.
+
+        Args:
+            out, into: by rank, on the CPU and contiguous, as long as the other rank expects or sends.
+        """
 
     def add_up(self, parts: Iterable[Tensor]) -> None:
         """Make tensors the sums of all ranks', added by rank in float64."""
@@ -143,6 +151,9 @@ class Alone(Together):
     def take_from_first(self, tensor: Tensor) -> None:
         pass
 
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        pass
+
 
 class Ranks(Together):
     """The processes of a group of torch.distributed.
@@ -193,6 +204,15 @@ class Ranks(Together):
         with _others_there():
             dist.broadcast(there, self._members[0], group=self._group)
         tensor.detach().copy_(there)
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        with _others_there():
+            begun: list[Any] = []
+            for call, tensors in ((dist.irecv, into), (dist.isend, out)):
+                pairs = zip(self._members, tensors, strict=True)
+                begun += [call(tensor, member, group=self._group) for member, tensor in pairs if tensor.numel()]
+            for work in begun:
+                work.wait()
 
 
 @contextmanager

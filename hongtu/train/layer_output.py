@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hongtu.device.backends import Backend
+from hongtu.engine.messages import Exchange
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
@@ -51,6 +52,7 @@ def layer_runtime(
     embedding: Embedding | None,
     backend: Backend,
     on_oom: str,
+    exchange: Exchange,
 ) -> Runtime:
     """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
     beside whatever the trainer holds."""
@@ -64,5 +66,6 @@ def layer_runtime(
         plan_network, artifact, loss=loss, optimizer=optimizer, strategy=strategy, dtype=dtype, hardware=hardware
     )
     return Runtime(
-        artifact, network, loss, make_plan, rows=embedding, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom
-    )
+        artifact, network, loss, make_plan, rows=embedding, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom,
+        exchange=exchange,
+    )  # fmt: skip

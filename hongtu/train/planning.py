@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,7 +117,8 @@ def plan_network(
     make_embedding_optimizer: OptimizerFactory = adam,
     correct: Correct | None = None,
 ) -> ExecutionPlan:
-    """Set ``transform_first`` of the network's layers and plan its run.
+    """Set ``transform_first`` of the network's layers and plan its run. Ranks that fetch rows of one another get the
+    same sides and savings, or are refused.
 
     Args:
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
@@ -149,6 +151,7 @@ def plan_network(
             hardware,
             artifact.original_id,
             loss.loss_vertices,
+            artifact.halo,
         )
 
     never = (False,) * len(network.layers)
@@ -156,6 +159,8 @@ def plan_network(
     sides = never
     if strategy.transform_first:
         sides = _choose_sides(artifact, network, shape_with, strategy, hardware, linked=budget is not None)
+    if artifact.halo is not None:
+        return plan(sides, strategy)
     try:
         return plan(sides, strategy)
     except BudgetError as refused:  # what saves time may cost memory
@@ -238,13 +243,17 @@ def _choose_sides(
     """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side. Where
     what stages compute is saved, and it costs about the same, it does: the aggregate need not be kept then."""
     chosen = [False] * len(network.layers)
-    topology = artifact.topology
+    topology = artifact.topology if artifact.halo is None else artifact.whole.topology  # the same on every rank
     schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
     choice = Choice(fuse=strategy.fuse_last_layer)
     saves = not linked and strategy.resident and strategy.save
 
     def seconds(sides: list[bool]) -> float:
-        plan = sketch_plan(topology, schedule, shape_with(tuple(sides)), strategy, choice)
+        shape = shape_with(tuple(sides))
+        if artifact.halo is not None:
+            sparse: Any = artifact.whole.sparse_features
+            shape = replace(shape, loss_rows=0, sparse_input=sparse)
+        plan = sketch_plan(topology, schedule, shape, strategy, choice)
         return sketch_seconds(plan, hardware, linked=linked)
 
     best = seconds(chosen)

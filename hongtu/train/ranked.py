@@ -17,16 +17,29 @@ from hongtu.ranks.share import share_of
 from hongtu.ranks.together import Together
 
 ALONE = "start one process, without torchrun"
+DEPENDENCIES = ("cache", "comm")
 
 
-def check_ranked(artifact: Artifact, network: Network, loss: Any, ranks: Together) -> None:
+def check_ranked(
+    artifact: Artifact, network: Network, loss: Any, ranks: Together, dependencies: str, on_oom: str
+) -> None:
     """Refuse what is exact in one process only.
+
+    Args:
+        dependencies, on_oom: as for a Trainer.
 
     Raises:
         InputError: naming it.
     """
+    if dependencies not in DEPENDENCIES:
+        raise InputError(f"dependencies {dependencies!r}: expected {' or '.join(map(repr, DEPENDENCIES))}")
     if ranks.size == 1:
         return
+    if dependencies != "cache" and on_oom == "replan":
+        raise InputError(
+            f"on_oom 'replan' runs passes of one rank again, and with dependencies {dependencies!r} the others would "
+            "wait for them; use on_oom 'raise', or dependencies 'cache'"
+        )
     for norm, index in zip(network.layers, network.layer_index, strict=True):
         if isinstance(norm, WholeGraphNorm):
             raise InputError(
@@ -47,14 +60,17 @@ def check_ranked(artifact: Artifact, network: Network, loss: Any, ranks: Togethe
     network.must_not_draw = True
 
 
-def share_of_rank(artifact: Artifact, network: Network, ranks: Together) -> Artifact:
+def share_of_rank(artifact: Artifact, network: Network, ranks: Together, dependencies: str) -> Artifact:
     """What this rank holds of the artifact to train the network.
+
+    Args:
+        dependencies: one of ``DEPENDENCIES``.
 
     Raises:
         InputError: when there are more ranks than partitions.
     """
-    hops = sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
-    return share_of(artifact, ranks.rank, ranks.size, hops)
+    layers = sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
+    return share_of(artifact, ranks.rank, ranks.size, layers, layers if dependencies == "cache" else 1)
 
 
 def described(model: nn.Module, optimizer: Any, more: dict[str, Any]) -> dict[str, Any]:

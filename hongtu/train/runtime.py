@@ -14,6 +14,7 @@ from torch import nn
 
 from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
+from hongtu.engine.messages import Exchange
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes
@@ -54,6 +55,7 @@ class Runtime:
         rows: features that are on the host and change: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
+        exchange: as for ``Engine``.
 
     Raises:
         InputError: for another ``on_oom``, and whatever ``make_plan`` refuses.
@@ -72,6 +74,7 @@ class Runtime:
         dtype: torch.dtype,
         backend: Backend,
         on_oom: str = "raise",
+        exchange: Exchange | None = None,
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
@@ -79,8 +82,9 @@ class Runtime:
         self._partitions = artifact.topology.partitions
         self._probe = partial(probe_workspace, loss=loss, dtype=dtype)
         self._make_engine = partial(
-            Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend
-        )
+            Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend,
+            exchange=exchange,
+        )  # fmt: skip
         self._budget = budget
         self._excess = Excess()
         self._plan = self._plan_first()
@@ -219,7 +223,7 @@ class Runtime:
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
         free = available_bytes()
-        if free is None:
+        if free is None or self._plan.choice.halo is not None:  # other ranks do not run these passes now
             return None
         self._replace_engine(self._plan)  # an error stopped the one in use
         try:

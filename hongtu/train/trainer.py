@@ -84,6 +84,8 @@ class Trainer:
         metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2;
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
             torchmetrics; or several by name.
+        dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
+            depend on them; "comm" fetches what layers exchange and sends gradients back.
         ranks: the processes that train together, each calling everything of its Trainer in the same order; None: those
             of torch.distributed's default group, where there is one.
 
@@ -120,6 +122,7 @@ class Trainer:
         deterministic: bool = False,
         on_oom: str = "raise",
         metric: Metric = None,
+        dependencies: str = "cache",
         ranks: Together | None = None,
     ) -> None:
         self.ranks = current() if ranks is None else ranks
@@ -139,7 +142,8 @@ class Trainer:
             check_tensors(self.model)
             self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
             self._network = Network(self.model, self._context, autocast)
-            check_ranked(self.artifact, self._network, loss, self.ranks)
+            check_ranked(self.artifact, self._network, loss, self.ranks, dependencies, on_oom)
+            self.dependencies = dependencies
             self.optimizer = make_optimizer(optimizer, self.model.parameters())
             self.scheduler = None if scheduler is None else scheduler(self.optimizer)
             self.embedding: Embedding | None = None
@@ -148,7 +152,7 @@ class Trainer:
                 self.embedding = Embedding(self.artifact.original_id, self.artifact.feature_width, make, seed, dtype)
         self.ranks.check_same(self._given(loss))
         with self.ranks.agreed():
-            self._share = share_of_rank(self.artifact, self._network, self.ranks)
+            self._share = share_of_rank(self.artifact, self._network, self.ranks, dependencies)
             self._loss = make_loss(self._share, loss)
             if metric is not None and isinstance(self._loss, EdgeLoss):
                 raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
@@ -158,7 +162,7 @@ class Trainer:
             )  # fmt: skip
             self._runtime = Runtime(
                 self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
-                dtype=dtype, backend=self._backend, on_oom=on_oom,
+                dtype=dtype, backend=self._backend, on_oom=on_oom, exchange=self.ranks.exchange,
             )  # fmt: skip
         self.ranks.take_model(self.model)
 
@@ -330,7 +334,7 @@ class Trainer:
         return layer_runtime(
             self._share, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
             autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
-            on_oom=self._on_oom,
+            on_oom=self._on_oom, exchange=self.ranks.exchange,
         )  # fmt: skip
 
     def fit(
@@ -482,7 +486,8 @@ class Trainer:
         return described(
             self.model, self.optimizer, {
                 **self._identity(), "loss": loss, "seed": self._context.seed, "strategy": self.strategy,
-                "clip_grad_norm": self.clip_grad_norm,
+                "clip_grad_norm": self.clip_grad_norm, "dependencies": self.dependencies,
+                **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
             },
         )  # fmt: skip
 

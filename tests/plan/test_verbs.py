@@ -19,6 +19,7 @@ def kinds(module):
     ]
 
 
+CROSS = (moves.Fetch, moves.SendBack)
 AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
 FILLS = (moves.Fill, moves.FillRows, moves.FillSlots)
 MOVE_NOTHING = (*AROUND, *check.STREAMS, moves.Zero, moves.Compute)
@@ -33,7 +34,7 @@ def test_a_move_is_run_described_and_counted(kind):
     assert (kind.__name__ in counted) != issubclass(kind, MOVE_NOTHING), "counted, or moves nothing"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds(moves) if kind not in AROUND])
+@pytest.mark.parametrize("kind", [kind for kind in kinds(moves) if kind not in (*AROUND, *CROSS)])
 def test_a_move_of_a_batch_has_its_stream(kind):
     """Which ``check.py`` asks for its waits."""
     streams = check.STREAMS, check.ON_LOAD, check.ON_COMPUTE, check.ON_FLUSH

@@ -71,6 +71,10 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     hongtu_on(2, *run, "--epochs", "12", "--run", str(killed), "--resume")
     assert losses(killed) == losses(tmp_path / "whole")
 
+    fetched = json.loads(hongtu_on(2, *run, "--epochs", "12", "--dependencies", "comm", "--json").stdout)
+    assert fetched["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert fetched["bytes"]["fetch"] == fetched["bytes"]["send"] > 0 == printed["bytes"]["fetch"]
+
     refused = hongtu_on(2, "train", artifact, "--device-memory", "1B", check=False)
     assert refused.returncode != 0 and "the smallest that works is" in refused.stderr
     assert "torchrun started 2" in hongtu_on(2, "info", artifact, check=False).stderr

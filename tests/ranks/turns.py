@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -66,6 +66,10 @@ class TurnRanks(Together):
 
     def each(self, tensor: Tensor) -> Iterator[Tensor]:
         yield from self._meet("each", tensor.detach().clone())
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        for tensors, mine in zip(self._meet("exchange", list(out)), into, strict=True):
+            mine.copy_(tensors[self.rank])
 
     def told(self, value: T) -> T:
         return self._meet("told", value if self.rank == 0 else None)[0]

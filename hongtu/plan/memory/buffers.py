@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
@@ -238,6 +239,18 @@ class PlannedMemory:
                 live -= set(p.frees)
         return alive
 
+    def crosses(self, p: Pass) -> Halo | None:
+        """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
+        halo = self.choice.halo
+        return None if halo is None or p.layer is None or p.layer < halo.first else halo
+
+    @cached_property
+    def message_numbers(self) -> int:
+        """The most numbers that are on their way between ranks at a time."""
+        crossing = (name for p in self.passes.every if self.crosses(p) for name in (p.exchange, p.flush) if name)
+        columns = max((self.passes.width[name] for name in crossing), default=0)
+        return columns * (self.choice.halo.numbers if self.choice.halo else 0)
+
     @property
     def _pageable(self) -> int:
         v, item = self.topology.num_vertices, self.shape.itemsize
@@ -247,6 +260,7 @@ class PlannedMemory:
         beside = self.shape.learned_bytes + self.shape.loss_bytes
         if self.shape.sparse_input is not None:
             beside += self.shape.sparse_input.nbytes(item)
+        beside += self.message_numbers * item
         row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
         return v * row + beside + sum(array.nbytes for array in self.arrays())
 
@@ -254,7 +268,7 @@ class PlannedMemory:
         """The graph's structure and the plan's own arrays, each once."""
         found: dict[int, np.ndarray] = {}
         planned = (*self.transfers.values(), *self.writers.values())
-        _collect((self.topology, *self.views.values(), *self.schedules.values(), *planned), found)
+        _collect((self.topology, *self.views.values(), *self.schedules.values(), *planned, self.choice.halo), found)
         return list(found.values())
 
 

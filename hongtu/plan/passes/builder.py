@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from hongtu.graph.halo import Halo
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, PassList, gradient
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 
 
-def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, save: bool, prune: bool) -> PassList:
+def plan_passes(
+    shape: NetworkShape, strategy: Strategy, *, fuse: bool, save: bool, prune: bool, halo: Halo | None = None
+) -> PassList:
     """Turn a model into passes under a strategy.
 
     Args:
         fuse: forward, loss and backward of the last layer in one pass.
         save: save what stages compute until backward.
         prune: compute only what the loss depends on.
+        halo: what ranks fetch of one another; only what own rows depend on is computed then, in evaluation, too.
     """
     from_csr = shape.sparse_input is not None
     constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
@@ -35,7 +39,7 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, save: bo
     wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
-    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, save=save, prune=prune)
+    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, save=save, prune=prune, halo=halo)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     if not shape.trains:
         train, evaluate = [replace(p, when="train") for p in evaluate], []
@@ -44,10 +48,11 @@ def plan_passes(shape: NetworkShape, strategy: Strategy, *, fuse: bool, save: bo
     on_host = (
         {OUTPUT}
         | ({gradient(OUTPUT)} if shape.edge_loss else set())
+        | {part for z in (names.z[halo.first :] if halo else ()) for part in (z, gradient(z))}
         | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
     )
     pieces: frozenset[str] = frozenset()
-    if save and not prune:
+    if save and not (prune or halo):
         pieces = _of_one_chunk((*setup, *train, *evaluate)) - kept - on_host
         left = [p.saves and p.direction == "backward" for p in train]
         train = [replace(p, has=pieces) if found else p for p, found in zip(train, left, strict=True)]
@@ -137,9 +142,10 @@ class _Builder:
         fuse: bool,
         save: bool,
         prune: bool,
+        halo: Halo | None,
     ) -> None:
         self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
-        self.fuse, self.save, self.prune = fuse, save, prune
+        self.fuse, self.save, self.prune, self.halo = fuse, save, prune, halo
         self.last = len(shape.layers) - 1
         self.saves_stage_0 = save and shape.sparse_input is None  # it would save dense rows
 
@@ -181,7 +187,7 @@ class _Builder:
             return []
         train = when == "train"
         saves = train and self.saves_stage_0 and self._goes_back(-1)
-        hops = self._hops(-1) if train else None
+        hops = self._hops(-1, train=train)
         stage = Pass(
             direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
         )
@@ -210,7 +216,7 @@ class _Builder:
             edge_loss=last and self.shape.edge_loss,
             saves=saves,
             holds=self._held(k + 1) if saves else (),
-            hops=self._hops(k) if train else None,
+            hops=self._hops(k, train=train),
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
@@ -291,8 +297,10 @@ class _Builder:
         """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
         return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
 
-    def _hops(self, k: int) -> int | None:
-        return self.shape.layers_above(k) if self.prune and k >= self.shape.last_norm else None
+    def _hops(self, k: int, *, train: bool = True) -> int | None:
+        if self.halo is not None:
+            return None if k < 0 else self.halo.hops(k)
+        return self.shape.layers_above(k) if train and self.prune and k >= self.shape.last_norm else None
 
 
 def _with_lifetimes(passes: list[Pass], constant: set[str], results: tuple[str, ...] = ()) -> tuple[Pass, ...]:

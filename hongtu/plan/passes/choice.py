@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from hongtu.graph.halo import Halo
+
 ONCE: Literal["once"] = "once"  # the view of setup passes, where these run in finer chunks than the others
 View = int | None | Literal["once"]
 
@@ -19,7 +21,9 @@ class Choice:
         fuse: forward, loss and backward of the last layer in one pass.
         save: save what stages compute until backward.
         resident: vertex tensors that stay on the devices.
-        fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices; () to compute every vertex.
+        fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or with a halo of a rank's own;
+            () to compute every vertex.
+        halo: the rows that ranks fetch of one another, or None.
         structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
         staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
             or computed at a time; 0 where device and host share their memory.
@@ -29,6 +33,7 @@ class Choice:
     save: bool = False
     resident: frozenset[str] = frozenset()
     fields: tuple[np.ndarray, ...] = ()
+    halo: Halo | None = None
     structure: bool = False
     staging: int = 0
 

@@ -108,7 +108,7 @@ class _Pass:
     def check(self) -> None:
         p = self.p
         for x in p.before:
-            self._try(x, lambda x=x: self.memory.place(x) if isinstance(x, moves.Place) else None)
+            self._try(x, lambda x=x: self._begin(x))
         if any(p.staging) or any(isinstance(x, STREAMS) for x in p.body):
             self._check_waits()
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
@@ -126,8 +126,25 @@ class _Pass:
         for x in p.after:
             if isinstance(x, moves.LossOverEdges):
                 self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
+            elif isinstance(x, moves.SendBack):
+                self._try(x, lambda x=x: self._send_back(x))
         for x in p.frees:
             self._try(x, lambda x=x: self.memory.free(x))
+
+    def _begin(self, x: Instruction) -> None:
+        if isinstance(x, moves.Place):
+            self.memory.place(x)
+        elif isinstance(x, moves.Fetch):
+            for rows in x.halo.gives:
+                self.memory.read(x.tensor, "host", rows)
+            for rows in x.halo.takes:
+                self.memory.written[x.tensor, "host"][rows] = True
+
+    def _send_back(self, x: moves.SendBack) -> None:
+        for rows in x.halo.takes:
+            self.memory.read(x.tensor, "host", rows)
+        for rows in x.halo.gives:
+            self.memory.write(x.tensor, "host", rows, Stores(False))
 
     def _try(self, x: Instruction, step: object, batch: int | None = None) -> None:
         where = self.at if batch is None else f"{self.at}, batch {batch}"

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from hongtu.graph.halo import Halo
 from hongtu.plan.memory.structure import Over
 from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources, Stores, Where, kind
 
@@ -67,6 +68,28 @@ class SumStatistics(Instruction):
     """Give every network the gradients of a normalisation's statistics, summed over all of them."""
 
     layer: int
+
+
+@kind
+class Fetch(Instruction):
+    """Over the network: the rows of a host tensor that other ranks own, as their owners computed them.
+
+    Attributes:
+        halo: which rows are whose.
+    """
+
+    tensor: str
+    halo: Halo
+    link: Literal["fetch"] = "fetch"
+
+
+@kind
+class SendBack(Instruction):
+    """Over the network: their gradients to their owners, who add them to their own rank by rank."""
+
+    tensor: str
+    halo: Halo
+    link: Literal["send"] = "send"
 
 
 @kind

@@ -28,7 +28,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
     own = slice(device * p.view.chunks, (device + 1) * p.view.chunks)
     busy = p.view.num_dst[own] > 0
     traffic = Traffic()
-    for x in p.body:
+    for x in (*p.before, *p.body, *p.after):
         match x:
             case moves.Read():
                 traffic.add(x.link, entries["destinations"] * row[x.name])
@@ -50,6 +50,9 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
                 traffic.add(x.verb, rows * row[x.cache], rows)
             case moves.Send():
                 traffic.add("write", entries["destinations"] * row[x.name])
+            case moves.Fetch() | moves.SendBack():
+                rows = x.halo.rows if device == 0 else 0  # of the rank, whatever its devices
+                traffic.add(x.link, rows * row[x.tensor], rows)
     return traffic
 
 

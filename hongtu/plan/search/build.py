@@ -42,9 +42,10 @@ def sketch_plan(
         known_views: those of a plan with the same topology and receptive fields.
         once: the chunks and the schedule of setup passes, where they have their own.
     """
-    passes = plan_passes(shape, strategy, fuse=choice.fuse, save=choice.save, prune=bool(choice.fields))
+    prune = bool(choice.fields)
+    passes = plan_passes(shape, strategy, fuse=choice.fuse, save=choice.save, prune=prune, halo=choice.halo)
     views: dict[View, Topology] = {}
-    for hops in dict.fromkeys(p.hops for p in passes.every):
+    for hops in dict.fromkeys((None, *(p.hops for p in passes.every))):
         if known_views is not None and hops in known_views:
             views[hops] = known_views[hops]
             continue

@@ -10,6 +10,7 @@ import numpy as np
 
 from hongtu.config import size
 from hongtu.errors import BudgetError
+from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.plan.cost.seconds import computing_seconds, predict_seconds
@@ -33,6 +34,7 @@ def plan_run(
     hardware: Hardware = CPU,
     original_id: np.ndarray | None = None,
     loss_vertices: np.ndarray | None = None,
+    halo: Halo | None = None,
 ) -> ExecutionPlan:
     """Plan a training run within a device budget.
 
@@ -44,19 +46,21 @@ def plan_run(
         hardware: what plans are compared for.
         original_id: int32 [V], to name a vertex in a refusal; None: its new id.
         loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
+        halo: what ranks fetch of one another, where they do.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
     """
-    fields = _fields(topology, shape, strategy, loss_vertices)
+    fields = _fields(topology, shape, strategy, loss_vertices) if halo is None else halo.fields
     staging = (0,) if not hardware.staged else (2, 1) if strategy.overlap else (1,)
     try:
         if budget is None:
-            choice = Choice(fields=fields, staging=staging[0])
+            choice = Choice(fields=fields, halo=halo, staging=staging[0])
             chosen = _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
         else:
             orders = _orders(topology, paper_schedule, strategy)
-            passes = [Choice(fields=fields, fuse=fuse) for fuse in (False, True)[: 1 + strategy.fuse_last_layer]]
+            fuses = (False, True)[: 1 + strategy.fuse_last_layer]
+            passes = [Choice(fields=fields, halo=halo, fuse=fuse) for fuse in fuses]
             finest = _finest(topology, orders, shape, strategy, passes, staging, probe)
             found = [fitting for plans in finest for fitting in fitting_plans(plans, budget, probe, hardware)]
             if not found:

@@ -1,4 +1,4 @@
-"""Training on ranks that recompute what they do not own: the same numbers as one process, rank by rank."""
+"""Training on ranks, wherever they have what they do not own from: the same numbers as one process, rank by rank."""
 
 from __future__ import annotations
 
@@ -43,12 +43,45 @@ def check_ranks(ranks, model, problem, grain=(4, 3), *, tolerance=SAME, **option
             assert all(torch.equal(gradients[name], gradient) for name, gradient in first.items())
 
 
+over_dependencies = pytest.mark.parametrize("dependencies", ("cache", "comm"))
+
+
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
+@over_dependencies
 @pytest.mark.parametrize("model", SIX, ids=repr)
-def test_ranks_give_the_numbers_of_one_process(model, ranks, strategy):
+def test_ranks_give_the_numbers_of_one_process(model, dependencies, ranks, strategy):
     budget = "48KiB" if model.name in ("gat", "ggcn") else "12KiB"  # the smallest that works is 5% to 30% less
-    check_ranks(ranks, model, problems.awkward(), strategy=strategy, device_memory=budget)
+    check_ranks(ranks, model, problems.awkward(), strategy=strategy, device_memory=budget, dependencies=dependencies)
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+@over_dependencies
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_ranks_without_a_limit_give_the_numbers_of_one_process(model, dependencies, ranks):
+    check_ranks(ranks, model, problems.awkward(), dependencies=dependencies)
+
+
+def test_rows_that_are_fetched():
+    """Those that a rank reads of others, once in a direction for the second layer, which alone depends on the first;
+    the same bits in every run."""
+    problem, ranks = problems.awkward(), 3
+    artifact = problems.prepare(problem, 4, 3)
+
+    def work(group):
+        trainer = training.make_trainer(SIX[0], problem, (4, 3), ranks=group, dependencies="comm")
+        records = [trainer.train_epoch() for _ in range(2)]
+        return records, trainer._share.span, trainer._share.num_vertices
+
+    topology, runs = artifact.topology, [run_ranks(ranks, work) for _ in range(2)]
+    source = topology.global_sources()
+    for rank, ((first, second), own, held) in enumerate(runs[0]):
+        read = np.unique(source[topology.in_edge_start[own.start] : topology.in_edge_start[own.stop]])
+        halo = int(((read < own.start) | (read >= own.stop)).sum())
+        assert halo > 0 and held == own.stop - own.start + halo
+        assert first.rows["fetch"] == second.rows["fetch"] == first.rows["send"] == halo
+        assert first.bytes["fetch"] == first.bytes["send"] == halo * 3 * 8  # classes: the last layer transforms first
+        assert [record.loss for record in runs[1][rank][0]] == [first.loss, second.loss]
 
 
 DROPPED = Model(
@@ -78,14 +111,15 @@ EDGES = Model(
 
 
 @pytest.mark.parametrize("strategy", ("none", "full"))
+@over_dependencies
 @pytest.mark.parametrize(
     ("model", "problem"),
     [(DROPPED, problems.awkward), (JUMPING, problems.awkward), (HOPS, problems.awkward), (EDGES, problems.edge_data),
      (SIX[0], problems.few_train), (SIX[4], problems.few_train)],
     ids=["dropout", "jumping", "hops", "edge-data", "few-train-gcn", "few-train-gat"],
 )  # fmt: skip
-def test_everything_that_follows_a_vertex(model, problem, strategy):
-    check_ranks(3, model, problem(), strategy=strategy, seed=3)
+def test_everything_that_follows_a_vertex(model, problem, dependencies, strategy):
+    check_ranks(3, model, problem(), strategy=strategy, seed=3, dependencies=dependencies)
 
 
 def test_losses_in_several_terms():
@@ -160,6 +194,8 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         ([gcn()[0], nn.Dropout(0.5), gcn()[2]], {}, r"layers\[1\] \(Dropout\): Dropout of torch draws by chunk"),
         (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
         (gcn(), {"device_memory": 1}, "the smallest that works is"),
+        (gcn(), {"dependencies": "comm", "on_oom": "replan"}, "on_oom 'replan' runs passes of one rank again"),
+        (gcn(), {"dependencies": "fetch"}, "dependencies 'fetch': expected 'cache' or 'comm'"),
         (gcn(), {"seed": lambda group: group.rank}, "seed: rank 1 has 1, rank 0 has 0"),
     ):
         text, every = refusal(2, layers, **options)
@@ -183,10 +219,10 @@ def test_a_module_that_draws_is_refused_when_it_does():
 
 
 def test_a_snapshot_does_not_depend_on_ranks(tmp_path):
-    """Two epochs on three ranks, two more on two: the losses of one process."""
+    """Two epochs on three ranks that fetch, two more on two that do not: the losses of one process."""
 
-    def epochs(group, before, after, count):
-        options = {"optimizer": lambda p: torch.optim.Adam(p, lr=0.05), "seed": 7}
+    def epochs(group, before, after, count, **options):
+        options |= {"optimizer": lambda p: torch.optim.Adam(p, lr=0.05), "seed": 7}
         trainer = training.make_trainer(DROPPED, problems.awkward(), (4, 3), ranks=group, **options)
         if before is not None:
             trainer.load(before)
@@ -196,15 +232,16 @@ def test_a_snapshot_does_not_depend_on_ranks(tmp_path):
 
     alone = epochs(None, None, tmp_path / "one.pt", 4)
     (tmp_path / "run" / "epochs.jsonl").unlink()
-    begun = run_ranks(3, lambda group: epochs(group, None, tmp_path / "three.pt", 2))
+    begun = run_ranks(3, lambda group: epochs(group, None, tmp_path / "three.pt", 2, dependencies="comm"))
     assert len((tmp_path / "run" / "epochs.jsonl").read_text().splitlines()) == 2  # the first rank writes
     ended = run_ranks(2, lambda group: epochs(group, tmp_path / "three.pt", tmp_path / "two.pt", 2))
     np.testing.assert_allclose(begun[1] + ended[1], alone, rtol=SAME)
 
 
-def test_rows_are_written_once(tmp_path):
+@over_dependencies
+def test_rows_are_written_once(tmp_path, dependencies):
     def rows(group):
-        trainer = training.make_trainer(SIX[0], problems.awkward(), (4, 3), ranks=group)
+        trainer = training.make_trainer(SIX[0], problems.awkward(), (4, 3), ranks=group, dependencies=dependencies)
         there = np.array(trainer.predict(out=tmp_path / "rows.npy"))
         assert np.array_equal(there, trainer.predict().numpy())
         return there, trainer.embed(0), trainer.predict([3, 1])

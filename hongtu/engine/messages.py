@@ -1,0 +1,61 @@
+"""Rows that ranks send each other: gathered, exchanged, put in their places and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hongtu.engine.host_store import HostStore
+from hongtu.graph.halo import Halo
+from hongtu.metrics import Traffic
+
+Exchange = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # sends a tensor to every rank, fills one of each
+
+
+class Messages:
+    """One rank's end.
+
+    Args:
+        host: whose rows are sent.
+        traffic: where they are counted.
+        exchange: sends and receives; all ranks call it, in the same order.
+        numbers: the most that are on their way at a time.
+    """
+
+    def __init__(self, host: HostStore, traffic: Traffic, exchange: Exchange, numbers: int) -> None:
+        self._host, self._traffic, self._exchange = host, traffic, exchange
+        self._memory = torch.empty(numbers, dtype=host.dtype)
+        host.keep_pageable("messages", self._memory)
+
+    def fetch(self, name: str, halo: Halo) -> None:
+        """Rows of other ranks as these computed them."""
+        rows = self._host[name]
+        received = self._send("fetch", rows, halo.gives, halo.takes)
+        for index, part in zip(halo.takes, received, strict=True):
+            rows.index_copy_(0, torch.from_numpy(index), part)
+
+    def send_back(self, name: str, halo: Halo) -> None:
+        """Gradients of these to their owners; they are added rank by rank, so that the sum is always the same."""
+        rows = self._host[name]
+        received = self._send("send", rows, halo.takes, halo.gives)
+        for index, part in zip(halo.gives, received, strict=True):
+            rows.index_add_(0, torch.from_numpy(index), part)
+
+    def _send(self, link: str, rows: Tensor, out: Sequence[np.ndarray], into: Sequence[np.ndarray]) -> Sequence[Tensor]:
+        """What comes for the rows ``into``, by rank; the rows ``out`` go."""
+        start = perf_counter()
+        sizes = [len(index) * rows.shape[1] for index in (*out, *into)]
+        parts = [part.view(-1, rows.shape[1]) for part in self._memory[: sum(sizes)].split(sizes)]
+        sent, received = parts[: len(out)], parts[len(out) :]
+        for index, part in zip(out, sent, strict=True):
+            torch.index_select(rows, 0, torch.from_numpy(index), out=part)
+        self._exchange(sent, received)
+        seconds = perf_counter() - start
+        for part in received if link == "fetch" else sent:
+            self._traffic.add(link, part.nbytes, len(part), seconds)
+            seconds = 0.0
+        return received
