@@ -32,11 +32,12 @@ __all__ = [
     "open_artifact",
     "plan_model",
     "preprocess_graph",
+    "pyg",
     "to_pyg",
 ]
 
 if TYPE_CHECKING:  # type checkers and editors see the names; running code loads them on first use
-    from hongtu import errors, nn
+    from hongtu import errors, nn, pyg
     from hongtu.graph.artifact import open_artifact
     from hongtu.model.edge_loss import LinkLoss
     from hongtu.model.loss_terms import LossTerm
@@ -68,6 +69,7 @@ _LAZY = {
     "callbacks": ("hongtu.train.callbacks", None),
     "evaluators": ("hongtu.train.evaluators", None),
     "nn": ("hongtu.nn", None),
+    "pyg": ("hongtu.pyg", None),
     "errors": ("hongtu.errors", None),
 }
 

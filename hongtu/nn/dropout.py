@@ -135,7 +135,8 @@ def _mix_torch(x: Tensor) -> Tensor:
 
 
 @njit(cache=True, nogil=True)
-def _mix(x):
+def mix(x):
+    """64 bits in which each of the 64 of ``x`` counts, for kernels that draw."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -149,13 +150,13 @@ def _dropout(x_RF, ids, key, threshold, scale, out_RF):
     zero = x_RF.dtype.type(0)
     for block in prange(blocks):
         for r in range(num_rows * block // blocks, num_rows * (block + 1) // blocks):
-            row = _mix(_mix(np.uint64(ids[r])) ^ key)
+            row = mix(mix(np.uint64(ids[r])) ^ key)
             for pair in range(width // 2):
-                bits = _mix(row + np.uint64(pair) * np.uint64(0x9E3779B97F4A7C15))
+                bits = mix(row + np.uint64(pair) * np.uint64(0x9E3779B97F4A7C15))
                 f = 2 * pair
                 out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero
                 out_RF[r, f + 1] = x_RF[r, f + 1] * scale if bits >> np.uint64(32) >= threshold else zero
             if width % 2:
-                bits = _mix(row + np.uint64(width // 2) * np.uint64(0x9E3779B97F4A7C15))
+                bits = mix(row + np.uint64(width // 2) * np.uint64(0x9E3779B97F4A7C15))
                 f = width - 1
                 out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero

@@ -1,0 +1,12 @@
+"""Sampled mini-batches of an artifact by torch_geometric's interfaces: approximate, beside hongtu's exact training."""
+
+try:
+    import torch_geometric  # noqa: F401
+except ImportError as error:
+    raise ImportError("hongtu.pyg needs torch_geometric: pip install 'hongtu[pyg]'") from error
+
+from hongtu.pyg.loader import NeighborLoader
+from hongtu.pyg.sampler import NeighborSampler
+from hongtu.pyg.stores import feature_store, graph_store
+
+__all__ = ["NeighborLoader", "NeighborSampler", "feature_store", "graph_store"]

@@ -1,0 +1,207 @@
+"""Neighbourhoods of seeds, drawn in-edge by in-edge: one hop of a sampled batch.
+
+A vertex's draws depend on a key and on its original number alone, never on the other vertices of its batch, on the hop
+in which it is met, on the partitioning or on the process. Vertices get their positions in the batch from a hash table
+that grows with it, so that nothing as long as the graph is touched.
+Legend: V vertices, E edges of the graph; N vertices, D draws of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hongtu.graph.artifact import Artifact, open_artifact
+from hongtu.nn.dropout import mix
+
+SMALLEST = 64  # slots of a table
+ALL = -1  # as a fan-out: every in-edge
+
+
+@dataclass(frozen=True, eq=False)
+class SampledGraph:
+    """What drawing reads of an artifact: its arrays, as they lie there, and where original numbers begin."""
+
+    artifact: Artifact
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For other processes, which open the artifact themselves."""
+        return sampled_graph, (str(self.artifact.path),)
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """As ``_draw`` takes them."""
+        t = self.artifact.topology
+        starts = (np.asarray(array) for array in (t.chunk_start, t.in_edge_start, t.source_start))
+        return *starts, np.asarray(t.sources), np.asarray(t.local_source), self.original_id
+
+    @cached_property
+    def original_id(self) -> np.ndarray:
+        """int32 [V]."""
+        return np.asarray(self.artifact.original_id)
+
+    @cached_property
+    def new_id(self) -> np.ndarray:
+        """int32 [V], the artifact's number of every vertex, by original number."""
+        found = np.empty(len(self.original_id), dtype=np.int32)
+        found[self.original_id] = np.arange(len(found), dtype=np.int32)
+        return found
+
+    @cached_property
+    def edge_shift(self) -> np.ndarray:
+        """int64 [V]: an in-edge's id (``Artifact.edge_id_starts``) less its position in the artifact."""
+        return self.artifact.edge_id_starts() - np.asarray(self.artifact.topology.in_edge_start)[:-1]
+
+
+def sampled_graph(artifact: Artifact | str) -> SampledGraph:
+    """Of an artifact or its directory."""
+    return SampledGraph((open_artifact(artifact) if isinstance(artifact, str) else artifact).whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A sampled batch.
+
+    Attributes:
+        vertices: int64 [N], the artifact's numbers: the seeds, then the others as they were met.
+        source, destination: int64 [D], positions in ``vertices`` of the ends of every drawn edge.
+        edge: int64 [D], its position in the artifact.
+        vertices_per_hop: the seeds, then those that each hop met first.
+        edges_per_hop: those that each hop drew.
+    """
+
+    vertices: np.ndarray
+    source: np.ndarray
+    destination: np.ndarray
+    edge: np.ndarray
+    vertices_per_hop: list[int]
+    edges_per_hop: list[int]
+
+
+def draw(graph: SampledGraph, seeds: np.ndarray, fanouts: list[int], key: int, replace: bool = False) -> Drawn:
+    """Hop by hop, in-edges of the vertices that the hop before met first, as torch_geometric's loaders draw them.
+
+    Args:
+        seeds: int64 [B], the artifact's numbers.
+        fanouts: of every hop, in-edges per vertex; all of them for -1, and where there are fewer.
+        key: of ``hongtu.nn.dropout.dropout_key``.
+        replace: draw with replacement: as often as the fan-out says where there is any in-edge.
+    """
+    vertices = np.asarray(seeds, dtype=np.int32)
+    table = _entered(np.full(SMALLEST, -1, dtype=np.int64), vertices)
+    met, parts, begin = [len(vertices)], [], 0
+    for fanout in fanouts:
+        table, new, *edges = _draw(
+            *graph.arrays, vertices[begin:], begin, table, fanout, replace, np.uint64(key)
+        )  # fmt: skip
+        begin = len(vertices)
+        vertices = np.concatenate([vertices, new])
+        met.append(len(new))
+        parts.append(edges)
+    source, destination, edge = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Drawn(vertices.astype(np.int64), source, destination, edge, met, [len(edges[0]) for edges in parts])
+
+
+@njit(cache=True, nogil=True)
+def _draw(
+    chunk_start, in_edge_start, source_start, sources, local_source, original_id, vertices, first, table, fanout,
+    replace, key,
+):  # fmt: skip
+    """One hop from ``vertices``, which are at the positions from ``first`` on."""
+    count = 0
+    for v in vertices:
+        degree = in_edge_start[v + 1] - in_edge_start[v]
+        count += _taken(degree, fanout, replace)
+    source, destination = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    edge, new = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32)
+    known, k = first + len(vertices), 0
+    for i in range(len(vertices)):
+        v = vertices[i]
+        begin = in_edge_start[v]
+        degree = in_edge_start[v + 1] - begin
+        taken = _taken(degree, fanout, replace)
+        if taken == 0:
+            continue
+        picked = edge[k : k + taken]
+        _pick(picked, degree, replace and fanout >= 0, mix(mix(np.uint64(original_id[v])) ^ key))
+        base = source_start[np.searchsorted(chunk_start, v, side="right") - 1]
+        for j in range(taken):
+            picked[j] += begin
+            source[k + j] = sources[base + local_source[picked[j]]]
+        for j in range(taken):
+            u = source[k + j]
+            if 2 * known >= len(table):
+                table = _grown(table)
+            at = _slot(table, u)
+            if table[at] < 0:
+                table[at] = (u << 32) | known
+                new[known - first - len(vertices)] = u
+                known += 1
+            source[k + j] = table[at] & 0xFFFFFFFF
+            destination[k + j] = first + i
+        k += taken
+    return table, new[: known - first - len(vertices)].copy(), source, destination, edge
+
+
+@njit(cache=True, nogil=True)
+def _taken(degree, fanout, replace):
+    """How many in-edges are drawn of so many."""
+    if fanout < 0 or degree == 0:
+        return degree
+    return fanout if replace else min(degree, fanout)
+
+
+@njit(cache=True, nogil=True)
+def _pick(picked, degree, replace, row):
+    """Fill with positions from 0 to degree - 1; without replacement each set of so many is as likely as any other
+    (Floyd's algorithm)."""
+    taken = len(picked)
+    if taken == degree and not replace:
+        for j in range(taken):
+            picked[j] = j
+        return
+    for j in range(taken):
+        end = degree if replace else degree - taken + j + 1
+        bits = mix(row + np.uint64(j) * np.uint64(0x9E3779B97F4A7C15))
+        found = np.int64(np.float64(bits >> np.uint64(11)) * 2.0**-53 * end)
+        if not replace:
+            for before in range(j):
+                if picked[before] == found:
+                    found = end - 1
+                    break
+        picked[j] = found
+
+
+@njit(cache=True, nogil=True)
+def _slot(table, vertex):
+    """Where a vertex is in the table, or would be. An entry is the vertex, then its position in 32 bits."""
+    mask = len(table) - 1
+    at = np.int64(mix(np.uint64(vertex)) >> np.uint64(32)) & mask
+    while table[at] >= 0 and table[at] >> 32 != vertex:
+        at = (at + 1) & mask
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _grown(table):
+    larger = np.full(4 * len(table), -1, dtype=np.int64)
+    for entry in table:
+        if entry >= 0:
+            larger[_slot(larger, entry >> 32)] = entry
+    return larger
+
+
+@njit(cache=True, nogil=True)
+def _entered(table, vertices):
+    """The table with seeds at their positions; one that is there twice is at its first."""
+    while len(table) < 2 * len(vertices):
+        table = _grown(table)
+    for i in range(len(vertices)):
+        at = _slot(table, np.int64(vertices[i]))
+        if table[at] < 0:
+            table[at] = (np.int64(vertices[i]) << 32) | i
+    return table

@@ -1,0 +1,91 @@
+"""torch_geometric's sampler interface on an artifact, without pyg-lib or torch-sparse."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+
+from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
+from hongtu.nn.dropout import dropout_key
+from hongtu.pyg.draw import ALL, Drawn, draw, sampled_graph
+
+
+class NeighborSampler(BaseSampler):
+    """Samples in-edges hop by hop, for ``torch_geometric.loader.NodeLoader``; an approximation of the whole graph.
+
+    Vertices have their original numbers, edges their ids in ``graph_store``. A batch depends on the seed and on the
+    vertices that it is for: any number of workers gives the same batches, and a loader that does not shuffle gives the
+    same ones in every epoch (``NeighborLoader`` does not).
+
+    Args:
+        fanouts: of every hop, the in-edges that a vertex gets; -1: all.
+        replace: draw with replacement.
+        seed: of the random numbers.
+
+    Raises:
+        InputError: for fan-outs that are none.
+    """
+
+    def __init__(self, artifact: Artifact, fanouts: Sequence[int], *, replace: bool = False, seed: int = 0) -> None:
+        self.graph = sampled_graph(artifact)
+        self.fanouts, self.replace, self.seed = check_fanouts(fanouts), replace, seed
+
+    def sample(self, seeds: np.ndarray, key: int) -> Drawn:
+        """The neighbourhood of vertices (int64 [B], original numbers) under a key."""
+        return draw(self.graph, self.graph.new_id[seeds], self.fanouts, key, self.replace)
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
+        """As torch_geometric's loaders call it.
+
+        Raises:
+            InputError: for times of the seeds.
+        """
+        if inputs.time is not None:
+            raise InputError("hongtu.pyg.NeighborSampler: an artifact has no times; leave input_time away")
+        seeds = inputs.node.numpy()
+        digest = hashlib.blake2b(seeds.astype("<i8").tobytes(), digest_size=8).digest()
+        drawn = self.sample(seeds, dropout_key(self.seed, int.from_bytes(digest, "little")))
+        return SamplerOutput(
+            node=torch.from_numpy(self.original(drawn)), row=torch.from_numpy(drawn.source),
+            col=torch.from_numpy(drawn.destination), edge=torch.from_numpy(self.edge_ids(drawn)),
+            num_sampled_nodes=drawn.vertices_per_hop, num_sampled_edges=drawn.edges_per_hop,
+            metadata=(inputs.input_id, inputs.time),
+        )  # fmt: skip
+
+    def sample_from_edges(self, inputs: Any, neg_sampling: Any = None) -> SamplerOutput:
+        """Is refused.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "hongtu.pyg.NeighborSampler: it samples for vertices; for links there is hongtu.LinkLoss, exact"
+        )
+
+    def original(self, drawn: Drawn) -> np.ndarray:
+        """int64 [N], the original numbers of a batch's vertices."""
+        return self.graph.original_id[drawn.vertices].astype(np.int64)
+
+    def edge_ids(self, drawn: Drawn) -> np.ndarray:
+        """int64 [D], a batch's edges by their place in ``graph_store``: the same for every partitioning."""
+        return drawn.edge + self.graph.edge_shift[drawn.vertices[drawn.destination]]
+
+
+def check_fanouts(fanouts: Sequence[int]) -> list[int]:
+    """As whole numbers.
+
+    Raises:
+        InputError: naming the first that is none.
+    """
+    for hop, fanout in enumerate(fanouts, 1):
+        if not isinstance(fanout, (int, np.integer)) or fanout < ALL:
+            raise InputError(f"fanouts: {fanout!r} for hop {hop}, expected a number from 0, or -1 for all in-edges")
+    if not len(fanouts):
+        raise InputError("fanouts: none, expected one for every layer of the model, such as [15, 10]")
+    return [int(fanout) for fanout in fanouts]
