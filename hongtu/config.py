@@ -58,6 +58,8 @@ class PreprocessConfig:
         random_split: replaces the input's masks: fractions of train, val and test over the labelled vertices; None
             keeps the input's.
         split: which row of ``[S, N]`` masks to use.
+        as_paper: as the HongTu paper does it, which makes the published system with the strategy "paper": partitioner
+            "metis", order "input", a number of chunks.
         force: replace an artifact that already exists.
         resume: continue after the last finished stage of the same run, where one was interrupted; only for a graph on
             disk.
@@ -78,6 +80,7 @@ class PreprocessConfig:
     task: str | None = None
     random_split: tuple[float, float, float] | None = None
     split: int = 0
+    as_paper: bool = False
     force: bool = False
     resume: bool = False
 
@@ -94,9 +97,16 @@ class PreprocessConfig:
             set_field(self, "chunks", _integer("chunks", self.chunks, 1, "; or 'auto'"))
         set_field(self, "seed", _integer("seed", self.seed, 0))
         set_field(self, "split", _integer("split", self.split, 0))
+        if self.as_paper:
+            for name, needed in (("partitioner", "metis"), ("order", "input")):
+                if getattr(self, name) not in ("auto", needed):
+                    raise InputError(f"as_paper: {name} is {getattr(self, name)!r}, expected {needed!r}; leave it out")
+                set_field(self, name, needed)
+            if self.chunks == "auto":
+                raise InputError("as_paper: chunks is 'auto', expected a number, such as 32")
         _one_of("partitioner", self.partitioner, PARTITIONERS)
         _one_of("order", self.order, ORDERS)
-        for name in ("relabel", "undirected", "self_loops", "normalize_features", "force", "resume"):
+        for name in ("relabel", "undirected", "self_loops", "normalize_features", "as_paper", "force", "resume"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
         if self.columns is not None:
@@ -126,7 +136,8 @@ class PreprocessConfig:
     def settings(self) -> dict[str, Any]:
         """Everything that decides the artifact's content, for its manifest."""
         settings = asdict(self)
-        del settings["force"], settings["resume"]
+        for name in ("as_paper", "force", "resume"):  # the first is what others were set to
+            del settings[name]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 

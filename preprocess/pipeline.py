@@ -129,7 +129,7 @@ def in_python(message: str) -> str:
 
     def argument(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), (match[2] or "").strip()
-        if name in ("force", "relabel", "resume", "undirected", "self_loops", "normalize_features"):
+        if name in ("as_paper", "force", "relabel", "resume", "undirected", "self_loops", "normalize_features"):
             return f"{name}=True{match[2] or ''}"
         if "," in value:
             return f"{name}=({value.replace(',', ', ')})"

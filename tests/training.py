@@ -32,8 +32,8 @@ over_grid = pytest.mark.parametrize(
 EXACT = 1e-9  # of the largest gradient entry, in float64
 SINGLE = 1e-4  # in float32
 SWITCHES = (
-    "group", "transform_first", "no_input_gradient", "cache_input_aggregate", "fuse_last_layer", "prune", "resident",
-    "save",
+    "group", "once_per_vertex", "transform_first", "no_input_gradient", "cache_input_aggregate", "fuse_last_layer",
+    "prune", "resident", "save",
 )  # fmt: skip
 NOTHING = Strategy(**dict.fromkeys(SWITCHES, False))
 

@@ -26,8 +26,8 @@ def add_parser(subparsers: Any) -> None:
     add("--models", type=_names, default=["gcn"], metavar="A,B", help=f"of {known} (default: gcn)")
     add("--hidden", type=int, default=128, help="columns between layers (default: 128)")
     add("--layers", type=int, default=2, help="default: 2")
-    add("--strategies", type=_names, default=["full"], metavar="A,B", help="of full, paper, none, and alone: the "
-        "paper's with each saving alone (default: full)")  # fmt: skip
+    add("--strategies", type=_names, default=["full"], metavar="A,B", help="of full, paper, p2p, none, and alone: "
+        "the paper's with each saving alone (default: full)")  # fmt: skip
     add("--budgets", type=_names, default=["none"], metavar="A,B", help="device memory per partition: none, sizes like "
         "64MiB, or shares like 25%% of what is needed in memory (default: none)")  # fmt: skip
     add("--baselines", type=_names, default=[], metavar="A,B", help="of pyg, pyg-csr, pyg-sparse, pyg-offload, "

@@ -101,6 +101,7 @@ def describe(
         "artifact": str(artifact.path),
         "model": {name: getattr(config, name) for name in ("model", "hidden", "layers", "dropout", "heads")},
         "strategy": config.strategy,
+        "preprocessed": {name: artifact.manifest["settings"].get(name) for name in ("partitioner", "order")},
         "hardware": hardware.name,
         "device_memory": budget,
         "vertices": artifact.num_vertices,

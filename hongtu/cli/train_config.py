@@ -31,7 +31,8 @@ class ModelConfig:
         heads: attention heads of gat, gatv2 and transformer
         device_memory: bytes per partition, like 2GiB, or a share of what is needed without a limit, like 25%; not set:
             no limit (`plan`: what the hardware has, less a margin)
-        strategy: full: every saving; paper: HongTu's own plan; none: no reuse at all
+        strategy: full: every saving; paper: what the HongTu paper does; p2p: that without reuse between batches; none:
+            without sharing between devices, too
         dependencies: of ranks, where what they read of one another comes from: cache: they compute it again; comm: they
             fetch it
         hardware: what plans are compared for: cpu, a100x4, h200 or a profile (default: the device's; `plan`: cpu)
@@ -45,7 +46,7 @@ class ModelConfig:
     dropout: float = 0.0
     heads: int = 1
     device_memory: str | None = None
-    strategy: Literal["full", "paper", "none"] = "full"
+    strategy: Literal["full", "paper", "p2p", "none"] = "full"
     dependencies: Literal["cache", "comm"] = "cache"
     hardware: str | None = None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_random, may_write
 from hongtu.model.wiring import INPUT, resolve, wire
@@ -65,6 +66,7 @@ class Network:
         if len(self.norms) == len(self.layers):
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
         self._transform_first = [layer.transform_first for layer in self.layers]
+        self._once_per_vertex = [layer.once_per_vertex for layer in self.layers]
         self.activate()
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
         self.wiring = wire(resolve(modules), self.layer_index, readers)
@@ -115,11 +117,28 @@ class Network:
         self._transform_first = [first and layer.may_transform_first for first, layer in pairs]
         self.activate()
 
+    @property
+    def once_per_vertex(self) -> tuple[bool, ...]:
+        """Per layer, whether it computes what depends on one vertex before the exchange."""
+        return tuple(self._once_per_vertex)
+
+    def set_once_per_vertex(self, wanted: Sequence[bool]) -> PaperEdges:
+        """Choose that per layer; returns the edges over which all of them aggregate then. Where that would be others
+        for some than for others, every layer does."""
+        edges = [None if once else layer.paper_edges for once, layer in zip(wanted, self.layers, strict=True)]
+        pairs = zip(edges, self.layers, strict=True)
+        first, *others = {of or PaperEdges() for of, layer in pairs if not isinstance(layer, WholeGraphNorm)}
+        if others:
+            return self.set_once_per_vertex([True] * len(self.layers))
+        self._once_per_vertex = [of is None for of in edges]
+        self.activate()
+        return first
+
     def activate(self) -> None:
         """Make this run's context and choices those of its modules; another run may have used them since."""
         bind(self.modules, self.context)
-        for layer, first in zip(self.layers, self._transform_first, strict=True):
-            layer.transform_first = first
+        for layer, first, once in zip(self.layers, self._transform_first, self._once_per_vertex, strict=True):
+            layer.transform_first, layer.once_per_vertex = first, once
 
     def stage(
         self,

@@ -88,6 +88,11 @@ class Block:
         return torch.arange(self.first, self.first + self.num_dst, dtype=torch.int32, device=self.indptr.device)
 
     @cached_property
+    def last_source(self) -> Tensor:
+        """int64 [D], position of the source of each destination's last in-edge, where all have some."""
+        return self.local_source[self.indptr[1:] - 1].long()
+
+    @cached_property
     def in_degree(self) -> Tensor:
         """int64 [D], in-edges of each destination."""
         return self.indptr.diff()

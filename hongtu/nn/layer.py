@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -41,6 +42,9 @@ class Layer(torch.nn.Module):
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
+        once_per_vertex: what depends on one vertex alone is computed before the exchange. Else, as in the HongTu paper,
+            h is exchanged as it is, and each replica of it computes that anew; set by the planner, only where there are
+            ``paper_edges``.
     """
 
     reduce: str | None = None
@@ -51,6 +55,7 @@ class Layer(torch.nn.Module):
     reads_input: bool = False
     edge_data_optional: bool = False
     transform_first: bool = False
+    once_per_vertex: bool = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,6 +71,11 @@ class Layer(torch.nn.Module):
         """Whether it can, and no subclass has overridden what that is about."""
         definer = next(base for base in type(self).__mro__ if not vars(base).keys().isdisjoint(TRANSFORMS))
         return self.can_transform_first and "can_transform_first" in vars(definer)
+
+    @property
+    def paper_edges(self) -> PaperEdges | None:
+        """The edges that the layer aggregates over where it is not ``once_per_vertex``; None: it always is."""
+        return None
 
     @property
     def bare_maps(self) -> tuple[torch.nn.Module, ...]:
@@ -199,9 +209,9 @@ class Convolution(Layer):
         self.input_dropout = Dropout(input_dropout)
 
     def extra_repr(self) -> str:
-        """The options that were given, less what follows from them; ``transform_first`` is the planner's."""
+        """The options that were given, less what follows from them and what is the planner's."""
         options = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
-        hidden = ("training", "transform_first", "uses_edge_features")
+        hidden = ("training", "transform_first", "once_per_vertex", "uses_edge_features")
         shown = [f"{name}={value}" for name, value in options.items() if name not in hidden and name[0] != "_"]
         if self.activation is not None:
             shown.append(f"activation={getattr(self.activation, '__name__', type(self.activation).__name__)}")

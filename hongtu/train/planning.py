@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hongtu.config import parse_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
+from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.hardware import CPU, Hardware
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
@@ -117,8 +118,8 @@ def plan_network(
     make_embedding_optimizer: OptimizerFactory = adam,
     correct: Correct | None = None,
 ) -> ExecutionPlan:
-    """Set ``transform_first`` of the network's layers and plan its run. Ranks that fetch rows of one another get the
-    same sides and savings, or are refused.
+    """Set ``transform_first`` and ``once_per_vertex`` of the network's layers and plan its run. Ranks that fetch rows
+    of one another get the same sides and savings, or are refused.
 
     Args:
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
@@ -131,7 +132,7 @@ def plan_network(
 
     check_default_device()
     _check_edge_data(artifact, network)
-    topology = artifact.topology.keeping(
+    stored = artifact.topology.keeping(
         edge_features=any(layer.uses_edge_features for layer in network.layers),
         edge_type=any(layer.uses_edge_type for layer in network.layers),
     )
@@ -140,7 +141,14 @@ def plan_network(
         rows = artifact.num_vertices, artifact.feature_width
         learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
 
+    def choose_edges(used: Strategy) -> PaperEdges:
+        return network.set_once_per_vertex([used.once_per_vertex] * len(network.layers))
+
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
+        edges, topology = choose_edges(used), stored
+        if edges != PaperEdges():
+            numbers = str(dtype).removeprefix("torch.")
+            topology = with_paper_edges(stored, edges, artifact.degree_statistics(), numbers)
         return plan_run(
             topology,
             artifact.schedule_paper,
@@ -155,6 +163,7 @@ def plan_network(
         )
 
     never = (False,) * len(network.layers)
+    choose_edges(strategy)
     loss.check_output(shape_with(never).output, dtype)
     sides = never
     if strategy.transform_first:
@@ -166,14 +175,15 @@ def plan_network(
     except BudgetError as refused:  # what saves time may cost memory
         least = refused
     uncached = replace(strategy, cache_input_aggregate=False)
-    for other in _other_sides(network, sides) if strategy.transform_first else (never,):
-        for used in dict.fromkeys((strategy, uncached)):
-            if (other, used) == (sides, strategy):
-                continue
-            try:
-                return plan(other, used)
-            except BudgetError as refused:
-                least = min(least, refused, key=lambda error: error.smallest)
+    others = _other_sides(network, sides) if strategy.transform_first else (never,)
+    tried = list(itertools.product(others, dict.fromkeys((strategy, uncached))))[1:]
+    if any(layer.paper_edges is not None for layer in network.layers):
+        tried.append((never, replace(uncached, once_per_vertex=False)))
+    for other, used in tried:
+        try:
+            return plan(other, used)
+        except BudgetError as refused:
+            least = min(least, refused, key=lambda error: error.smallest)
     raise least
 
 

@@ -111,7 +111,7 @@ def test_info_plans_lookahead_in_the_papers_buffer(artifact, capsys):
 def test_strategy_paper_loads_what_info_says(artifact, capsys):
     """Three ways to the paper's V_+ru: counted by preprocessing, planned, and in the ladder."""
     info = json.loads(output(capsys, "info", artifact.path, "--json"))
-    plan = json.loads(output(capsys, "plan", artifact.path, "--strategy", "paper", "--json"))
+    plan = json.loads(output(capsys, "plan", artifact.path, "--model", "sage", "--strategy", "paper", "--json"))
     loads = {p["rows"]["load"] for p in plan["passes"] if p["exchanges"]}
     assert loads == {info["volume"]["paper"]["v_ru"]}
 
@@ -262,3 +262,10 @@ def test_it_says_what_runs_at_the_same_time(artifact, capsys, hardware, overlapp
     seconds = json.loads(output(capsys, *command, "--json"))["seconds"]
     assert overlapped in line and " -" not in line
     assert (seconds["hidden"] < 0) == (hardware == "h200")
+
+
+def test_explain_says_which_artifact_makes_the_published_system(artifact, capsys):
+    text = output(capsys, "plan", artifact.path, "--strategy", "paper", "--explain")
+    assert "`hongtu preprocess --as-paper`" in text
+    found = json.loads(output(capsys, "plan", artifact.path, "--strategy", "p2p", "--json"))
+    assert found["preprocessed"].keys() == {"partitioner", "order"}

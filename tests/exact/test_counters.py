@@ -22,6 +22,7 @@ from hongtu.plan.cache.intervals import make_intervals
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources
 from tests import problems, training
+from tests.exact.test_paper import neighbours, volumes
 from tests.models import SIX, H, Model
 from tests.training import GRAINS, STRATEGIES, over_grid
 
@@ -165,72 +166,12 @@ def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
     assert trainer.setup.bytes == trainer.plan.setup_traffic.bytes
 
 
-# ------------------------------------------------------------------------------------------- brute force over sets
-
-
-def neighbour_sets(problem, artifact):
-    """{(i, j): N_ij} and each vertex's partition, in original ids, from the edges and which chunk has which vertex."""
-    m, n = artifact.topology.partitions, artifact.topology.chunks
-    chunk_of = np.empty(problem.num_vertices, dtype=int)
-    starts = artifact.topology.chunk_start
-    for c in range(m * n):
-        chunk_of[artifact.original_id[starts[c] : starts[c + 1]]] = c
-    sets = {(c // n, c % n): set() for c in range(m * n)}
-    for source, destination in problem.edges.T.tolist():
-        c = int(chunk_of[destination])
-        sets[c // n, c % n].add(source)
-    return sets, chunk_of // n
-
-
-def volumes(problem, artifact):
-    """(V_ori, V_+ru, pulled) of the artifact's schedule."""
-    sets, partition = neighbour_sets(problem, artifact)
-    m, n = artifact.schedule_paper.shape
-    batches = [[sets[i, int(artifact.schedule_paper[i, b])] for i in range(m)] for b in range(n)]
-    ori = sum(len(s) for batch in batches for s in batch)
-    needed = [set().union(*batch) for batch in batches]
-    ru = sum(len(needed[b] - (needed[b - 1] if b else set())) for b in range(n))
-    foreign = [[{v for v in batch[i] if partition[v] != i} for i in range(m)] for batch in batches]
-    pulled = sum(len(foreign[b][i] - (foreign[b - 1][i] if b else set())) for b in range(n) for i in range(m))
-    return ori, ru, pulled
-
-
-# Per model: columns exchanged forward by each layer, times how often they are brought in an epoch (again in backward
-# where the aggregate is recomputed). The gradient of every exchanged column is flushed once.
-EXCHANGED = {
-    "gcn": (lambda f: (f, H), 1),
-    "sage": (lambda f: (f, H), 1),
-    "gin": (lambda f: (f, H), 1),
-    "commnet": (lambda f: (f, H), 1),
-    "gat": (lambda f: (3 * H + 3, 2 * 3 + 2), 2),
-    "ggcn": (lambda f: (2 * H, 2 * 3), 2),
-}
-
-
-@grains
-@pytest.mark.parametrize("model", SIX, ids=repr)
-def test_rows_and_bytes_equal_the_papers_volumes(model, grain):
-    problem = problems.awkward()
-    ori, ru, pulled = volumes(problem, problems.prepare(problem, *grain))
-    widths, times = EXCHANGED[model.name][0](problem.width), EXCHANGED[model.name][1]
-    for strategy, loaded, mirrored in (("none", ori, 0), ("paper", ru, pulled)):
-        record = training.make_trainer(model, problem, grain, strategy=strategy).train_epoch()
-        assert record.rows == {
-            "load": times * len(widths) * loaded,
-            "flush": len(widths) * loaded,
-            "pull": times * len(widths) * mirrored,
-            "push": len(widths) * mirrored,
-        }
-        for link, rows in (("load", times * loaded), ("flush", loaded), ("pull", times * mirrored), ("push", mirrored)):
-            assert record.bytes[link] == 8 * sum(widths) * rows
-
-
 @grains
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_full_moves_no_more_than_paper_and_no_less_than_it_must(name, grain):
     problem = problems.awkward()
     used = len(set(problem.edges[0].tolist()))
-    _, ru, _ = volumes(problem, problems.prepare(problem, *grain))
+    ru, _ = volumes(*neighbours(problem, problems.prepare(problem, *grain), looped=False), "paper")
     for budget in (None, "smallest"):
         trainer = training.make_trainer(BY_NAME[name], problem, grain, strategy=LOOKAHEAD, device_memory=budget)
         for plan in trainer.plan.transfers.values():

@@ -88,7 +88,7 @@ def test_layers_that_break_the_contract_are_refused_by_name(layer, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "fast"}, "none, paper, full"),
+        ({"strategy": "fast"}, "none, p2p, paper, full"),
         ({"device": "tpu"}, "cpu"),
         ({"dtype": torch.float16}, "float32"),
         ({"loss": "mse"}, "cross_entropy"),

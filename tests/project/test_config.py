@@ -94,6 +94,15 @@ def test_accepted_forms():
     assert PreprocessConfig(random_split=[0.1, 0, 0]).random_split == (0.1, 0.0, 0.0)
 
 
+def test_as_paper_sets_what_the_published_system_has():
+    config = PreprocessConfig(as_paper=True)
+    assert (config.partitioner, config.order) == ("metis", "input")
+    assert config.settings() == PreprocessConfig(partitioner="metis", order="input").settings()
+    for other in ({"partitioner": "range"}, {"order": "recursive"}, {"chunks": "auto"}):
+        with pytest.raises(InputError, match=f"as_paper: {next(iter(other))}"):
+            PreprocessConfig(as_paper=True, **other)
+
+
 @pytest.mark.parametrize("vertices, chunks", [(1, 1), (1023, 1), (2048, 2), (10**7, 512)])
 def test_auto_chunks(vertices, chunks):
     assert PreprocessConfig(partitions=4, chunks="auto").resolve_chunks(vertices) == chunks

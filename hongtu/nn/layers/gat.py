@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 from typing_extensions import Unpack
 
+from hongtu.graph.paper_edges import PaperEdges
 from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Common, Skip, glorot, linear, zeros
+from hongtu.nn.layer import Common, Skip, glorot, is_product, linear, zeros
 from hongtu.nn.layers.attention import Attention
 
 
@@ -83,16 +84,31 @@ class GATConv(Attention):
         self.register_parameter("bias", zeros(width, bias))
         self.attention_dropout = Dropout(dropout)
 
+    @property
+    def paper_edges(self) -> PaperEdges | None:
+        plain = self.built_in and is_product(self.lin) and self.edge_dim is None and not self.attention_dropout.p
+        return PaperEdges(loops=self.add_self_loops) if plain else None
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        x = self.lin(self.input_dropout(h))
-        x_RHK = x.view(-1, self.heads, self.out_channels)
-        z = torch.cat([x, (x_RHK * self.att_src).sum(2)], dim=1)
-        logits_RH = (x_RHK * self.att_dst).sum(2)
+        h = self.input_dropout(h)
+        if not self.once_per_vertex:
+            return h, None if self.add_self_loops else h
+        z, logits_RH = self._map(h)
         return z, (z, logits_RH) if self.add_self_loops else logits_RH
+
+    def _map(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, F] -> [W h | source logits] and destination logits."""
+        x = self.lin(h)
+        x_RHK = x.view(-1, self.heads, self.out_channels)
+        return torch.cat([x, (x_RHK * self.att_src).sum(2)], dim=1), (x_RHK * self.att_dst).sum(2)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
-        own_z, logits_DH = s if self.add_self_loops else (None, s)
+        if self.once_per_vertex:
+            own_z, logits_DH = s if self.add_self_loops else (None, s)
+        else:  # the self-loop is an edge
+            z, logits_SH = self._map(z)
+            own_z, logits_DH = None, logits_SH[block.last_source] if s is None else self._map(s)[1]
         logits_EH = block.gather(z[:, width:]) + block.gather_destination(logits_DH)
         if self.edge_dim is not None:
             weight_PH = self._edge_weight()

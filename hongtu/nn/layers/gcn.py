@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from hongtu.graph.paper_edges import PaperEdges
 from hongtu.nn.layer import Common, Skip, is_product, linear, zeros
 from hongtu.nn.layers.normalized import NormalizedSum
 
@@ -49,6 +50,13 @@ class GCNConv(NormalizedSum):
     @property
     def can_transform_first(self) -> bool:
         return is_product(self.lin)
+
+    @property
+    def paper_edges(self) -> PaperEdges | None:
+        if not (self.built_in and is_product(self.lin)):
+            return None
+        added = 2.0 if self.improved else 1.0
+        return PaperEdges(loops=self.add_self_loops, added=added, normalized=self.normalize)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         x = self.input_dropout(h)

@@ -40,13 +40,15 @@ class NormalizedSum(Convolution):
         self.uses_statistics = normalize
 
     def spread(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[R, F] -> z, and the s that ``combine`` wants."""
+        """[R, F] -> z, and the s that ``combine`` wants; x itself where edges have what it would be scaled by."""
+        if not self.once_per_vertex:
+            return x, None
         z = self.scale_R1() * x if self.normalize else x
         return z, z if self.add_self_loops else None
 
     @property
     def combines(self) -> bool:
-        return True
+        return self.once_per_vertex
 
     def combine(self, a: Tensor, s: Skip) -> Tensor:
         if self.add_self_loops:

@@ -20,6 +20,9 @@ class Strategy:
             "lookahead" (Belady's choice on the known schedule).
         schedule: order of the chunks: "input", or "paper" for Algorithm 4's (not with ``group``).
         group: run consecutive chunks as one where the budget allows.
+        once_per_vertex: compute what depends on one vertex alone before the exchange. Else layers have the paper's
+            forms: GCN's self-loops and normalisation are edges and their weights, GAT and GGCN exchange h as it is and
+            multiply every replica of it; where the layers of a model would need different edges for that, they do not.
         transform_first: exchange the narrower side of a layer's first linear map: ``A (H W) = (A H) W``.
         no_input_gradient: compute no gradient of the features, which are constant, nor of what depends on frozen
             parameters alone.
@@ -36,6 +39,7 @@ class Strategy:
     reuse: Reuse = "lookahead"
     schedule: Literal["input", "paper"] = "input"
     group: bool = True
+    once_per_vertex: bool = True
     transform_first: bool = True
     no_input_gradient: bool = True
     cache_input_aggregate: bool = True
@@ -54,6 +58,7 @@ _PAPER = Strategy(
     reuse="paper",
     schedule="paper",
     group=False,
+    once_per_vertex=False,
     transform_first=False,
     no_input_gradient=False,
     cache_input_aggregate=False,
@@ -63,7 +68,12 @@ _PAPER = Strategy(
     overlap=False,
     save=False,
 )
-STRATEGIES = {"none": replace(_PAPER, reuse="none"), "paper": _PAPER, "full": Strategy()}
+STRATEGIES = {
+    "none": replace(_PAPER, reuse="none"),
+    "p2p": replace(_PAPER, reuse="p2p"),
+    "paper": _PAPER,
+    "full": Strategy(),
+}
 
 
 def get_strategy(strategy: str | Strategy) -> Strategy:
@@ -82,6 +92,7 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
 # one after the other on top of the paper's reuse; "lookahead" goes with groups of chunks, which only it can use
 SAVINGS = (
     "lookahead",
+    "once_per_vertex",
     "transform_first",
     "no_input_gradient",
     "cache_input_aggregate",

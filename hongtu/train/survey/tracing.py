@@ -154,7 +154,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 reduce=layer.reduce,
                 weighted=layer.weighted,
                 z_is_input=index == 0 and z is h,
-                uses_statistics=layer.uses_statistics,
+                uses_statistics=layer.uses_statistics and layer.once_per_vertex,
                 combined=combined,
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,

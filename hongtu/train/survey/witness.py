@@ -12,7 +12,7 @@ from hongtu.kernels.torch_private import has_backward_hooks, has_hooks, is_dropo
 from hongtu.model.checks import check_module
 from hongtu.nn.layer import Layer
 
-OURS = {"training", "context", "site", "transform_first"}  # attributes that planning and running set
+OURS = {"training", "context", "site", "transform_first", "once_per_vertex"}  # attributes that planning and running set
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
 ANEW = "its run was planned with what it was; make a new Trainer (load_state_dict takes the weights over)"
 

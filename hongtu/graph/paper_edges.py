@@ -1,0 +1,85 @@
+"""The edges that layers aggregate over as the paper has them: with stored self-loops, and weights that normalise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from hongtu.graph.topology import Topology, build_topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperEdges:
+    """What is done to a graph's edges before the first epoch.
+
+    Attributes:
+        loops: every vertex gets one self-loop, the last of its in-edges, in place of those that are stored; its weight
+            is that of the last of these.
+        added: or this where there were none.
+        normalized: weights are those of D^-1/2 A D^-1/2, with D the weighted in-degree, such loops included.
+    """
+
+    loops: bool = False
+    added: float = 1.0
+    normalized: bool = False
+
+
+def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarray, dtype: str) -> Topology:
+    """The same chunks with these edges; the order of the chunks' batches stays what it was found to be without.
+
+    Args:
+        statistics: float64 [V, 3], as :func:`hongtu.graph.degrees.degree_statistics`.
+        dtype: of the weights.
+
+    >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
+    >>> statistics = np.array([[2, 1, 1], [1, 0, np.nan]])
+    >>> found = with_paper_edges(t, PaperEdges(loops=True, normalized=True), statistics, "float64")
+    >>> found.in_edge_start.tolist(), found.global_sources().tolist(), found.edge_weight.round(3).tolist()
+    ([0, 2, 4], [1, 0, 0, 1], [0.5, 0.5, 0.5, 0.5])
+    """
+    if edges == PaperEdges():
+        return topology
+    assert topology.edge_features is None and topology.edge_type is None
+    start, source = np.asarray(topology.in_edge_start), topology.global_sources()
+    weighted = topology.edge_weight is not None or edges.normalized
+    weight = np.ones(len(source) if weighted else 0, dtype)
+    if topology.edge_weight is not None:
+        weight[:] = topology.edge_weight
+    degree, looped, last = np.asarray(statistics, dtype=np.float64).T
+    loop = np.where(np.isnan(last), edges.added, last)
+    if edges.loops:
+        degree = degree - looped + loop
+        start, source, weight = _looped(start, source, weight, loop.astype(dtype))
+    if edges.normalized:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = degree**-0.5
+        scale[np.isposinf(scale)] = 0.0
+        weight = (scale[source] * weight * np.repeat(scale, np.diff(start))).astype(dtype)
+    return build_topology(topology.partitions, topology.chunk_start, start, source, weight if weighted else None)
+
+
+@numba.njit(cache=True, nogil=True)
+def _looped(start, source, weight, loop):
+    """The edges less self-loops, and one behind those of each vertex."""
+    count = np.zeros(len(start), dtype=np.int64)
+    for v in range(len(start) - 1):
+        kept = 1
+        for e in range(start[v], start[v + 1]):
+            kept += source[e] != v
+        count[v + 1] = count[v] + kept
+    to_source = np.empty(count[-1], dtype=source.dtype)
+    to_weight = np.empty(count[-1] if len(weight) else 0, dtype=weight.dtype)
+    for v in range(len(start) - 1):
+        at = count[v]
+        for e in range(start[v], start[v + 1]):
+            if source[e] != v:
+                to_source[at] = source[e]
+                if len(weight):
+                    to_weight[at] = weight[e]
+                at += 1
+        to_source[at] = v
+        if len(weight):
+            to_weight[at] = loop[v]
+    return count, to_source, to_weight
