@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,13 +28,13 @@ class WorkspaceTracker(TorchDispatchMode):
         substitutes: what to call in place of an operation, where the device knows better.
 
     Attributes:
-        live: bytes of live storages; ``peak`` is the highest so far, ``recent`` since the mode was entered last.
+        peak: the highest number of live bytes so far; ``recent`` since the mode was entered last.
         substituted: since then, how many operations something else was called for.
     """
 
     def __init__(self, on_growth: Callable[[int], None], substitutes: Substitutes = NONE) -> None:
         super().__init__()
-        self.live = self.peak = self.recent = self.substituted = 0
+        self.peak = self.recent = self.substituted = 0
         self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -69,10 +70,16 @@ class WorkspaceTracker(TorchDispatchMode):
         if any(isinstance(given, torch.Tensor) and memory_id(given.untyped_storage()) == key for given in args):
             return  # an in-place or aliasing operation on a tensor that the engine owns
         nbytes = storage.nbytes()
-        self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), nbytes)
-        self.live += nbytes
-        self.peak, self.recent = max(self.peak, self.live), max(self.recent, self.live)
-        self._on_growth(self.live)
+        # it is forgotten without a line of Python: an interrupt in one would be lost, and the bytes count for ever
+        self._known[key] = (weakref.ref(storage, partial(self._known.pop, key)), nbytes)
+        live = self.live
+        self.peak, self.recent = max(self.peak, live), max(self.recent, live)
+        self._on_growth(live)
+
+    @property
+    def live(self) -> int:
+        """Bytes of live storages."""
+        return sum(nbytes for _, nbytes in list(self._known.values()))
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is counted."""
@@ -84,9 +91,6 @@ class WorkspaceTracker(TorchDispatchMode):
 
     def reset_peak(self) -> None:
         self.peak = self.live
-
-    def _forget(self, key: int) -> None:
-        self.live -= self._known.pop(key)[1]
 
 
 class Sample:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -75,3 +78,21 @@ def test_what_the_transpose_needs_on_the_way_counts_except_for_a_gpu_that_does_w
     with tracker:  # a chunk without in-edges has no slots either
         NUMBA.csc_aggregate_transpose(start, source[:0], none, grad[:0, 0], True, grad, rows)
     assert tracker.peak == 0
+
+
+def test_no_interrupt_comes_between_a_tensor_and_its_being_forgotten() -> None:
+    """Python would drop it, and what was not forgotten would count for ever."""
+    tracker = WorkspaceTracker(lambda live: None)
+    with tracker:
+        x = torch.ones(70)
+    assert tracker.live == 4 * 70
+
+    def interrupt(frame: Any, event: str, arg: Any) -> Any:
+        if "hongtu" in frame.f_code.co_filename:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    del x
+    sys.settrace(before)
+    assert tracker.live == 0

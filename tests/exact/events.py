@@ -6,6 +6,7 @@ torch_geometric's model, too; what it refuses is put back, or a new Trainer is m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,9 @@ def drop(case: Case) -> None:
         for number, (mine, theirs) in enumerate(zip(case.trainer.model, case.modules, strict=True))
         if isinstance(mine, Layer) and hasattr(mine, "input_dropout") and len(mine.expand()) == 1
     ]
-    number, mine, theirs = one_of(case, found)
+    often_first = found[:1] if case.rng.random() < 0.4 else found  # what comes before a drop may be kept
+    number, mine, theirs = one_of(case, often_first)
+    case.done[-1] += f" {number}"
     mine.p = p = float(case.rng.choice([0, 0.2, 0.5, 1]))
     site = [module for module in case.trainer.model.modules() if isinstance(module, hongtu.nn.Dropout)].index(mine)
     if handle := case.drops.pop(number, None):
@@ -91,7 +94,10 @@ def drop(case: Case) -> None:
 
 def toggle(case: Case) -> None:
     """One module evaluates while the others train, or trains again."""
-    name, *both = one_of(case, modules(case))
+    found = modules(case)
+    matters = [drawn for drawn in found if isinstance(drawn[1], nn.BatchNorm1d)]
+    matters += [(str(number), case.trainer.model[number], case.modules[number]) for number in case.drops]
+    name, *both = one_of(case, matters if matters and case.rng.random() < 0.7 else found)
     for module in both:
         module.train(not module.training)
     case.done[-1] += f" {name}"
@@ -110,6 +116,14 @@ def thaw(case: Case) -> None:
     for _, *both in parameters(case):
         for p in both:
             p.requires_grad_(True)
+
+
+def resume_changed(case: Case) -> None:
+    """A snapshot of a training in which one module evaluates and one parameter rests."""
+    toggle(case)
+    with contextlib.suppress(Nothing):
+        freeze(case)
+    resume(case)
 
 
 def rewrite(case: Case) -> None:
@@ -264,5 +278,5 @@ def other_loss(case: Case) -> None:
 EVENTS: tuple[Callable[[Case], None], ...] = (
     setting, drop, toggle, freeze, thaw, rewrite, learning_rate, hook, forward_hook, module_hook, other_layer,
     other_parameter, other_module, other_module, other_loss, other_loss, interrupt, interrupt, interrupt, resume,
-    resume,
+    resume_changed,
 )  # fmt: skip
