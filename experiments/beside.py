@@ -25,7 +25,7 @@ from hongtu.threads import OUR_POLICY
 HERE = Path(__file__).resolve().parents[1]
 AGREE = 1e-4  # of a loss
 EPOCHS = 4  # in every round; the first also sets up
-PAUSE = 0.3  # seconds, until the other side's threads sleep
+PAUSE = 0.6  # seconds, until the other side's threads sleep and this one has seen that nobody uses the cores
 
 SIDE = """
 import json, sys, time

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from hongtu.kernels.torch_private import TorchDispatchMode, memory_id
+from hongtu.kernels.torch_private import Operations, memory_id
 
 Substitutes = Mapping[Any, Callable[..., Any]]  # by operation, what to call in its place
 NONE: Substitutes = MappingProxyType({})
 
 
-class WorkspaceTracker(TorchDispatchMode):
+class WorkspaceTracker(Operations):
     """Adds every storage that an operation creates while the mode is active, until that storage is released.
 
     Storages that existed before (buffers, parameters, views of them) are not counted: they are announced by

@@ -12,7 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # inside, it gets every operation
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Operations(TorchDispatchMode):
+    """Inside, ``__torch_dispatch__`` gets every operation.
+
+    Torch would keep its compiler away from that method with ten calls in Python for each operation; it compiles nothing
+    while such a mode is on.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +30,21 @@ _METHOD = (".transform", ".aggregate", ".update", "")
 Watch = Callable[[str, Rows, Any], None]
 # module, kind, rows, what is called, arguments -> what sees the result, or None
 Calling = Callable[[int, int, Rows, Callable[..., Any], tuple[Any, ...]], "Callable[[Any], None] | None"]
+
+
+@dataclass
+class Forms:
+    """In which forms a model's tensors come, by its trace.
+
+    Attributes:
+        s: per layer, how its transform returns s: None, Tensor, tuple or list.
+        shared: per layer, which elements of s are z itself.
+        same_as: per given value, which of (z, s elements...) it is.
+    """
+
+    s: list[type | None]
+    shared: list[tuple[bool, ...]] = field(default_factory=list)
+    same_as: dict[int, int | None] = field(default_factory=dict)
 
 
 class Network:
@@ -71,16 +88,20 @@ class Network:
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
         self.wiring = wire(resolve(modules), self.layer_index, readers)
         self.chunk = 0
-        self.shared: list[tuple[bool, ...]] = []  # per layer, which elements of s are z itself
-        self.same_as: dict[int, int | None] = {}  # per given value, which of (z, s elements...) it is
         self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
         self.must_not_draw = False  # a vertex may run in several chunks, which draw different numbers
         self.given = 0  # columns of what the current module got
-        self._forms: list[type | None] = [None] * len(self.layers)
+        self.forms = Forms([None] * len(self.layers))
         self._random = [is_random(module) for module in modules]
         self._writes = {module: may_write(module) for module in (*modules, *self.layers)}
+
+    def twin(self) -> Network:
+        """A copy of its modules on the CPU, with a context of its own, in the forms that are known of these."""
+        twin = Network(copy.deepcopy(self.modules).cpu(), RowContext(), self.autocast)
+        twin.forms = copy.deepcopy(self.forms)
+        return twin
 
     @property
     def norms(self) -> list[WholeGraphNorm]:
@@ -171,12 +192,12 @@ class Network:
             raise RuntimeError("layer 0: transform changes its input, unlike when planned; make a new Trainer")
         if index == len(self.layers):
             return [z]
-        shared = self.shared[index]
+        shared = self.forms.shared[index]
         if len(s_out) != len(shared) or any(same and part is not z for part, same in zip(s_out, shared, strict=True)):
             raise RuntimeError(f"{self.title(self.layer_index[index])}: transform returns another s than when planned")
         outs = [z, *(part for part, same in zip(s_out, shared, strict=True) if not same)]
         for number, value in given.items():
-            same_as = self.same_as[number]
+            same_as = self.forms.same_as[number]
             if same_as is None:
                 outs.append(value)
             elif (z, *s_out)[same_as] is not value:
@@ -240,7 +261,7 @@ class Network:
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result
-        self._forms[index] = type(s_out) if s_out is None or isinstance(s_out, tuple | list) else Tensor
+        self.forms.s[index] = type(s_out) if s_out is None or isinstance(s_out, tuple | list) else Tensor
         elements = () if s_out is None else tuple(s_out) if isinstance(s_out, tuple | list) else (s_out,)
         return self._matrix(z, number), tuple(self._matrix(part, number) for part in elements), gives
 
@@ -271,7 +292,7 @@ class Network:
 
     def _pack(self, index: int, s: Sequence[Tensor]) -> Any:
         """Give s elements back in the form in which the layer's transform returned them; None where they are gone."""
-        form = self._forms[index]
+        form = self.forms.s[index]
         if form is Tensor:
             return s[0] if s else None
         return tuple(s) if form in (tuple, list) else None

@@ -25,7 +25,7 @@ from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
 from hongtu.model.embedding import predict_state_bytes, state_bytes
 from hongtu.model.loss_terms import Losses
-from hongtu.model.network import Network
+from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
@@ -125,10 +125,16 @@ def plan_network(
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
     """
 
+    traced: dict[tuple[bool, ...], tuple[NetworkShape, Forms]] = {}
+
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
-        shape = _network_shape(artifact, network, loss, optimizer, dtype)
-        return replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
+        if transform_first not in traced:
+            shape = _network_shape(artifact, network, loss, optimizer, dtype)
+            shape = replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
+            traced[transform_first] = shape, network.forms
+        shape, network.forms = traced[transform_first]
+        return shape
 
     check_default_device()
     _check_edge_data(artifact, network)
@@ -155,7 +161,7 @@ def plan_network(
             shape_with(sides),
             used,
             budget,
-            partial(probe_workspace, model=network.modules, loss=loss, dtype=dtype, correct=correct),
+            partial(probe_workspace, network=network, loss=loss, dtype=dtype, correct=correct),
             hardware,
             artifact.original_id,
             loss.loss_vertices,

@@ -174,7 +174,7 @@ class Propagation:
             model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
         )  # fmt: skip
 
-        probe = partial(probe_workspace, model=network.modules, loss=None, dtype=self.dtype, correct=correct)
+        probe = partial(probe_workspace, network=network, loss=None, dtype=self.dtype, correct=correct)
         artifact = self.artifact
         return plan_run(
             artifact.topology, artifact.schedule_paper, shape, self._strategy, budget, probe, self._hardware,

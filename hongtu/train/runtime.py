@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.threads import shared_cores
 from hongtu.train.excess import SHARES, Excess
@@ -168,9 +166,8 @@ class Runtime:
 
     def _try_plan(self, budget: int, correct: Correct) -> ExecutionPlan | int:
         """A plan of a copy of the model, for the run may go on with its own; or the smallest budget that works."""
-        trial = Network(copy.deepcopy(self._network.modules).cpu(), RowContext(), self._network.autocast)
         try:
-            return self._make_plan(network=trial, budget=budget, correct=correct)
+            return self._make_plan(network=self._network.twin(), budget=budget, correct=correct)
         except BudgetError as error:
             return error.smallest
 
@@ -217,8 +214,7 @@ class Runtime:
 
     def _learn(self, name: str, taken: int) -> Excess:
         """What is known of the run's layers, with what they took in the passes around one."""
-        model = copy.deepcopy(self._network.modules).cpu()
-        probed, workspace = self._probe(self._plan, model), self._plan.workspace
+        probed, workspace = self._probe(self._plan, self._network), self._plan.workspace
         return self._excess.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:

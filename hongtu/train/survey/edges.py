@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hongtu.kernels.dispatch import watching
-from hongtu.kernels.torch_private import TorchDispatchMode
+from hongtu.kernels.torch_private import Operations
 from hongtu.nn.block import Block
 from hongtu.plan.passes.shapes import EdgeSweeps
 
@@ -30,7 +30,7 @@ UNSEEN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.defa
 Aggregate = Callable[[Block, Tensor, tuple[Tensor, ...]], Tensor]
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(Operations):
     """Counts what operations and kernels take and give."""
 
     def __init__(self, itemsize: int) -> None:

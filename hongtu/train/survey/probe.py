@@ -7,13 +7,11 @@ the mask of every term of the loss.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from hongtu.device.cpu import CpuDevice
 from hongtu.engine.executor import Executor
@@ -25,20 +23,18 @@ from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.search.build import make_plan
-from hongtu.train.survey.tracing import trace
 
 Correct = Callable[[str, int], int]
 
 
 def probe_workspace(
     plan: ExecutionPlan,
-    model: nn.ModuleList,
+    network: Network,
     loss: MeanLoss | EdgeLoss | None,
     dtype: torch.dtype,
     correct: Correct | None = None,
@@ -52,7 +48,7 @@ def probe_workspace(
     workspace: dict[str, int] = {}
     for key, view in plan.views.items():
         names = {p.name for p in plan.passes.every if plan.view_of(p) == key}
-        found = _probe_view(plan, view, model, loss, dtype)
+        found = _probe_view(plan, view, network, loss, dtype)
         # rows of a part of the graph are put into resident tensors by an int64 copy of their positions
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())
         workspace |= {name: taken + positions for name, taken in found.items() if name in names}
@@ -60,7 +56,7 @@ def probe_workspace(
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, model: nn.ModuleList, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
+    plan: ExecutionPlan, view: Topology, network: Network, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
     topology = _largest_block(view, plan.shape)
@@ -74,17 +70,14 @@ def _probe_view(
     device = CpuDevice("probe", None, Traffic())
     workspace: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
-        autocast = getattr(torch, plan.shape.autocast) if plan.shape.autocast else None
-        network = Network(copy.deepcopy(model).cpu(), RowContext(), autocast)
-        network.modules.train()
-        for parameter in network.modules.parameters():
+        twin = network.twin()
+        for parameter in twin.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        trace(network, plan.shape.features, dtype, plan.shape.edges)
         program = small.program
         scored = _Unscored() if isinstance(loss, EdgeLoss) else loss
-        executor = Executor(program, [network], host, [device], scored, topology.num_edges)
+        executor = Executor(program, [twin], host, [device], scored, topology.num_edges)
         for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
-            network.modules.train(mode)
+            twin.modules.train(mode)
             for p in passes:
                 device.reset_peaks()
                 executor.run((p,))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from hongtu.kernels.torch_private import TorchDispatchMode, memory_id, storage_id
+from hongtu.kernels.torch_private import Operations, memory_id, storage_id
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.nn.block import Rows
@@ -27,7 +27,7 @@ Function = tuple[EdgeSweeps, EdgeSweeps]  # forward, and for its gradients
 Outputs = tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]  # z, s, and values by the numbers of their modules
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(Operations):
     """Counts operations, and the columns of the rows that they take and give."""
 
     def __init__(self) -> None:

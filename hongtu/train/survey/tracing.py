@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import times_written
 from hongtu.model.checks import drops, is_random, modes_kept
-from hongtu.model.network import AGGREGATE, Network
+from hongtu.model.network import AGGREGATE, Forms, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -48,6 +48,7 @@ def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData =
     """
     for norm in network.norms:
         norm.forget()
+    network.forms = Forms([None] * len(network.layers))
     try:
         with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(network):
             versions = _buffer_versions(network)
@@ -62,8 +63,8 @@ def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData =
             f"{features}): {text}; its input width must be what comes before gives"
         ) from error
     merged = _common(found, trained)
-    network.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
-    network.same_as = {value.number: value.same_as for value in merged.values}
+    network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
+    network.forms.same_as = {value.number: value.same_as for value in merged.values}
     return merged
 
 
