@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hongtu.nn.layer import Common, Convolution, Skip, glorot
-from hongtu.nn.layers.gcn import GCNConv
+from hongtu.nn.layer import Common, Skip, glorot
+from hongtu.nn.layers.normalized import NormalizedSum
 
 
-class GCN2Conv(GCNConv):
+class GCN2Conv(NormalizedSum):
     """h' = ((1 - alpha) P h + alpha x_0) ((1 - beta) I + beta W_1), with P GCNConv's D^-1/2 (A + I) D^-1/2.
 
     Takes two values: ``(GCN2Conv(64, 0.1, 0.5, layer=1), "x, x0 -> x")``.
@@ -39,23 +39,17 @@ class GCN2Conv(GCNConv):
         normalize: bool = True,
         **common: Unpack[Common],
     ) -> None:
-        Convolution.__init__(self, **common)
+        super().__init__(add_self_loops and normalize, normalize, **common)
         if (theta is None) != (layer is None):
             raise ValueError(f"GCN2Conv(theta={theta}, layer={layer}): give both or neither")
         self.channels, self.alpha = channels, alpha
         self.beta = 1.0 if theta is None or layer is None else log(theta / layer + 1)
-        self.improved, self.add_self_loops, self.normalize = False, add_self_loops and normalize, normalize
-        self.uses_statistics = normalize
         self.weight1 = torch.nn.Parameter(torch.empty(channels, channels))
         self.register_parameter(
             "weight2", None if shared_weights else torch.nn.Parameter(torch.empty(channels, channels))
         )
         for weight in self.parameters():
             glorot(weight)
-
-    @property
-    def can_transform_first(self) -> bool:
-        return False
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         return self.spread(self.input_dropout(h))
