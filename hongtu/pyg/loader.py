@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,12 +11,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch_geometric.data import Data
 
+from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.pyg.draw import Drawn
 from hongtu.pyg.sampler import NeighborSampler
 from hongtu.pyg.steps import Step, Steps
 from hongtu.pyg.stores import feature_rows, label_rows
+from hongtu.pyg.windows import Windows, group_of_its_own
+from hongtu.ranks.together import Together
 
 
 class NeighborLoader(DataLoader):
@@ -26,23 +30,32 @@ class NeighborLoader(DataLoader):
     ``edge_attr``, ``edge_type``), ``n_id`` and ``e_id`` (original numbers; ids of ``graph_store``), ``input_id`` (the
     seeds, which are the first ``batch_size`` vertices), ``num_sampled_nodes`` and ``num_sampled_edges`` of each hop.
 
+    In a process group every rank gets, of each step, the seeds that lie in its partitions: all have as many steps. The
+    mean loss of its seeds has to be multiplied by ``loss_weight``, so that the mean of all ranks' gradients (of
+    DistributedDataParallel) is the step's.
+
     Args:
         artifact: of ``hongtu.open_artifact``.
         fanouts: in-edges per vertex for every layer of the model, from the output on; -1: all.
-        batch_size: seeds of a step.
+        batch_size: seeds of a step, of all ranks together.
         split: "train", "val" or "test": whose vertices are seeds; or int64 [N], original numbers,
             each once.
         shuffle: another order in every epoch; None: for "train" alone.
         replace: draw with replacement.
         seed: of the random numbers.
         drop_last: leave out a last batch that is smaller.
+        ranks: all of whose processes make the same loader; a group that nothing else is sent in. None: all processes.
+        window: steps whose features are fetched at once, on ranks; they stay in memory until the next are there.
+        cache_memory: bytes of other ranks' features that stay beyond their window, on ranks.
         options: of ``torch.utils.data.DataLoader``: num_workers, pin_memory, persistent_workers, ...
 
     Attributes:
         epoch: how many sweeps have begun; set it to go on from there.
+        windows: on ranks, what counts the bytes that come from others (``bytes_fetched``); else None.
 
     Raises:
-        InputError: for seeds that are not there, none at all, or fan-outs that are none.
+        InputError: for seeds that are not there, none at all, or fan-outs that are none; on ranks for more of them than
+            partitions, for options, and where a rank was given something else than rank 0.
     """
 
     def __init__(
@@ -56,18 +69,42 @@ class NeighborLoader(DataLoader):
         replace: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        ranks: Together | None = None,
+        window: int = 16,
+        cache_memory: int | str = "256MiB",
         **options: Any,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size {batch_size}: expected at least 1")
+        for name, given in (("batch_size", batch_size), ("window", window)):
+            if given < 1:
+                raise InputError(f"{name} {given}: expected at least 1")
         sampler = NeighborSampler(artifact, fanouts, replace=replace, seed=seed)
         seeds = find_seeds(sampler, split)
         starts = artifact.topology.partition_start
         partition = np.searchsorted(starts, sampler.graph.new_id[seeds], side="right") - 1
         shuffle = isinstance(split, str) and split == "train" if shuffle is None else shuffle
         steps = Steps(seeds, partition, batch_size, shuffle, seed, drop_last)
-        self._epochs = _Epochs(steps)
+        self._epochs, self.windows = _Epochs(steps), None
+        ranks = group_of_its_own() if ranks is None else ranks
+        if ranks.size > 1:
+            if options:
+                raise InputError(
+                    f"{next(iter(options))}: on ranks a thread makes batches a window ahead; leave it away"
+                )
+            what = {"fanouts": fanouts, "batch_size": batch_size, "shuffle": shuffle, "replace": replace, "seed": seed}
+            what |= {"drop_last": drop_last, "window": window, "artifact": artifact.manifest["hash"]}
+            what |= {"split": f"{len(seeds)} vertices, checksum {zlib.crc32(seeds.tobytes())}"}
+            ranks.check_same(what)
+            self.windows = Windows(sampler, ranks, window, parse_bytes(cache_memory))
         super().__init__(_Batches(sampler), sampler=self._epochs, batch_size=None, collate_fn=_itself, **options)
+
+    def __iter__(self) -> Any:
+        return super().__iter__() if self.windows is None else self._on_ranks(self.windows)
+
+    def _on_ranks(self, windows: Windows) -> Iterator[Data]:
+        for drawn, x, weight in windows.batches(list(self._epochs)):
+            batch = batch_of(windows.sampler, drawn, x if windows.width else None)
+            batch.loss_weight = weight
+            yield batch
 
     @property
     def epoch(self) -> int:
@@ -120,6 +157,7 @@ def batch_of(sampler: NeighborSampler, drawn: Drawn, x: torch.Tensor | None) -> 
         e_id=torch.from_numpy(sampler.edge_ids(drawn)),
         input_id=n_id[:size],
         batch_size=size,
+        loss_weight=1.0,
         num_nodes=len(drawn.vertices),
         num_sampled_nodes=drawn.vertices_per_hop,
         num_sampled_edges=drawn.edges_per_hop,
@@ -134,8 +172,7 @@ class _Batches(Dataset):
         self.sampler = sampler
 
     def __getitem__(self, step: Step) -> Data:
-        drawn = self.sampler.sample(step.seeds, step.key)
-        artifact = self.sampler.graph.artifact
+        artifact, drawn = self.sampler.graph.artifact, self.sampler.sample(step.seeds, step.key)
         return batch_of(
             self.sampler, drawn, None if artifact.learns_features else feature_rows(artifact, drawn.vertices)
         )

@@ -1,0 +1,150 @@
+"""Batches on ranks: the features that a window of steps reads of other ranks are fetched once, ahead of time.
+
+A rank owns consecutive partitions: it samples for their vertices, and gives others their features. Which vertices a
+step reads follows from the seed, so a window of steps is sampled while the one before trains, and what it needs of
+others comes in one message from each. Rows stay as long as there is room.
+Legend: V vertices, F features, k ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hongtu.errors import InputError
+from hongtu.pyg.draw import Drawn
+from hongtu.pyg.row_cache import RowCache
+from hongtu.pyg.sampler import NeighborSampler
+from hongtu.pyg.steps import Step
+from hongtu.pyg.stores import feature_rows
+from hongtu.ranks.together import Alone, Ranks, Together
+
+
+def group_of_its_own() -> Together:
+    """All processes, in a gloo group beside theirs: windows are exchanged while gradients are."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Ranks(dist.new_group(backend="gloo"))
+    return Alone()
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Sampled steps, and the rows of other ranks that they read.
+
+    Attributes:
+        batches: what was drawn for each step, and the part of its seeds that are this rank's, times k.
+        vertices: int64 [R], ascending: those of other ranks.
+        rows: float32 [R, F].
+    """
+
+    batches: list[tuple[Drawn, float]]
+    vertices: np.ndarray
+    rows: Tensor
+
+
+class Windows:
+    """Gives a rank its batches, window by window.
+
+    Args:
+        ranks: all must do the same; a group that nobody else uses.
+        size: steps of a window.
+        cache_bytes: of other ranks' features that stay, beside those of the window.
+
+    Attributes:
+        bytes_fetched: of features that came from other ranks.
+        bytes_alone: that would have come if each step had fetched what it reads.
+
+    Raises:
+        InputError: when there are more ranks than partitions.
+    """
+
+    def __init__(self, sampler: NeighborSampler, ranks: Together, size: int, cache_bytes: int) -> None:
+        artifact = sampler.graph.artifact
+        partitions = artifact.topology.partitions
+        if ranks.size > partitions:
+            raise InputError(
+                f"{artifact.path}: {partitions} partitions for {ranks.size} ranks; start at most {partitions} ranks, "
+                f"or run `hongtu preprocess --partitions {ranks.size}` (or more) again"
+            )
+        bounds = [partitions * rank // ranks.size for rank in range(ranks.size + 1)]
+        self.starts = artifact.topology.partition_start[bounds]  # int64 [k + 1], first vertex of every rank, then V
+        self.sampler, self.ranks, self.size = sampler, ranks, size
+        self.bytes_fetched = self.bytes_alone = 0
+        self.width = 0 if artifact.learns_features else artifact.feature_width
+        self.cache = RowCache(cache_bytes // max(4 * self.width, 1), self.width)
+
+    def batches(self, steps: list[Step]) -> Iterator[tuple[Drawn, Tensor, float]]:
+        """What is drawn for every step, the features of its vertices, and the part of its seeds that are this rank's
+        times k. The next window is on its way meanwhile.
+
+        Raises:
+            InputError: on every rank, for a step in which some rank has no seed.
+            RankLost: when another rank has stopped.
+        """
+        self._check(steps)
+        windows = [steps[first : first + self.size] for first in range(0, len(steps), self.size)]
+        with ThreadPoolExecutor(1, "hongtu window") as pool:
+            ahead = pool.submit(self._window, windows[0]) if windows else None
+            for following in itertools.chain(windows[1:], [None]):
+                assert ahead is not None
+                window = ahead.result()
+                ahead = None if following is None else pool.submit(self._window, following)
+                for drawn, weight in window.batches:
+                    yield drawn, self._features(window, drawn.vertices), weight
+
+    def owner(self, vertices: np.ndarray) -> np.ndarray:
+        """int64, the rank of each of the artifact's vertices."""
+        return np.searchsorted(self.starts, vertices, side="right") - 1
+
+    def _check(self, steps: list[Step]) -> None:
+        for number, step in enumerate(steps):
+            count = np.bincount(self.owner(self.sampler.graph.new_id[step.seeds]), minlength=self.ranks.size)
+            if not count.all():
+                raise InputError(
+                    f"rank {count.argmin()} owns none of the {len(step.seeds)} seeds of step {number}; take a larger "
+                    "batch_size, drop_last=True, shuffle=True or fewer ranks"
+                )
+
+    def _window(self, steps: list[Step]) -> Window:
+        batches, read = [], []
+        for step in steps:
+            own = step.seeds[self.owner(self.sampler.graph.new_id[step.seeds]) == self.ranks.rank]
+            drawn = self.sampler.sample(own, step.key)
+            batches.append((drawn, self.ranks.size * len(own) / len(step.seeds)))
+            read.append(drawn.vertices[self.owner(drawn.vertices) != self.ranks.rank])
+            self.bytes_alone += len(read[-1]) * self.width * 4
+        vertices = np.unique(np.concatenate(read))
+        return Window(batches, vertices, self.cache.take(vertices, self._fetch))
+
+    def _fetch(self, vertices: np.ndarray) -> Tensor:
+        """float32 [R, F], from their owners: who asks for how many, for which, and these."""
+        cuts = np.searchsorted(vertices, self.starts)
+        wanted = [torch.from_numpy(vertices[low:high]) for low, high in itertools.pairwise(cuts)]
+        asked = [counts[self.ranks.rank] for counts in self.ranks.gather([len(ids) for ids in wanted])]
+        theirs = [torch.empty(count, dtype=torch.int64) for count in asked]
+        self.ranks.exchange(wanted, theirs)
+        given = [self._own(ids.numpy()) for ids in theirs]
+        came = [torch.empty(len(ids), self.width) for ids in wanted]
+        self.ranks.exchange(given, came)
+        self.bytes_fetched += sum(rows.nbytes for rows in came)
+        return torch.cat(came)
+
+    def _features(self, window: Window, vertices: np.ndarray) -> Tensor:
+        """float32 [N, F]."""
+        own = self.owner(vertices) == self.ranks.rank
+        rows = torch.empty(len(vertices), self.width)
+        rows[torch.from_numpy(own)] = self._own(vertices[own])
+        rows[torch.from_numpy(~own)] = window.rows[np.searchsorted(window.vertices, vertices[~own])]
+        return rows
+
+    def _own(self, vertices: np.ndarray) -> Tensor:
+        assert (self.owner(vertices) == self.ranks.rank).all()
+        artifact = self.sampler.graph.artifact
+        return feature_rows(artifact, vertices) if self.width else torch.empty(len(vertices), 0)

@@ -1,0 +1,221 @@
+"""Batches on ranks: together those of one process, features fetched once a window, and an end where one is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import GraphSAGE
+
+import hongtu
+from hongtu.errors import InputError
+from hongtu.graph.artifact import open_artifact
+from hongtu.pyg import NeighborLoader
+from tests import problems
+from tests.ranks.turns import run_ranks
+
+FANOUTS = [3, 3]  # the same in every hop: then a seed's output does not depend on the other seeds of its batch
+SEEDS = {"split": np.arange(60), "batch_size": 15, "shuffle": True}
+
+
+def on_ranks(size, artifact, epochs=1, **options):
+    """Every rank's batches and what it counted."""
+
+    def work(ranks):
+        loader = NeighborLoader(artifact, FANOUTS, ranks=ranks, **SEEDS | options)
+        found = [batch for _ in range(epochs) for batch in loader]
+        return found, len(loader), loader.windows
+
+    return run_ranks(size, work)
+
+
+def outputs(model, batch):
+    with torch.no_grad():
+        found = model(batch.x, batch.edge_index)[: batch.batch_size]
+    return dict(zip(batch.input_id.tolist(), found, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("window", [1, 3])
+def test_ranks_have_the_batches_of_one_process(size, window):
+    """Step by step: the same seeds, each with the same output, so the same gradient; all own features are right."""
+    problem = problems.awkward()
+    artifact = problems.prepare(problem, 4, 3)
+    model = GraphSAGE(problem.width, 5, 2, 3)
+    loader = NeighborLoader(artifact, FANOUTS, **SEEDS)
+    alone = [batch for _ in range(2) for batch in loader]
+    found = on_ranks(size, artifact, epochs=2, window=window)
+    assert {len(batches) for batches, _, _ in found} == {len(alone)} == {2 * len(loader)}
+    for step, whole in enumerate(alone):
+        parts = [batches[step] for batches, _, _ in found]
+        wanted, joined = outputs(model, whole), {}
+        for part in parts:
+            assert np.array_equal(part.x, problem.features[part.n_id.numpy()])
+            assert part.loss_weight == size * part.batch_size / whole.batch_size
+            joined |= outputs(model, part)
+        assert joined.keys() == wanted.keys() and sum(part.batch_size for part in parts) == whole.batch_size
+        assert all(torch.allclose(joined[v], wanted[v], atol=1e-6) for v in wanted)
+
+
+def test_what_is_fetched_is_counted_and_comes_once():
+    problem = problems.awkward()
+    artifact = problems.prepare(problem, 4, 3)
+    starts = artifact.topology.partition_start
+    size_of = problem.width * 4
+    new_id = np.argsort(artifact.original_id)
+    for rank, (batches, _, windows) in enumerate(on_ranks(4, artifact, window=2, cache_memory=1)):
+        others = []
+        for batch in batches:
+            new = new_id[batch.n_id.numpy()]
+            others.append(new[(new < starts[rank]) | (new >= starts[rank + 1])])
+        sets = [np.unique(np.concatenate(others[k : k + 2])) for k in range(0, len(others), 2)]
+        wanted = len(sets[0]) + sum(len(np.setdiff1d(b, a)) for a, b in itertools.pairwise(sets))
+        assert windows.bytes_fetched == wanted * size_of
+        assert windows.bytes_alone == sum(map(len, others)) * size_of
+    for rank, (batches, _, windows) in enumerate(on_ranks(4, artifact, epochs=3, window=1)):
+        new = np.unique(new_id[torch.cat([batch.n_id for batch in batches]).numpy()])
+        assert windows.bytes_fetched == sum((new < starts[rank]) | (new >= starts[rank + 1])) * size_of
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_workers": 2}, "num_workers: on ranks"),
+        ({"batch_size": 16, "split": np.arange(33)}, "owns none of the 1 seeds of step 2"),
+        ({"window": 0}, "window 0"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        on_ranks(4, problems.prepare(problems.awkward(), 4, 3), **options)
+
+
+def test_ranks_are_given_the_same_and_have_partitions():
+    with pytest.raises(InputError, match="2 partitions for 4 ranks"):
+        on_ranks(4, problems.prepare(problems.awkward(), 2, 3))
+    artifact = problems.prepare(problems.awkward(), 4, 3)
+    with pytest.raises(InputError, match="seed: rank 1 has 1, rank 0 has 0"):
+        run_ranks(2, lambda ranks: NeighborLoader(artifact, FANOUTS, ranks=ranks, seed=ranks.rank))
+
+
+@pytest.mark.long
+def test_a_window_moves_at_most_half(data_graph):
+    """Of what each step alone would move, on a real graph cut in four, within the first epoch."""
+    path = data_graph("ogbn-arxiv")
+    masks = {split: np.load(path / f"{split}_mask.npy") for split in ("train", "val", "test")}
+    artifact = hongtu.preprocess_graph(
+        np.load(path / "edges.npy"), len(masks["train"]), problems.new_path(), features="random:4", masks=masks,
+        labels=np.load(path / "labels.npy").reshape(-1), partitions=4, chunks=8, undirected=True,
+    )  # fmt: skip
+
+    def work(ranks):
+        loader = NeighborLoader(artifact, [15, 10], ranks=ranks)
+        return sum(1 for _ in loader), loader.windows.bytes_fetched, loader.windows.bytes_alone
+
+    found = run_ranks(4, work)
+    assert {steps for steps, _, _ in found} == {-(-int(masks["train"].sum()) // 1024)}
+    assert all(0 < fetched <= alone / 2 for _, fetched, alone in found), found
+
+
+SCRIPT = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import GraphSAGE
+import hongtu
+from hongtu.pyg import NeighborLoader
+
+path, epochs, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo")
+artifact = hongtu.open_artifact(path)
+loader = NeighborLoader(artifact, [10, 10], batch_size=512)
+torch.manual_seed(0)
+model = DistributedDataParallel(GraphSAGE(artifact.feature_width, 8, 2, artifact.num_classes))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+steps = 0
+for epoch in range(epochs):
+    for batch in loader:
+        optimizer.zero_grad()
+        size = batch.batch_size
+        loss = cross_entropy(model(batch.x, batch.edge_index)[:size], batch.y[:size])
+        (loss * batch.loss_weight).backward()
+        optimizer.step()
+        steps += 1
+    open(f"{out}/epoch-{epoch}-{dist.get_rank()}", "w").close()
+windows = loader.windows
+found = [None] * dist.get_world_size()
+dist.all_gather_object(found, (steps, windows.bytes_fetched, windows.bytes_alone))
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), f"{out}/model.pt")
+    print(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """20,000 vertices in 4 partitions, of which a half trains."""
+    from hongtu.config import PreprocessConfig
+    from hongtu.preprocess.generate import generate
+    from hongtu.preprocess.pipeline import preprocess_directory
+
+    path = tmp_path_factory.mktemp("generated")
+    generate("citation", path / "graph", vertices=20_000, edges=200_000, features=32, classes=8, seed=1)
+    preprocess_directory(path / "graph", path / "artifact", PreprocessConfig(partitions=4, chunks=4))
+    return str(path / "artifact")
+
+
+def torchrun(ranks, tmp_path, *arguments):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*start, str(tmp_path / "script.py"), *map(str, arguments), str(tmp_path)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ddp_trains_as_one_process(ranks, generated, tmp_path):
+    """Equal steps, the same weights at the end, and at most half of what fetching each step alone moves."""
+    done = subprocess.run(torchrun(ranks, tmp_path, generated, 3), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    counted = json.loads(done.stdout.splitlines()[-1])
+    artifact = open_artifact(generated)
+    loader = NeighborLoader(artifact, [10, 10], batch_size=512)
+    assert {steps for steps, _, _ in counted} == {3 * len(loader)}
+    assert all(0 < fetched <= alone / 2 for _, fetched, alone in counted), counted
+
+    torch.manual_seed(0)
+    model = GraphSAGE(artifact.feature_width, 8, 2, artifact.num_classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in itertools.chain(loader, loader, loader):
+        optimizer.zero_grad()
+        size = batch.batch_size
+        cross_entropy(model(batch.x, batch.edge_index)[:size], batch.y[:size]).backward()
+        optimizer.step()
+    for name, theirs in torch.load(tmp_path / "model.pt", weights_only=True).items():
+        assert torch.allclose(model.state_dict()[name], theirs, atol=1e-5), name
+
+
+@pytest.mark.long
+def test_a_killed_rank_ends_the_run(generated, tmp_path):
+    begun = subprocess.Popen(
+        torchrun(2, tmp_path, generated, 100_000), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "epoch-1-1").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    worker = subprocess.run(["pgrep", "-P", str(begun.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(worker[-1]), signal.SIGKILL)
+    killed = time.monotonic()
+    begun.communicate(timeout=120)
+    assert begun.returncode != 0 and time.monotonic() - killed < 15
