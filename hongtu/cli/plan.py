@@ -26,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
     add_source(parser)
     add_settings(parser, ModelConfig)
     add = parser.add_argument
+    add("--ranks", type=int, metavar="K", help="what each of K ranks would hold, fetch and take, and nothing else")
     add("--explain", action="store_true", help="per pass, what it reads, exchanges, writes and keeps")
     add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     add("--json", action="store_true", help="print one JSON object instead of tables")
@@ -53,6 +54,9 @@ def run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         check_plot(options.plot)
     artifact = open_artifact(config.artifact)
+    if options.ranks is not None:
+        _run_ranks(options, config, artifact, hardware)
+        return
     budget = make_budget(config, artifact, hardware)
     if budget is None:
         budget = hardware.memory_for(artifact.topology.partitions)
@@ -85,6 +89,65 @@ def run(options: argparse.Namespace) -> None:
         print(tables(result) + (explanation(result) if options.explain else ""))
 
 
+def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artifact, hardware: Hardware) -> None:
+    """Plan for several ranks, without starting any."""
+    from hongtu.cli.plan_text import rank_tables
+    from hongtu.model.loss_terms import DEFAULT
+    from hongtu.train.ranked import plan_ranks
+
+    if options.ranks < 2:
+        raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
+    for option in ("explain", "plot", "listing", "check"):
+        if getattr(options, option) not in (None, False):
+            raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
+    budget = make_budget(config, artifact, hardware)
+    plans = plan_ranks(
+        artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
+        device_memory=budget, strategy=config.strategy, hardware=hardware,
+    )  # fmt: skip
+    result = describe_ranks(config, plans, budget, hardware)
+    print(json.dumps(result) if options.json else rank_tables(result))
+
+
+def describe_ranks(
+    config: ModelConfig, plans: list[tuple[Any, ExecutionPlan]], budget: int | None, hardware: Hardware
+) -> dict[str, Any]:
+    """Everything that ``hongtu plan --ranks K --json`` prints."""
+    from hongtu.plan.cost.seconds import predict_seconds
+
+    ranks: list[dict[str, Any]] = []
+    for share, plan in plans:
+        ranks.append({
+            "held": len(share.rows),
+            "own": int(share.owned.sum()),
+            "replicas": int(((share.depth > 0) & (share.depth < share.hops)).sum()),
+            "halo": 0 if share.halo is None else share.halo.rows,
+            "rows": plan.rows,
+            "bytes": plan.bytes,
+            "setup_bytes": plan.setup_traffic.bytes,
+            "arena_bytes": plan.arena_bytes,
+            "peak_bytes": plan.peak_bytes,
+            "seconds": predict_seconds(plan, hardware).to_dict(),
+            "seconds_per_epoch": predict_seconds(plan, hardware).total,
+        })  # fmt: skip
+    halo = plans[0][0].halo
+    return {
+        "artifact": config.artifact,
+        "model": _model(config),
+        "strategy": config.strategy,
+        "dependencies": config.dependencies,
+        "first_fetched": None if halo is None else halo.first,
+        "hardware": hardware.name,
+        "device_memory": budget,
+        "ranks": ranks,
+        "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
+    }
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("model", "hidden", "layers", "dropout", "heads")}
+
+
 def describe(
     config: ModelConfig, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
@@ -99,7 +162,7 @@ def describe(
     passes = [pass_report(plan, p, hardware) for p in plan.passes.train]
     return {
         "artifact": str(artifact.path),
-        "model": {name: getattr(config, name) for name in ("model", "hidden", "layers", "dropout", "heads")},
+        "model": _model(config),
         "strategy": config.strategy,
         "preprocessed": {name: artifact.manifest["settings"].get(name) for name in ("partitioner", "order")},
         "hardware": hardware.name,

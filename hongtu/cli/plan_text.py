@@ -32,6 +32,32 @@ def tables(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rank_tables(result: dict[str, Any]) -> str:
+    """What every rank holds and does, for people."""
+    model, first, seconds = result["model"], result["first_fetched"], result["seconds_per_epoch"]
+    where = "nothing is fetched" if first is None else f"what layers exchange is fetched from layer {first} on"
+    header = ("rank", "rows held", "own", "replicas", "halo", "fetched", "sent", "device peak", "host peak", "seconds")
+    rows: list[tuple[str, ...]] = [header]
+    for number, rank in enumerate(result["ranks"]):
+        peaks = rank["peak_bytes"]
+        rows.append((
+            f"{number}",
+            *(f"{rank[name]:,}" for name in ("held", "own", "replicas", "halo")),
+            *(size(rank["bytes"][link]) for link in ("fetch", "send")),
+            size(max(peak for name, peak in peaks.items() if not name.endswith("host"))),
+            size(sum(peak for name, peak in peaks.items() if name.endswith("host"))),
+            f"{rank['seconds_per_epoch']:.2g}",
+        ))  # fmt: skip
+    return "\n".join([
+        f"{result['artifact']}: {model['model']}, {model['layers']} layers, hidden {model['hidden']}; strategy "
+        f"{result['strategy']}; dependencies {result['dependencies']}: {where}",
+        "",
+        *_columns(rows),
+        "",
+        f"  {seconds:.2g} s per epoch predicted on {result['hardware']}, those of the slowest rank",
+    ])  # fmt: skip
+
+
 def explanation(result: dict[str, Any]) -> str:
     """What every pass touches; a star marks what stays on the devices."""
     lines = ["", ""]

@@ -34,7 +34,7 @@ class ModelConfig:
         strategy: full: every saving; paper: what the HongTu paper does; p2p: that without reuse between batches; none:
             without sharing between devices, too
         dependencies: of ranks, where what they read of one another comes from: cache: they compute it again; comm: they
-            fetch it
+            fetch it; hybrid: they fetch it from the layer on that is predicted best
         hardware: what plans are compared for: cpu, a100x4, h200 or a profile (default: the device's; `plan`: cpu)
     """
 
@@ -47,7 +47,7 @@ class ModelConfig:
     heads: int = 1
     device_memory: str | None = None
     strategy: Literal["full", "paper", "p2p", "none"] = "full"
-    dependencies: Literal["cache", "comm"] = "cache"
+    dependencies: Literal["cache", "comm", "hybrid"] = "cache"
     hardware: str | None = None
 
     def __post_init__(self) -> None:

@@ -41,6 +41,6 @@ class Halo:
         return sum(map(len, self.takes))
 
     @property
-    def numbers(self) -> int:
+    def crossing(self) -> int:
         """Rows that are on their way at a time, to it and from it."""
         return self.rows + sum(map(len, self.gives))

@@ -1,39 +1,51 @@
-"""What a Trainer asks before it trains on several ranks: that it can, and that all of them were given the same."""
+"""Training on several ranks: what they cannot do, that all were given the same, and who computes whose rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
+import torch
 from torch import nn
 
 import hongtu
-from hongtu.errors import InputError
+from hongtu.config import parse_bytes
+from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
+from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
 from hongtu.model.edge_loss import LinkLoss
+from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
+from hongtu.model.wiring import Entry, as_modules
+from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
+from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.share import share_of
-from hongtu.ranks.together import Together
+from hongtu.train.planning import adam, make_loss, plan_network
 
 ALONE = "start one process, without torchrun"
-DEPENDENCIES = ("cache", "comm")
+DEPENDENCIES = ("cache", "comm", "hybrid")
 
 
 def check_ranked(
-    artifact: Artifact, network: Network, loss: Any, ranks: Together, dependencies: str, on_oom: str
+    artifact: Artifact, network: Network, loss: Any, ranks: int, dependencies: str, on_oom: str = "raise"
 ) -> None:
     """Refuse what is exact in one process only.
 
     Args:
+        ranks: how many there are.
         dependencies, on_oom: as for a Trainer.
 
     Raises:
         InputError: naming it.
     """
     if dependencies not in DEPENDENCIES:
-        raise InputError(f"dependencies {dependencies!r}: expected {' or '.join(map(repr, DEPENDENCIES))}")
-    if ranks.size == 1:
+        raise InputError(f"dependencies {dependencies!r}: expected {', '.join(map(repr, DEPENDENCIES))}")
+    if ranks == 1:
         return
     if dependencies != "cache" and on_oom == "replan":
         raise InputError(
@@ -43,7 +55,7 @@ def check_ranked(
     for norm, index in zip(network.layers, network.layer_index, strict=True):
         if isinstance(norm, WholeGraphNorm):
             raise InputError(
-                f"{network.title(index)}: takes statistics over the whole graph, which {ranks.size} ranks do not share "
+                f"{network.title(index)}: takes statistics over the whole graph, which {ranks} ranks do not share "
                 f"yet; use torch.nn.LayerNorm, or {ALONE}"
             )
     if isinstance(loss, LinkLoss):
@@ -60,17 +72,68 @@ def check_ranked(
     network.must_not_draw = True
 
 
-def share_of_rank(artifact: Artifact, network: Network, ranks: Together, dependencies: str) -> Artifact:
-    """What this rank holds of the artifact to train the network.
+def exchanging_layers(network: Network) -> int:
+    """How many layers read the rows of in-neighbours."""
+    return sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
+
+
+def first_fetched(layers: int, dependencies: str, seconds: Callable[[int], Sequence[float]]) -> int:
+    """The first layer whose rows ranks fetch; those before it they compute again. ``layers``: none.
 
     Args:
         dependencies: one of ``DEPENDENCIES``.
+        seconds: what an epoch is predicted to take on every rank where a layer is the first.
+
+    >>> first_fetched(3, "hybrid", lambda first: {1: (4, 5), 2: (3, 3), 3: (2, 9)}[first])
+    2
+    """
+    if dependencies == "hybrid":
+        return min(range(layers, 0, -1), key=lambda first: max(seconds(first)))
+    return layers if dependencies == "cache" else 1
+
+
+def epoch_seconds(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> float:
+    """What an epoch of a plan is predicted to take; inf where the budget is too small."""
+    try:
+        return predict_seconds(make_plan(), hardware).total
+    except BudgetError:
+        return inf
+
+
+def plan_ranks(
+    artifact: Artifact,
+    layers: Sequence[Entry],
+    ranks: int,
+    dependencies: str,
+    *,
+    loss: Losses | LinkLoss,
+    device_memory: int | str | None,
+    strategy: str | Strategy,
+    hardware: Hardware,
+) -> list[tuple[Artifact, ExecutionPlan]]:
+    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these.
 
     Raises:
-        InputError: when there are more ranks than partitions.
+        InputError: for anything that cannot work.
+        BudgetError: when the budget is too small for a rank; names the smallest that works.
     """
-    layers = sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
-    return share_of(artifact, ranks.rank, ranks.size, layers, layers if dependencies == "cache" else 1)
+    artifact.check_bounds()
+    network = Network(as_modules(layers), RowContext())
+    check_ranked(artifact, network, loss, ranks, dependencies)
+    budget = None if device_memory is None else parse_bytes(device_memory)
+    optimizer, savings = adam(network.modules.parameters()), get_strategy(strategy)
+    count = exchanging_layers(network)
+
+    def share_and_plan(rank: int, first: int) -> tuple[Artifact, ExecutionPlan]:
+        share = share_of(artifact, rank, ranks, count, first)
+        of_share = make_loss(share, loss)
+        return share, plan_network(share, network, of_share, optimizer, savings, budget, torch.float32, hardware)
+
+    def seconds(first: int) -> list[float]:
+        return [epoch_seconds(lambda: share_and_plan(rank, first)[1], hardware) for rank in range(ranks)]  # noqa: B023
+
+    first = first_fetched(count, dependencies, seconds)
+    return [share_and_plan(rank, first) for rank in range(ranks)]
 
 
 def described(model: nn.Module, optimizer: Any, more: dict[str, Any]) -> dict[str, Any]:

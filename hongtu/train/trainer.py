@@ -28,11 +28,13 @@ from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import hooks_once
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.ranks.share import share_of
 from hongtu.ranks.together import Together, current
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
@@ -40,10 +42,10 @@ from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
 from hongtu.train.planning import OptimizerFactory, adam, check_precision, make_loss, make_optimizer, plan_network
 from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
-from hongtu.train.ranked import check_ranked, described, share_of_rank
+from hongtu.train.ranked import check_ranked, described, epoch_seconds, exchanging_layers, first_fetched
 from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
-from hongtu.train.runtime import Runtime
+from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 
 T = TypeVar("T")
@@ -85,7 +87,8 @@ class Trainer:
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
             torchmetrics; or several by name.
         dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
-            depend on them; "comm" fetches what layers exchange and sends gradients back.
+            depend on them; "comm" fetches what layers exchange and sends gradients back; "hybrid" fetches from that
+            layer on with which an epoch is predicted to be the shortest.
         ranks: the processes that train together, each calling everything of its Trainer in the same order; None: those
             of torch.distributed's default group, where there is one.
 
@@ -142,7 +145,7 @@ class Trainer:
             check_tensors(self.model)
             self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
             self._network = Network(self.model, self._context, autocast)
-            check_ranked(self.artifact, self._network, loss, self.ranks, dependencies, on_oom)
+            check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
             self.dependencies = dependencies
             self.optimizer = make_optimizer(optimizer, self.model.parameters())
             self.scheduler = None if scheduler is None else scheduler(self.optimizer)
@@ -151,15 +154,30 @@ class Trainer:
             if self.artifact.learns_features:
                 self.embedding = Embedding(self.artifact.original_id, self.artifact.feature_width, make, seed, dtype)
         self.ranks.check_same(self._given(loss))
+        layers_on_ranks = exchanging_layers(self._network)
+
+        def share_and_plan(first: int) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
+            share = share_of(self.artifact, self.ranks.rank, self.ranks.size, layers_on_ranks, first)
+            of_share = make_loss(share, loss)
+            return share, of_share, partial(
+                plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=dtype,
+                hardware=self.hardware, make_embedding_optimizer=make,
+            )  # fmt: skip
+
+        def seconds(first: int) -> list[float]:
+            with self.ranks.agreed():
+                _, _, make_plan = share_and_plan(first)
+                self.model.cpu()  # where plans are tried
+                own = epoch_seconds(
+                    lambda: make_plan(network=self._network, budget=self._budget, correct=None), self.hardware
+                )
+            return self.ranks.gather(own)
+
+        first = first_fetched(layers_on_ranks, dependencies if self.ranks.size > 1 else "cache", seconds)
         with self.ranks.agreed():
-            self._share = share_of_rank(self.artifact, self._network, self.ranks, dependencies)
-            self._loss = make_loss(self._share, loss)
+            self._share, self._loss, make_plan = share_and_plan(first)
             if metric is not None and isinstance(self._loss, EdgeLoss):
                 raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
-            make_plan = partial(
-                plan_network, self._share, loss=self._loss, optimizer=self.optimizer, strategy=self.strategy,
-                dtype=dtype, hardware=self.hardware, make_embedding_optimizer=make,
-            )  # fmt: skip
             self._runtime = Runtime(
                 self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
                 dtype=dtype, backend=self._backend, on_oom=on_oom, exchange=self.ranks.exchange,

@@ -139,6 +139,22 @@ def test_tables_for_people(artifact, capsys, tmp_path):
     ElementTree.parse(tmp_path / "info.svg")
 
 
+def test_ranks_are_planned_without_starting_any(artifact, capsys):
+    found = json.loads(output(capsys, "plan", artifact.path, "--ranks", "2", "--layers", "3", "--json"))
+    assert found["first_fetched"] is None and all(rank["bytes"]["fetch"] == 0 for rank in found["ranks"])
+    options = ("--ranks", "2", "--layers", "3", "--dependencies", "comm")
+    found = json.loads(output(capsys, "plan", artifact.path, *options, "--json"))
+    assert found["first_fetched"] == 1 and len(found["ranks"]) == 2
+    for rank in found["ranks"]:
+        assert rank["replicas"] == 0 < rank["halo"] == rank["held"] - rank["own"]
+        assert rank["rows"]["fetch"] == rank["rows"]["send"] == 2 * rank["halo"]
+    text = output(capsys, "plan", artifact.path, *options)
+    assert "from layer 1 on" in text and f"{found['ranks'][1]['held']:,}" in text
+    assert "leave --ranks out" in refusal(capsys, "plan", artifact.path, *options, "--explain")
+    assert "expected at least 2" in refusal(capsys, "plan", artifact.path, "--ranks", "1")
+    assert "partitions for 9 ranks" in refusal(capsys, "plan", artifact.path, "--ranks", "9")
+
+
 def test_what_stays_is_marked_wherever_it_is_named(artifact, capsys):
     passes = json.loads(output(capsys, "plan", artifact.path, "--json"))["passes"]
     named = [{*p["creates"], *p["frees"], *p["reads"], *p["writes"]} for p in passes]

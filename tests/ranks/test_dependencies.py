@@ -13,6 +13,9 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.hardware import CPU
+from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.train.ranked import plan_ranks
 from tests import problems, training
 from tests.models import SIX, H, Model
 from tests.ranks.turns import run_ranks
@@ -122,6 +125,67 @@ def test_everything_that_follows_a_vertex(model, problem, dependencies, strategy
     check_ranks(3, model, problem(), strategy=strategy, seed=3, dependencies=dependencies)
 
 
+DEEP = Model(
+    "deep",
+    lambda f, c: [
+        hnn.SAGEConv(f, H), nn.ReLU(), hnn.GATConv(H, H, heads=2), nn.ReLU(), hnn.GINConv(nn.Linear(2 * H, H)),
+        hnn.GCNConv(H, c),
+    ],
+    lambda f, c: [],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", (2, 3))
+@pytest.mark.parametrize("strategy", ("none", "full"))
+@pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED), ids=repr)
+def test_the_first_layers_are_computed_again_and_the_others_fetched(model, strategy, first, monkeypatch):
+    monkeypatch.setattr("hongtu.train.trainer.first_fetched", lambda layers, *_: min(first, layers))
+    check_ranks(3, model, problems.awkward(), strategy=strategy, seed=5, dependencies="hybrid")
+
+
+@pytest.mark.parametrize("link", (1e-3, 1e8, 1e59))
+def test_hybrid_is_the_fastest_that_is_predicted(link):
+    """Also where devices are so small that only some of the choices fit."""
+    hardware = dataclasses.replace(CPU, network_link=link)
+
+    def seconds(group, first=None):
+        options = {"ranks": group, "hardware": hardware, "device_memory": "48KiB"}
+        options["dependencies"] = {1: "comm", 4: "cache", None: "hybrid"}[first]
+        plan = training.make_trainer(DEEP, problems.awkward(), (4, 3), **options).plan
+        return predict_seconds(plan, hardware).total, plan.choice.halo and plan.choice.halo.first
+
+    found = run_ranks(3, seconds)
+    alone = [run_ranks(3, lambda group, first=first: seconds(group, first)) for first in (1, 4)]
+    assert len({first for _, first in found}) == 1
+    assert max(total for total, _ in found) <= min(max(total for total, _ in each) for each in alone)
+    if link != 1e8:
+        assert found[0][1] == (None if link < 1 else 1)
+
+
+@pytest.mark.parametrize("dependencies", ("cache", "comm", "hybrid"))
+def test_plans_of_ranks_are_those_that_run(dependencies):
+    problem = problems.awkward()
+    artifact, hardware = problems.prepare(problem, 4, 3), dataclasses.replace(CPU, network_link=1e8)
+    options = {"device_memory": "48KiB", "strategy": "full", "hardware": hardware}
+
+    def layers():
+        return [layer.float() for layer in DEEP.build(problem)]
+
+    planned = plan_ranks(artifact, layers(), 3, dependencies, loss="cross_entropy", **options)
+
+    def run(group):
+        trainer = hongtu.Trainer(artifact, layers(), ranks=group, dependencies=dependencies, **options)
+        record = trainer.train_epoch()
+        training.assert_counted(trainer, record)
+        return record, trainer.plan.peak_bytes, trainer._share.num_vertices
+
+    for (share, plan), (record, peaks, held) in zip(planned, run_ranks(3, run), strict=True):
+        assert (plan.rows, plan.bytes, plan.peak_bytes) == (record.rows, record.bytes, peaks)
+        assert len(share.rows) == held
+    given = sum(len(rows) for share, _ in planned if share.halo for rows in share.halo.gives)
+    assert given == sum(share.halo.rows for share, _ in planned if share.halo)
+
+
 def test_losses_in_several_terms():
     """Means are over the whole graph's vertices, and a replica's loss is its owner's."""
     problem = problems.awkward()
@@ -195,7 +259,7 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
         (gcn(), {"device_memory": 1}, "the smallest that works is"),
         (gcn(), {"dependencies": "comm", "on_oom": "replan"}, "on_oom 'replan' runs passes of one rank again"),
-        (gcn(), {"dependencies": "fetch"}, "dependencies 'fetch': expected 'cache' or 'comm'"),
+        (gcn(), {"dependencies": "fetch"}, "dependencies 'fetch': expected 'cache', 'comm', 'hybrid'"),
         (gcn(), {"seed": lambda group: group.rank}, "seed: rank 1 has 1, rank 0 has 0"),
     ):
         text, every = refusal(2, layers, **options)

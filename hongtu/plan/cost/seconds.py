@@ -16,6 +16,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.cost.work import Extent, Work, partition_work, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
+from hongtu.plan.program import moves
 from hongtu.plan.program.walk import walk
 
 TENSORS = 8  # of a chunk's rows that a stage has in use
@@ -29,6 +30,7 @@ class Seconds:
         load, flush: sparse rows from and to the host.
         peer: rows pulled from and pushed to other devices.
         contiguous: chunks' own rows, structure and plan arrays.
+        network: rows fetched from other ranks, and gradients sent to them.
         accumulate: gradient rows added up on the host.
         aggregate: sums over in-edges and their transposes.
         rowwise: the row-wise stages and the loss, recomputation included.
@@ -40,6 +42,7 @@ class Seconds:
     flush: float = 0.0
     peer: float = 0.0
     contiguous: float = 0.0
+    network: float = 0.0
     accumulate: float = 0.0
     aggregate: float = 0.0
     rowwise: float = 0.0
@@ -103,18 +106,30 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
         on_device[i % count] += _partition_seconds(plan, p, i, traffic, hardware)
         moved[i % count] += traffic
     slowest = max(range(count), key=lambda k: on_device[k].total)
-    s = on_device[slowest] + Seconds(accumulate=sum(t.bytes["flush"] for t in moved) / hardware.host_add)
+    added = sum(t.bytes["flush"] for t in moved) / hardware.host_add
+    s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware))
     if plan.choice.staging < 2:
         return s
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
     written = moved[slowest].bytes["write"] / hardware.contiguous_link
-    streams = {
+    streams = {  # ranks exchange rows between passes
         "load": s.load + s.peer - pushed + s.contiguous - written,
         "compute": s.aggregate + s.rowwise + s.dispatch + pushed,
         "flush": s.flush + written,
         "host": s.accumulate,
     }
-    return s + Seconds(hidden=min(walk(plan.pass_program(p), streams) - s.total, 0.0))
+    return s + Seconds(hidden=min(walk(plan.pass_program(p), streams) - (s.total - s.network), 0.0))
+
+
+def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:
+    """Rows are gathered, cross the network in both directions at the same time, and are put in their places."""
+    program, total = plan.pass_program(p), 0.0
+    for x in (*program.before, *program.after):
+        if isinstance(x, moves.Fetch | moves.SendBack):
+            crossing = max(x.halo.rows, x.halo.crossing - x.halo.rows)
+            row = plan.passes.width[x.tensor] * plan.shape.itemsize
+            total += row * (crossing / hardware.network_link + x.halo.crossing / hardware.host_link)
+    return total
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, hardware: Hardware) -> Seconds:

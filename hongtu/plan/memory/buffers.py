@@ -249,7 +249,7 @@ class PlannedMemory:
         """The most numbers that are on their way between ranks at a time."""
         crossing = (name for p in self.passes.every if self.crosses(p) for name in (p.exchange, p.flush) if name)
         columns = max((self.passes.width[name] for name in crossing), default=0)
-        return columns * (self.choice.halo.numbers if self.choice.halo else 0)
+        return columns * (self.choice.halo.crossing if self.choice.halo else 0)
 
     @property
     def _pageable(self) -> int:

@@ -161,6 +161,7 @@ class _Builder:
             exchange=self.names.z[k],
             s=self.names.s[k] if self.shape.layers[k].combined else (),
             checkpoint=f"a{k}",
+            hops=self._hops(k, train=False),
         )
         return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
 
