@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.bench.spec import Model
+from hongtu.bench.spec import SAMPLED, Model
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.train.scores import scores
@@ -28,6 +28,7 @@ FORMS = {
     "pyg-sparse": ("torch_sparse",),
     "pyg-offload": (),
     "pyg-loader": ("pyg_lib|torch_sparse",),
+    "loader": (),
     "dgl": ("dgl",),
     "dense": (),
 }
@@ -41,8 +42,8 @@ MODELS = {  # which forms a model's layers can run in
     "gcn": tuple(FORMS),
     "sage": tuple(FORMS),
     "gin": tuple(form for form in FORMS if form != "dgl"),
-    "gat": ("pyg", "pyg-offload", "pyg-loader", "dgl", "dense"),
-    "ggcn": ("pyg", "pyg-offload", "pyg-loader"),
+    "gat": ("pyg", "pyg-offload", *SAMPLED, "dgl", "dense"),
+    "ggcn": ("pyg", "pyg-offload", *SAMPLED),
 }
 MATRICES = ("pyg-csr", "pyg-sparse")  # forms that multiply by one
 FAN_OUT, BATCH = 10, 1024  # neighbours per layer and vertices per mini-batch of NeighborLoader
@@ -67,8 +68,8 @@ def missing(form: str, model: str) -> str | None:
         return f"baseline {form!r}: expected one of {', '.join(FORMS)}"
     if model not in MODELS or form not in MODELS[model]:
         return f"baseline {form}: there is no {model} in that form"
-    for package in (("torch_geometric",) if form.startswith("pyg") else ()) + FORMS[form]:
-        if not any(_importable(name) for name in package.split("|")):
+    for package in (("torch_geometric",) if form.startswith("pyg") or form in SAMPLED else ()) + FORMS[form]:
+        if not any(importable(name) for name in package.split("|")):
             return f"baseline {form} needs {package.replace('|', ' or ')}: {REMEDY[package]}"
     return None
 
@@ -88,8 +89,8 @@ def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[
         raise InputError(why_not)
     if form == "dense":
         return DenseProducts(artifact, model)
-    kind = NeighborSampling if form == "pyg-loader" else FullBatch
-    return kind(form, artifact, model, layers, device)
+    kinds = {"pyg-loader": NeighborSampling, "loader": ArtifactSampling}
+    return kinds.get(form, FullBatch)(form, artifact, model, layers, device)
 
 
 class FullBatch:
@@ -174,14 +175,16 @@ class NeighborSampling(FullBatch):
     mini-batch; ``step`` is one sweep over the train vertices, and returns their mean loss."""
 
     def __init__(self, form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str) -> None:
+        super().__init__(form, artifact, model, layers, device)
+        self.loader = self._make_loader(artifact, [FAN_OUT] * model.layers)
+
+    def _make_loader(self, artifact: Artifact, fanouts: list[int]) -> Any:
         from torch_geometric.data import Data
         from torch_geometric.loader import NeighborLoader
 
-        super().__init__(form, artifact, model, layers, device)
         data = Data(x=self.features.cpu(), y=self.labels.cpu(), edge_index=self.edges.cpu())
-        fan_out = [FAN_OUT] * model.layers
         train = self.masks["train"].cpu()
-        self.loader = NeighborLoader(data, fan_out, input_nodes=train, batch_size=BATCH, shuffle=True)
+        return NeighborLoader(data, fanouts, input_nodes=train, batch_size=BATCH, shuffle=True)
 
     def step(self) -> float:
         total, count = 0.0, 0
@@ -194,6 +197,15 @@ class NeighborSampling(FullBatch):
             self.optimizer.step()
             total, count = total + float(loss.detach()) * batch.batch_size, count + batch.batch_size
         return total / max(count, 1)
+
+
+class ArtifactSampling(NeighborSampling):
+    """The same by ``hongtu.pyg.NeighborLoader``, which samples from the artifact."""
+
+    def _make_loader(self, artifact: Artifact, fanouts: list[int]) -> Any:
+        from hongtu.pyg import NeighborLoader
+
+        return NeighborLoader(artifact, fanouts, batch_size=BATCH)
 
 
 class DenseProducts:
@@ -262,7 +274,8 @@ def _modules(artifact: Artifact, model: Model, form: str) -> tuple[nn.ModuleList
     return nn.ModuleList(make[model.name](a, b) for a, b in widths), nn.Module.load_state_dict
 
 
-def _importable(name: str) -> bool:
+def importable(name: str) -> bool:
+    """Whether a package is there and loads."""
     try:
         importlib.import_module(name)
     except (ImportError, OSError):  # a build for another torch

@@ -11,7 +11,7 @@ from typing import Any
 
 from hongtu.bench.host_load import BUSY
 from hongtu.bench.process import Process, Worker, worker
-from hongtu.bench.spec import OURS, Model, Run
+from hongtu.bench.spec import OURS, SAMPLED, Model, Run
 from hongtu.bench.worker import Order
 from hongtu.graph.artifact import Artifact
 
@@ -156,7 +156,7 @@ def _what(found: Worker) -> tuple[str, Model]:
 
 def _train_checked(found: Worker, settings: Settings) -> None:
     """The worker's first epochs, whose losses it keeps."""
-    if found.run.system == "pyg-loader":  # its steps are others: the same model, before it has learned
+    if found.run.system in SAMPLED:  # its steps are others: the same model, before it has learned
         found.losses = [found.do("loss")["loss"]]
         found.epoch()
     else:

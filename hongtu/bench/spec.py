@@ -12,6 +12,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, alone
 
 OURS = "hongtu"
+SAMPLED = ("pyg-loader", "loader")  # systems that train on sampled mini-batches
 UNGROUPED = "full, chunks as they are"
 
 
@@ -53,7 +54,7 @@ class Run:
     def label(self) -> str:
         """For people."""
         if self.system != OURS:
-            return self.system
+            return self.system + (" (sampled: approximate)" if self.system in SAMPLED else "")
         limit = "" if self.budget is None else f", {self.budget / 2**20:.1f} MiB"
         if self.share is not None:
             limit += f" = {self.share:.0%}"

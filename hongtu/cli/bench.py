@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     add("--budgets", type=_names, default=["none"], metavar="A,B", help="device memory per partition: none, sizes like "
         "64MiB, or shares like 25%% of what is needed in memory (default: none)")  # fmt: skip
     add("--baselines", type=_names, default=[], metavar="A,B", help="of pyg, pyg-csr, pyg-sparse, pyg-offload, "
-        "pyg-loader, dgl and dense, or all: those that can run here")  # fmt: skip
+        "dgl, dense, and sampled (approximate) pyg-loader and loader; or all: those that can run here")  # fmt: skip
     add("--epochs", type=int, default=5, help="timed of each, after three that are checked (default: 5)")
     add("--accuracy", type=int, default=0, metavar="EPOCHS", help="also train each for so many epochs, with scores on "
         "the way")  # fmt: skip

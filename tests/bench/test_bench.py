@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import hongtu
 from hongtu.bench import baselines, compare, process
 from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
-from hongtu.bench.spec import Model, Run
+from hongtu.bench.spec import SAMPLED, Model, Run
 from hongtu.bench.worker import Order, make_system
 from hongtu.cli import bench
 from hongtu.cli.main import main as command
@@ -69,10 +70,12 @@ def test_a_baseline_gets_the_graph_as_it_was_given(tmp_path):
     assert np.array_equal(baseline.masks["train"].numpy(), train)
 
 
-def test_sampled_mini_batches_learn(artifact):
-    if baselines.missing("pyg-loader", "sage") is not None:
+@pytest.mark.parametrize("form", SAMPLED)
+def test_sampled_mini_batches_learn(artifact, form):
+    if baselines.missing(form, "sage") is not None:
         pytest.skip("neither pyg-lib nor torch-sparse is installed")
-    order = Order(artifact=str(artifact), model=Model(name="sage", hidden=8), run=Run(system="pyg-loader"))
+    order = Order(artifact=str(artifact), model=Model(name="sage", hidden=8), run=Run(system=form))
+    assert "approximate" in order.run.label
     system, ours = make_system(order), make_system(Order(**order.__dict__ | {"run": Run(strategy="full")}))
     assert system.loss() == pytest.approx(ours.step(), rel=1e-5)
     assert system.step() > 0 and system.loss() < ours.record.loss
@@ -103,6 +106,16 @@ def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
     assert command([*arguments, "--out", str(out)]) == 0
     again = [json.loads(line) for line in out.read_text().splitlines()][len(rows) :]
     assert [(row["system"], row["loss_agrees"]) for row in again] == [("pyg-csr", True)], "what had failed is not done"
+
+
+@pytest.mark.long
+def test_sampled_stands_beside_full(artifact, capsys):
+    """Seconds of an epoch, and accuracy over time, of both; checked before it has learned."""
+    arguments = ["bench", str(artifact), "--models", "sage", "--hidden", "8", "--baselines", "loader", "--together"]
+    assert command([*arguments, "--epochs", "1", "--accuracy", "2"]) == 0
+    ours, sampled = capsys.readouterr().out.splitlines()[1:3]
+    assert "hongtu full" in ours and "loader (sampled: approximate)" in sampled
+    assert all(re.search(r"\d s \[.*x .*val 0\.\d+ after \d+\.\d s", line) for line in (ours, sampled))
 
 
 @pytest.mark.long
@@ -167,11 +180,11 @@ def test_a_budget_that_does_not_fit_is_known_before_anything_starts(artifact):
 
 
 def test_what_is_missing_comes_with_its_pip_line(monkeypatch):
-    monkeypatch.setattr(baselines, "_importable", lambda name: False)
+    monkeypatch.setattr(baselines, "importable", lambda name: False)
     assert "pip install torch_geometric" in baselines.missing("pyg", "gcn")
     assert baselines.missing("dense", "gcn") is None
     assert compare.reference_of(Model(name="gcn")) == Run(strategy="none")
-    monkeypatch.setattr(baselines, "_importable", lambda name: name == "torch_geometric")
+    monkeypatch.setattr(baselines, "importable", lambda name: name == "torch_geometric")
     assert "torch-sparse" in baselines.missing("pyg-loader", "gcn")
 
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments import deep_models, estimator, growth, ladder, paper, preprocess_rates, prune, readme
+from experiments import deep_models, estimator, growth, ladder, paper, preprocess_rates, prune, readme, sampling
 from hongtu.bench.profile import measure, rates
 from hongtu.cli.main import main as hongtu_main
 from hongtu.hardware import A100X4, load_hardware
@@ -47,6 +47,15 @@ def test_prune(graph, monkeypatch, capsys):
     options = ["--share", 0.05, "--features", "random:8", "--hidden", 8, "--epochs", 2]
     run(monkeypatch, prune, graph, *options)
     assert "5.0% labelled" in capsys.readouterr().out
+
+
+def test_sampling(graph, tmp_path, monkeypatch, capsys):
+    assert hongtu_main(["preprocess", str(graph), str(tmp_path / "artifact"), "--chunks", "4"]) == 0
+    out = tmp_path / "sampling.jsonl"
+    run(monkeypatch, sampling, tmp_path / "artifact", "--rounds", 2, "--batch-size", 100, "--out", out)
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert row["seeds_per_second"]["hongtu"]["median"] > 0 and row["edges_drawn"]["hongtu"] > 0
+    assert "seeds/s" in capsys.readouterr().out
 
 
 def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch):

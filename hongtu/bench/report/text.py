@@ -9,7 +9,7 @@ from hongtu.bench.spec import Model
 
 
 def table(model: Model, rows: list[dict[str, Any]]) -> str:
-    """Seconds with their spread, memory, and both over those of the first row."""
+    """Seconds with their spread, memory, both over those of the first row, and where accuracy came to."""
     lines = [f"{model.name}, {model.layers} layers, hidden {model.hidden}; reference {rows[0]['reference']}"]
     first = rows[0]
     for row in rows:
@@ -24,6 +24,8 @@ def table(model: Model, rows: list[dict[str, Any]]) -> str:
             text += f"  {row['process_bytes'] / 2**20:7.0f} MiB"
         if "bytes" in row:
             text += f"  {host_bytes(row['bytes']) / 2**20:8.0f} MiB over the host link"
+        if row.get("curve") and row["curve"][-1].get("val") is not None:
+            text += f"  val {row['curve'][-1]['val']:.3f} after {row['curve'][-1]['seconds']:.1f} s"
         lines.append(text + ("" if row["others"] <= BUSY else f"  (others took {row['others']:.0%} of the machine)"))
     return "\n".join(lines)
 

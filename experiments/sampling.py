@@ -1,0 +1,113 @@
+"""How many seeds a second ``hongtu.pyg`` samples for on one core, beside torch_geometric's own sampler.
+
+    python -m experiments.sampling ARTIFACT [--fanouts 15,10] [--batch-size 1024] [--out FILE.jsonl]
+
+Theirs is torch-sparse's or pyg-lib's, whichever is installed (`pip install --no-build-isolation torch-scatter
+torch-sparse`, a quarter of an hour of a core); where neither is, the row has ours alone, for torch_geometric has none
+in Python. Both take the same seeds in turns, round by round; only sampling is timed, no features. Both must draw about
+as many edges.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from hongtu.bench.baselines import REMEDY, importable
+from hongtu.bench.records import append, machine
+from hongtu.graph.artifact import Artifact, open_artifact
+from hongtu.pyg import NeighborSampler, graph_store
+
+BATCHES = 20  # of a round
+AGREE = 0.02  # of the edges that both draw; they draw others
+
+Sample = Callable[[torch.Tensor], int]  # for these seeds; how many edges
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--fanouts", type=lambda text: [int(word) for word in text.split(",")], default=[15, 10])
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="append a JSON line here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    artifact = open_artifact(options.artifact)
+    samplers = {"hongtu": ours(artifact, options.fanouts)}
+    there = [name for name in ("pyg_lib", "torch_sparse") if importable(name)]
+    if there:
+        samplers[there[0]] = theirs(artifact, options.fanouts)
+    else:
+        print(f"neither pyg-lib nor torch-sparse is here, so hongtu alone: {REMEDY['torch_sparse']}")
+    row = machine("sampling") | {"graph": artifact.path.name, "vertices": artifact.num_vertices}
+    row |= {"edges": artifact.num_edges, "fanouts": options.fanouts, "batch_size": options.batch_size}
+    row |= measure(samplers, artifact, options.batch_size, options.rounds)
+    print(table(row), flush=True)
+    append(options.out, row)
+
+
+def ours(artifact: Artifact, fanouts: list[int]) -> Sample:
+    """A batch with everything that torch_geometric's loaders want of a sampler."""
+    from torch_geometric.sampler import NodeSamplerInput
+
+    sampler = NeighborSampler(artifact, fanouts)
+    return lambda seeds: sampler.sample_from_nodes(NodeSamplerInput(None, seeds)).row.numel()
+
+
+def theirs(artifact: Artifact, fanouts: list[int]) -> Sample:
+    """torch_geometric's sampler on the same edges, by the vertices' original numbers."""
+    from torch_geometric.data import Data
+    from torch_geometric.sampler import NeighborSampler as Theirs
+    from torch_geometric.sampler import NodeSamplerInput
+
+    source, start, _ = graph_store(artifact).csc()
+    destination = torch.repeat_interleave(torch.arange(artifact.num_vertices), start.diff())
+    data = Data(edge_index=torch.stack([source, destination]), num_nodes=artifact.num_vertices)
+    sampler = Theirs(data, fanouts, is_sorted=True)
+    return lambda seeds: sampler.sample_from_nodes(NodeSamplerInput(None, seeds)).row.numel()
+
+
+def measure(samplers: dict[str, Sample], artifact: Artifact, batch_size: int, rounds: int) -> dict[str, Any]:
+    """Seeds per second of each, the median of rounds, and the edges that they drew."""
+    rng = np.random.default_rng(0)
+    count = min(batch_size, artifact.num_vertices)
+    batches = [torch.from_numpy(rng.choice(artifact.num_vertices, count, replace=False)) for _ in range(BATCHES)]
+    edges = {name: sum(map(sample, batches)) for name, sample in samplers.items()}  # and warms up
+    if max(edges.values()) > (1 + AGREE) * min(edges.values()):
+        raise RuntimeError(f"the samplers differ in the edges that they draw: {edges}")
+    seconds: dict[str, list[float]] = {name: [] for name in samplers}
+    for _ in range(rounds):
+        for name, sample in samplers.items():
+            begin = perf_counter()
+            for seeds in batches:
+                sample(seeds)
+            seconds[name].append(perf_counter() - begin)
+    rates = {name: {"median": count * BATCHES / median(spent),
+                    "spread": [count * BATCHES / max(spent), count * BATCHES / min(spent)]}
+             for name, spent in seconds.items()}  # fmt: skip
+    return {"edges_drawn": edges, "seeds_per_second": rates}
+
+
+def table(row: dict[str, Any]) -> str:
+    """A line each."""
+    rates = row["seeds_per_second"]
+    own = rates["hongtu"]["median"]
+    return "\n".join(
+        f"{row['graph']}, fan-outs {row['fanouts']}, one core, {name}: {rate['median']:,.0f} seeds/s "
+        f"[{rate['spread'][0]:,.0f}, {rate['spread'][1]:,.0f}], hongtu {own / rate['median']:.2f}x"
+        for name, rate in rates.items()
+    )
+
+
+if __name__ == "__main__":
+    main()
