@@ -125,15 +125,16 @@ def plan_network(
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
     """
 
-    traced: dict[tuple[bool, ...], tuple[NetworkShape, Forms]] = {}
+    traced: dict[tuple[tuple[bool, ...], ...], tuple[NetworkShape, Forms]] = {}
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
-        if transform_first not in traced:
+        choices = network.transform_first, network.once_per_vertex
+        if choices not in traced:
             shape = _network_shape(artifact, network, loss, optimizer, dtype)
             shape = replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
-            traced[transform_first] = shape, network.forms
-        shape, network.forms = traced[transform_first]
+            traced[choices] = shape, network.forms
+        shape, network.forms = traced[choices]
         return shape
 
     check_default_device()

@@ -131,3 +131,10 @@ def test_a_layer_whose_map_may_not_be_repeated_stays_once_per_vertex(change):
 class OwnGAT(hnn.GATConv):
     def transform(self, h):
         return super().transform(2 * h)
+
+
+@pytest.mark.parametrize("model", [SIX[0], SIX[4], SIX[5]], ids=repr)
+def test_a_budget_that_is_too_small_in_every_form_is_refused(model):
+    """The last that is tried is the paper's form, of a model that was traced in the other."""
+    problem = problems.awkward()
+    assert training.smallest_budget(problems.prepare(problem, 2, 3), lambda: model.build(problem)) > 1000
