@@ -82,7 +82,7 @@ class SharedCores:
     and by several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt may keep it from being released; its thread goes on
         self._inside = 0
         self._left = 0.0
         self._watch: threading.Thread | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -167,3 +168,31 @@ def test_nobody_watches_where_the_user_has_chosen(monkeypatch):
     before = threading.active_count()
     with SharedCores():
         assert threading.active_count() == before
+
+
+def test_an_interrupt_at_any_line_locks_nobody_out(monkeypatch):
+    monkeypatch.setattr(threads, "chosen_by_user", lambda: True)
+    for line in itertools.count(1):
+        cores, left = SharedCores(), line
+
+        def trace(frame, event, arg):
+            nonlocal left
+            if frame.f_code.co_name not in ("__enter__", "__exit__") or frame.f_code.co_filename != threads.__file__:
+                return None
+            left -= event == "line"
+            if left == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        before, stopped = sys.gettrace(), False
+        sys.settrace(trace)
+        try:
+            with cores:
+                pass
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            sys.settrace(before)
+        assert cores._lock.acquire(timeout=1), f"after an interrupt at line event {line}"
+        if not stopped:
+            return
