@@ -137,11 +137,13 @@ def _draw(
             if 2 * known >= len(table):
                 table = _grown(table)
             at = _slot(table, u)
-            if table[at] < 0:
-                table[at] = (u << 32) | known
+            entry = table[at]
+            if entry < 0:
+                entry = (u << 32) | known
+                table[at] = entry
                 new[known - first - len(vertices)] = u
                 known += 1
-            source[k + j] = table[at] & 0xFFFFFFFF
+            source[k + j] = entry & 0xFFFFFFFF
             destination[k + j] = first + i
         k += taken
     return table, new[: known - first - len(vertices)].copy(), source, destination, edge
@@ -180,9 +182,11 @@ def _pick(picked, degree, replace, row):
 def _slot(table, vertex):
     """Where a vertex is in the table, or would be. An entry is the vertex, then its position in 32 bits."""
     mask = len(table) - 1
-    at = np.int64(mix(np.uint64(vertex)) >> np.uint64(32)) & mask
-    while table[at] >= 0 and table[at] >> 32 != vertex:
+    at = np.int64((np.uint64(vertex) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+    entry = table[at]
+    while entry >= 0 and entry >> 32 != vertex:
         at = (at + 1) & mask
+        entry = table[at]
     return at
 
 

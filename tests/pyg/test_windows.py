@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
+import socket
 import subprocess
 import sys
 import time
@@ -207,15 +207,25 @@ def test_ddp_trains_as_one_process(ranks, generated, tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_rank_ends_the_run(generated, tmp_path):
-    begun = subprocess.Popen(
-        torchrun(2, tmp_path, generated, 100_000), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+def test_a_killed_rank_ends_the_others(generated, tmp_path):
+    """By themselves: nobody is there to stop them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    there = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "script.py"), generated, "100000", str(tmp_path)]
+    first, second = (
+        subprocess.Popen(command, env=there | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
     )
     deadline = time.monotonic() + 300
     while not (tmp_path / "epoch-1-1").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    worker = subprocess.run(["pgrep", "-P", str(begun.pid)], capture_output=True, text=True).stdout.split()
-    os.kill(int(worker[-1]), signal.SIGKILL)
+    assert first.poll() is None and second.poll() is None
+    second.kill()
     killed = time.monotonic()
-    begun.communicate(timeout=120)
-    assert begun.returncode != 0 and time.monotonic() - killed < 15
+    _, said = first.communicate(timeout=120)
+    second.communicate()
+    assert first.returncode == 1 and time.monotonic() - killed < 15
+    assert "RankLost" in said or "Connection closed by peer" in said, said
