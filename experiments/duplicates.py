@@ -2,7 +2,8 @@
 
     python -m experiments.duplicates GRAPH... [--undirected] [--out FILE.jsonl]
 
-Table 3: replication factor alpha against the number of partitions (chunks in all). Table 8: the two kinds of duplicate
+Table 3: replication factor alpha against the number of parts, in two levels: METIS partitions, one per device, then
+chunks of them; at P = m n it is Table 8's V_ori. Table 8: the two kinds of duplicate
 accesses that deduplication removes with m = 4 devices and n = 32 chunks each: between devices (V_ori - V_+p2p) and
 between adjacent batches (V_+p2p - V_+ru), in input order and in Algorithm 4's, as shares of V_ori.
 """
@@ -18,7 +19,7 @@ from experiments.rows_loaded import input_schedule, read, topology
 from hongtu.bench.records import append, machine
 from hongtu.preprocess import csc, order, partition, reorganize, volume
 
-PARTITIONS = (2, 4, 8, 16, 32, 64, 128)
+PARTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 DEVICES, CHUNKS = 4, 32
 
 
@@ -42,10 +43,11 @@ def main() -> None:
 
 
 def replication(graph: csc.Csc, seed: int) -> dict[int, float]:
-    """alpha for each number of METIS partitions, one chunk each."""
+    """alpha for each number of chunks on ``DEVICES`` devices, or on fewer where there are fewer chunks."""
     alphas = {}
-    for parts in PARTITIONS:
-        chunks = chunked(graph, parts, 1, seed)
+    for parts in PARTS:
+        devices = min(parts, DEVICES)
+        chunks = chunked(graph, devices, parts // devices, seed)
         alphas[parts] = len(chunks.sources) / chunks.num_vertices
     return alphas
 
@@ -79,7 +81,7 @@ def chunked(graph: csc.Csc, m: int, n: int, seed: int):
 def table(row: dict) -> str:
     title = f"{row['graph']}{' undirected' if row['undirected'] else ''}"
     alphas = "  ".join(f"{parts}: {alpha:.2f}" for parts, alpha in row["alpha"].items())
-    lines = [f"{title}: alpha by partitions  {alphas}"]
+    lines = [f"{title}: alpha by parts  {alphas}"]
     for name in ("input", "Algorithm 4"):
         found = row[name]
         lines.append(

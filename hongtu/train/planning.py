@@ -316,8 +316,11 @@ def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function],
     before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     last: list[list[nn.Module]] = [[] for _ in before]  # transforms
     entries: list[list[nn.Module]] = [[] for _ in before]
+    replicas: list[list[nn.Module]] = [[] for _ in before]  # layers that map every replica of a row
     for index, layer in enumerate(network.layers):
-        if layer.transform_first or not layer.linear_aggregate:
+        if not (layer.once_per_vertex or layer.linear_aggregate):
+            replicas[index + 1].append(layer)
+        elif layer.transform_first or not layer.linear_aggregate:
             last[index].append(layer)
         else:
             before[index + 1].append(layer)
@@ -332,8 +335,11 @@ def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function],
             sweeps=swept,
             combine=combine,
             function=function,
+            replicas=_products(*mapped),
         )
-        for first, then, entry, (swept, combine, function) in zip(before, last, entries, sweeps, strict=True)
+        for first, then, entry, mapped, (swept, combine, function) in zip(
+            before, last, entries, replicas, sweeps, strict=True
+        )
         for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
     )
 

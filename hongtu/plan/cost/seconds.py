@@ -80,7 +80,7 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
         if linked:
             total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
         work = pass_work(plan, p, extent)
-        total += _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
+        total += aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
     return total
 
 
@@ -91,7 +91,7 @@ def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, f
         on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
         for i in range(plan.topology.partitions):
             work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
-            computed = _aggregate_seconds(work, hardware) + _rowwise_seconds(work, hardware)
+            computed = aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
             on_device[i % len(on_device)] += computed, _dispatch_seconds(work, hardware)
         total += on_device[on_device.sum(axis=1).argmin()]
     return float(total[0]), float(total[1])
@@ -141,8 +141,8 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, h
         peer=(moved["pull"] + moved["push"]) / hardware.peer_link,
         contiguous=(moved["read"] + moved["write"]) / hardware.contiguous_link
         + moved["topology"] / hardware.structure_link,
-        aggregate=_aggregate_seconds(work, hardware),
-        rowwise=_rowwise_seconds(work, hardware),
+        aggregate=aggregate_seconds(work, hardware),
+        rowwise=rowwise_seconds(work, hardware),
         dispatch=_dispatch_seconds(work, hardware),
     )
 
@@ -160,7 +160,7 @@ def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
     )
 
 
-def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
+def aggregate_seconds(work: Work, hardware: Hardware) -> float:
     """Rows from memory, with next to no arithmetic, and a fixed part for every edge."""
     return (
         work.summed / hardware.memory_bandwidth
@@ -175,7 +175,7 @@ def _aggregate_seconds(work: Work, hardware: Hardware) -> float:
     )
 
 
-def _rowwise_seconds(work: Work, hardware: Hardware) -> float:
+def rowwise_seconds(work: Work, hardware: Hardware) -> float:
     """Products, bringing and taking away their rows, then everything else that touches rows: one after the other."""
     rows = work.product_bytes / hardware.product_bandwidth + work.weight_bytes / hardware.weight_bandwidth
     near = is_near(work.largest, hardware)

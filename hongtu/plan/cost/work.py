@@ -9,7 +9,7 @@ import numpy as np
 from hongtu.graph.topology import Topology
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, Pass
-from hongtu.plan.passes.shapes import EdgeSweeps, StageWork
+from hongtu.plan.passes.shapes import StageWork
 
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 
@@ -131,7 +131,7 @@ def pass_work(plan: ExecutionPlan, p: Pass, extent: Extent) -> Work:
     of_layer = known[p.layer + 1] if known else StageWork()
     if plan.shape.layers[p.layer].reduce is not None:
         return work + _sum(plan, p, extent, of_layer)
-    return work + _function(plan, p, extent, of_layer.function)
+    return work + _function(plan, p, extent, of_layer)
 
 
 def _rowwise(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> Work:
@@ -187,19 +187,24 @@ def _sum(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> Work
     )
 
 
-def _function(plan: ExecutionPlan, p: Pass, extent: Extent, function: tuple[EdgeSweeps, EdgeSweeps]) -> Work:
+def _function(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> Work:
     """Sources' rows are put side by side for it, and their gradients from there added to the others'. Gradients of
     linear ones begin with running it on nothing."""
     assert p.layer is not None
     item, width = plan.shape.itemsize, plan.passes.width
     brings, sends = p.exchange is not None, p.flush is not None
-    forward, backward = function
+    forward, backward = stage.function
     done = forward.times(brings + (sends and plan.shape.layers[p.layer].linear)) + backward.times(sends)
     moved = 2 * width[p.exchange] if p.exchange is not None else 0
     moved += 3 * width[p.flush] if p.flush is not None else 0
     swept = extent.vertices * done.destinations + extent.sources * (done.sources + moved) + extent.edges * done.edges
     made = 2 * sum(width[name] for name in (p.exchange, p.flush) if name is not None)
+    products, gradients = (stage.replicas.times(times) for times in (brings + sends, sends))
     return Work(
+        flops=2 * extent.sources * products.parameters * item / 4,
+        product_bytes=extent.sources * products.columns * item,
+        weight_flops=2 * extent.sources * gradients.parameters * item / 4,
+        weight_bytes=extent.sources * gradients.columns * item,
         function=extent.edges * done.rows * item,
         function_edges=extent.edges * done.walks,
         exponentials=extent.edges * done.exponentials,

@@ -134,6 +134,7 @@ class StageWork:
         widest: columns of what one of them gives.
         sweeps: everything else; combine: of the aggregate before the stage what is added to the engine's own sum.
         function: of an aggregate that is no such sum, what it does forward, and for its gradients.
+        replicas: linear maps of the sources inside that aggregate, one by one in every chunk.
     """
 
     products: Products = Products()
@@ -143,6 +144,7 @@ class StageWork:
     sweeps: Sweeps = Sweeps()
     combine: Sweeps = Sweeps()
     function: tuple[EdgeSweeps, EdgeSweeps] = (EdgeSweeps(), EdgeSweeps())
+    replicas: Products = Products()
 
     @property
     def again(self) -> Products:
