@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 GRAPH ?=
+RANKS ?=
 ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
 
 REQUIREMENTS := constraints.txt setup.py pyproject.toml
@@ -22,8 +23,8 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own graph)
-	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)")
+demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own; RANKS=K: in K processes)
+	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)") $(if $(RANKS),--ranks $(RANKS))
 
 test: $(VENV)/.dev  ## run tests of everything that needs no GPU, a few cases of each, and doctests (WORKERS=N processes)
 	$(TESTS) --sample

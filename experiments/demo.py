@@ -1,14 +1,18 @@
 """``make demo``: train a whole graph inside a device budget far below what in-memory training needs.
 
 Generates a citation-like graph (or takes yours), preprocesses it, measures what in-memory training needs, trains in a
-quarter of that (all devices together), and shows that the losses are the same.
+quarter of that (all devices together), and shows that the losses are the same. ``make demo RANKS=K``: in K processes
+that torchrun starts here, beside one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -42,11 +46,17 @@ def main() -> int:
     parser.add_argument("--vertices", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=3_000_000)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--ranks", type=int, default=1, metavar="K", help="train in K processes, beside one")
     options = parser.parse_args()
+    if options.ranks < 1:
+        parser.error(f"--ranks {options.ranks}: expected at least 1")
     if options.epochs < 1:
         parser.error(f"--epochs {options.epochs}: expected at least 1")
     try:
-        return compare(prepare(options), options.epochs)
+        artifact = prepare(options)
+        if options.ranks > 1:
+            return compare_ranks(artifact, options.ranks, options.epochs)
+        return compare(artifact, options.epochs)
     except InputError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
@@ -60,7 +70,7 @@ def prepare(options: argparse.Namespace) -> Artifact:
         run("generate", "citation", str(graph), *size, "--features", "64", "--classes", "16", "--force")
     else:
         graph, chunks = options.graph.expanduser(), "auto"
-    grain = ["--partitions", str(DEVICES), "--chunks", chunks]
+    grain = ["--partitions", str(max(DEVICES, options.ranks)), "--chunks", chunks]
     run("preprocess", str(graph), str(FOLDER / "artifact"), *grain, *stand_ins(graph), "--force")
     return hongtu.open_artifact(FOLDER / "artifact")
 
@@ -98,6 +108,33 @@ def compare(artifact: Artifact, epochs: int) -> int:
         trainer = make_trainer(artifact, budget)
     records = train(trainer, epochs, f"{DEVICES} devices with {mib(budget)} each")
     return report(needed, budget, whole, records)
+
+
+def compare_ranks(artifact: Artifact, ranks: int, epochs: int) -> int:
+    """Train in one process and in several; 0 when the losses are the same."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "--"]
+    one, several = (losses(artifact, launch, epochs) for launch in (["-m"], torchrun))
+    differences = [relative(a, b) for a, b in zip(several, one, strict=True)]
+    print(f"\n  epoch  loss, one process  loss, {ranks} ranks")
+    for epoch, pair in enumerate(zip(one, several, strict=True), 1):
+        print(f"  {epoch:5d}  {pair[0]:17.6f}  {pair[1]:13.6f}")
+    print(f"losses differ by at most {max(differences):.1e} (relative, float32)")
+    if not all(difference <= TOLERANCE for difference in differences):  # NaN fails too
+        print("demo: the losses of ranks differ; please report this", file=sys.stderr)
+        return 1
+    return 0
+
+
+def losses(artifact: Artifact, launch: list[str], epochs: int) -> list[float]:
+    """Of `hongtu train`, started by a Python with these arguments."""
+    directory = FOLDER / "run"
+    shutil.rmtree(directory, ignore_errors=True)
+    model = ["--model", "gcn", "--hidden", str(HIDDEN), "--dropout", "0.2", "--epochs", str(epochs)]
+    arguments = [*launch, "hongtu", "train", str(artifact.path), *model, "--run", str(directory), "--save-every", "0"]
+    print(f"\n$ python {shlex.join(arguments)}", flush=True)
+    if code := subprocess.run([sys.executable, *arguments], check=False).returncode:
+        sys.exit(code)
+    return [json.loads(line)["loss"] for line in (directory / "epochs.jsonl").read_text().splitlines()]
 
 
 def smallest(error: BudgetError) -> int:

@@ -54,6 +54,15 @@ def test_users_graph_that_lacks_pieces_and_has_a_space_in_its_path(tmp_path, mon
     assert "too small for the demo's budget" in out and "smallest budget that works" in out
 
 
+@pytest.mark.long
+def test_ranks_beside_one_process(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    out = run(monkeypatch, capfd, "--vertices", "2000", "--edges", "9000", "--epochs", "3", "--ranks", "2")
+    pairs = re.findall(r"^ +\d+ +(\d+\.\d+) +(\d+\.\d+)$", out, re.MULTILINE)
+    assert len(pairs) == 3 and all(float(a) == pytest.approx(float(b), rel=1e-4) for a, b in pairs)
+    assert len({a for a, _ in pairs}) == 3 and "losses differ by at most" in out
+
+
 def test_bad_graph(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["demo", "--graph", "absent"])

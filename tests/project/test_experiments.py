@@ -18,6 +18,7 @@ from experiments import (
     preprocess_rates,
     prune,
     published,
+    ranks,
     readme,
     sampling,
 )
@@ -53,6 +54,19 @@ def test_ladder(graph, tmp_path, monkeypatch, capsys):
     texts = [element.text for element in ElementTree.parse(plot).getroot().iter() if element.tag.endswith("text")]
     assert {*ladder.PARTS, *(row["rung"] for row in rows)} <= set(texts)
     assert "x paper" in capsys.readouterr().out
+
+
+def test_ranks(graph, tmp_path, monkeypatch, capsys):
+    out, artifact = tmp_path / "ranks.jsonl", tmp_path / "artifact"
+    assert hongtu_main(["preprocess", str(graph), str(artifact), "--partitions", "3", "--chunks", "4"]) == 0
+    run(monkeypatch, ranks, artifact, "--ranks", 3, "--hidden", 8, "--out", out)
+    rows = {(row["layers"], row["dependencies"]): row for row in map(json.loads, out.read_text().splitlines())}
+    assert len(rows) == 6 and rows[2, "cache"]["bytes"] == 0 < rows[2, "comm"]["bytes"]
+    for layers in (2, 3):
+        slowest = {name: max(rows[layers, name]["seconds"]) for name in ("cache", "comm", "hybrid")}
+        assert slowest["hybrid"] == min(slowest.values())
+        assert 0 < rows[layers, "comm"]["of_sar"] < 1 and 0 < rows[layers, "comm"]["halo_of_all_gather"] < 1
+    assert "of SAR's rounds" in capsys.readouterr().out
 
 
 def test_prune(graph, monkeypatch, capsys):
