@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/test_run_directory.py tests/graph/test_artifact.py \
 	tests/kernels/test_bounds.py tests/graph/test_neighbour_sets.py tests/preprocess/test_clean.py tests/preprocess/test_csc.py tests/preprocess/test_fuzz.py tests/preprocess/test_order.py \
 	tests/preprocess/test_partition.py tests/preprocess/test_reorganize.py tests/graph/test_topology.py \
-	tests/plan/test_transfer_plan.py tests/preprocess/test_volume.py
+	tests/plan/test_transfer_plan.py tests/preprocess/test_volume.py tests/pyg/test_draw.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bounds bench gpu-check docs lint format clean

@@ -29,10 +29,11 @@ class NeighborSampler(BaseSampler):
         seed: of the random numbers.
 
     Raises:
-        InputError: for fan-outs that are none.
+        InputError: for fan-outs that are none, or an artifact that is damaged.
     """
 
     def __init__(self, artifact: Artifact, fanouts: Sequence[int], *, replace: bool = False, seed: int = 0) -> None:
+        artifact.check_bounds()
         self.graph = sampled_graph(artifact)
         self.fanouts, self.replace, self.seed = check_fanouts(fanouts), replace, seed
 

@@ -73,6 +73,7 @@ class ArtifactGraph(GraphStore):
         if edge_attr.layout != EdgeLayout.CSC:
             return None
         topology, graph = self.graph.artifact.topology, self.graph
+        graph.artifact.check_bounds()
         degree = np.diff(topology.in_edge_start)
         start = np.concatenate([[0], np.cumsum(degree[graph.new_id])])
         at = np.arange(topology.num_edges) + np.repeat(graph.edge_shift, degree)

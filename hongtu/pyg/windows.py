@@ -104,7 +104,7 @@ class Windows:
         return np.searchsorted(self.starts, vertices, side="right") - 1
 
     def _check(self, steps: list[Step]) -> None:
-        for number, step in enumerate(steps):
+        for number, step in enumerate(steps, 1):
             count = np.bincount(self.owner(self.sampler.graph.new_id[step.seeds]), minlength=self.ranks.size)
             if not count.all():
                 raise InputError(

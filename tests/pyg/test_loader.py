@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -184,3 +185,12 @@ def test_links_and_times_are_refused():
     stores = feature_store(sampler.graph.artifact), graph_store(sampler.graph.artifact)
     with pytest.raises(InputError, match="times"):
         next(iter(NodeLoader(stores, sampler, torch.arange(5), input_time=torch.arange(5))))
+
+
+def test_a_damaged_artifact_is_refused(tmp_path):
+    shutil.copytree(problems.prepare(problems.awkward(), 2, 3).path, tmp_path / "artifact")
+    np.load(tmp_path / "artifact" / "sources.npy", mmap_mode="r+")[3] = 64
+    artifact = hongtu.open_artifact(tmp_path / "artifact")
+    for use in (lambda: NeighborLoader(artifact, [3]), lambda: graph_store(artifact).csc()):
+        with pytest.raises(InputError, match="sources"):
+            use()

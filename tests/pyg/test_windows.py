@@ -90,7 +90,7 @@ def test_what_is_fetched_is_counted_and_comes_once():
     "options, message",
     [
         ({"num_workers": 2}, "num_workers: on ranks"),
-        ({"batch_size": 16, "split": np.arange(33)}, "owns none of the 1 seeds of step 2"),
+        ({"batch_size": 16, "split": np.arange(33)}, "owns none of the 1 seeds of step 3"),
         ({"window": 0}, "window 0"),
     ],
 )
