@@ -51,7 +51,7 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     loop = np.where(np.isnan(last), edges.added, last)
     if edges.loops:
         degree = degree - looped + loop
-        start, source, weight = _looped(start, source, weight, loop.astype(dtype))
+        start, source, weight = _looped(start, source, weight, loop.astype(dtype), weighted)
     if edges.normalized:
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = degree**-0.5
@@ -61,7 +61,7 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
 
 
 @numba.njit(cache=True, nogil=True)
-def _looped(start, source, weight, loop):
+def _looped(start, source, weight, loop, weighted):
     """The edges less self-loops, and one behind those of each vertex."""
     count = np.zeros(len(start), dtype=np.int64)
     for v in range(len(start) - 1):
@@ -70,16 +70,16 @@ def _looped(start, source, weight, loop):
             kept += source[e] != v
         count[v + 1] = count[v] + kept
     to_source = np.empty(count[-1], dtype=source.dtype)
-    to_weight = np.empty(count[-1] if len(weight) else 0, dtype=weight.dtype)
+    to_weight = np.empty(count[-1] if weighted else 0, dtype=weight.dtype)
     for v in range(len(start) - 1):
         at = count[v]
         for e in range(start[v], start[v + 1]):
             if source[e] != v:
                 to_source[at] = source[e]
-                if len(weight):
+                if weighted:
                     to_weight[at] = weight[e]
                 at += 1
         to_source[at] = v
-        if len(weight):
+        if weighted:
             to_weight[at] = loop[v]
     return count, to_source, to_weight

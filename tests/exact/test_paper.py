@@ -138,3 +138,8 @@ def test_a_budget_that_is_too_small_in_every_form_is_refused(model):
     """The last that is tried is the paper's form, of a model that was traced in the other."""
     problem = problems.awkward()
     assert training.smallest_budget(problems.prepare(problem, 2, 3), lambda: model.build(problem)) > 1000
+
+
+def test_a_graph_without_edges_gets_loops():
+    problem = problems.problem_of(graphs.Graph("no edges", np.zeros((2, 0), dtype=int), None, 9))
+    training.check(SIX[0], problem, (1, 2), epochs=2, strategy="paper")
