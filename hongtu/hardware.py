@@ -129,14 +129,16 @@ class Hardware:
         """Seconds that a row of a peer takes, in those of a row of the host."""
         return self.host_link / self.peer_link
 
-    def equation4(self, v_ori: int, v_p2p: int, v_ru: int, row_bytes: int) -> float:
-        """Seconds of one pass by the paper's Equation 4.
+    def equation4(self, v_ori: int, v_p2p: int, v_ru: int, row_bytes: int, partitions: int) -> float:
+        """Seconds of one pass by the paper's Equation 4, for devices that have even parts of it at the same time.
 
         Args:
             v_ori, v_p2p, v_ru: rows that every chunk needs, that a batch brings once, and that are new in a batch.
             row_bytes: bytes of a row.
+            partitions: of the graph; where there are more devices, the others are idle.
         """
-        return row_bytes * (v_ru / self.host_link + (v_p2p - v_ru) / self.reuse_link + (v_ori - v_p2p) / self.peer_link)
+        total = v_ru / self.host_link + (v_p2p - v_ru) / self.reuse_link + (v_ori - v_p2p) / self.peer_link
+        return row_bytes * total / min(self.devices, partitions)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a profile file."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.errors import InputError
+from hongtu.hardware import A100X4
 
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
@@ -41,14 +42,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def summary(artifact: Artifact) -> dict[str, Any]:
-    """The manifest without its array table, the bytes on disk, and the rows that lookahead loads."""
+    """The manifest without its array table, the bytes on disk, the rows that lookahead loads, and the seconds of a pass
+    over rows as wide as the features, by the paper's Equation 4."""
     from hongtu.plan.report import lookahead_summary
 
     header = {key: value for key, value in artifact.manifest.items() if key != "arrays"}
     nbytes = sum(entry["bytes"] for entry in artifact.manifest["arrays"].values())
     beside = {"edge_features": artifact.edge_feature_width, "edge_types": artifact.num_edge_types}
     lookahead = lookahead_summary(artifact.topology)
-    return {"path": str(artifact.path), **header, **beside, "bytes": nbytes, "lookahead": lookahead}
+    row, m = 4 * artifact.feature_width, artifact.topology.partitions
+    seconds = {
+        order: A100X4.equation4(rows["v_ori"], rows["v_p2p"], rows["v_ru"], row, m)
+        for order, rows in artifact.manifest["volume"].items()
+    }
+    equation4 = {"hardware": A100X4.name, "row_bytes": row, "seconds": seconds}
+    return {
+        "path": str(artifact.path), **header, **beside, "bytes": nbytes, "lookahead": lookahead, "equation4": equation4
+    }  # fmt: skip
 
 
 def table(info: dict[str, Any]) -> str:
@@ -80,6 +90,9 @@ def table(info: dict[str, Any]) -> str:
         ("pulled", "pulled   from peers"),
     ):
         lines.append(f"  {label:<34}" + "".join(_rows(volumes, name, key, info["vertices"]) for name in _SCHEDULES))
+    equation4 = info["equation4"]
+    label = f"Equation 4, features, {equation4['hardware']}"
+    lines.append(f"  {label:<34}" + "".join(f"{equation4['seconds'].get(name, 0):>22.4f} s" for name in _SCHEDULES))
     rows = info["lookahead"]
     lines += [
         f"  {label:<34}{_cell(rows[key], info['vertices'])}"

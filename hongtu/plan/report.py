@@ -89,7 +89,7 @@ class Rung:
         name: for people.
         rows: rows that one pass loads from the host.
         bytes: over the host link, all passes of an epoch that load or flush, at the plan's widths.
-        seconds: the same passes by Equation 4.
+        seconds: the same passes by Equation 4, of a device.
     """
 
     name: str
@@ -109,14 +109,14 @@ def ladder(plan: ExecutionPlan, volume: dict[str, int], lookahead_rows: int, har
         lookahead_rows: rows that one pass loads under lookahead in the paper's buffer.
     """
     ori, p2p, ru = volume["v_ori"], volume["v_p2p"], volume["v_ru"]
-    row = row_bytes(plan)
+    row, m = row_bytes(plan), plan.topology.partitions
     steps = (
         ("none", (ori, ori, ori)),
         ("+ p2p", (ori, p2p, p2p)),
         ("+ reuse (paper)", (ori, p2p, ru)),
         ("lookahead", (ori, p2p, lookahead_rows)),
     )
-    return [Rung(name, rows[-1], rows[-1] * row, hardware.equation4(*rows, row)) for name, rows in steps]
+    return [Rung(name, rows[-1], rows[-1] * row, hardware.equation4(*rows, row, m)) for name, rows in steps]
 
 
 def row_bytes(plan: ExecutionPlan) -> int:

@@ -103,7 +103,10 @@ def test_unknown_profile_names_the_known_ones():
 
 def test_equation_4_is_the_papers():
     machine = Hardware(**CPU.to_dict() | {"host_link": 4e9, "reuse_link": 20e9, "peer_link": 10e9})
-    assert machine.equation4(100, 60, 40, 1_000_000_000) == pytest.approx(40 / 4 + 20 / 20 + 40 / 10)
+    seconds = 40 / 4 + 20 / 20 + 40 / 10
+    assert machine.equation4(100, 60, 40, 1_000_000_000, 4) == pytest.approx(seconds)
+    four = Hardware(**machine.to_dict() | {"devices": 4})
+    assert four.equation4(100, 60, 40, 1_000_000_000, 2) == pytest.approx(seconds / 2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -96,6 +96,16 @@ def test_ladder_equals_info(artifact, capsys):
     assert len({rung["bytes"] / rung["rows"] for rung in plan["ladder"]}) == 1
 
 
+def test_info_has_equation_4_of_a_device(artifact, capsys):
+    info = json.loads(output(capsys, "info", artifact.path, "--json"))
+    rows, found, a100 = info["volume"]["paper"], info["equation4"], load_hardware("a100x4")
+    over_links = rows["v_ru"] / a100.host_link + (rows["v_p2p"] - rows["v_ru"]) / a100.reuse_link
+    over_links += (rows["v_ori"] - rows["v_p2p"]) / a100.peer_link
+    assert found["row_bytes"] == 4 * artifact.feature_width
+    assert found["seconds"]["paper"] == pytest.approx(found["row_bytes"] * over_links / info["partitions"])
+    assert "Equation 4, features, a100x4" in output(capsys, "info", artifact.path)
+
+
 def test_info_plans_lookahead_in_the_papers_buffer(artifact, capsys):
     found = json.loads(output(capsys, "info", artifact.path, "--json"))["lookahead"]
     schedule = np.int32([range(6)] * 2)

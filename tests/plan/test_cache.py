@@ -14,6 +14,7 @@ from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.cache.transfer import batch_limits, count_transfers, plan_resident, plan_transfers
 from hongtu.plan.cache.writers import NEVER, direct_times, flush_times
 from hongtu.plan.passes.definition import Pass
+from hongtu.plan.program.instruction import Picks
 from tests import tiny
 
 SCHEDULE = np.tile(np.arange(2, dtype=np.int32), (2, 1))
@@ -334,3 +335,18 @@ def test_vertices_that_a_pass_leaves_out_never_write():
     p = Pass(direction="backward", layer=1, stage=2, flush="grad z1", direct=("grad z1",))
     times = direct_times(p, tiny.topology().pruned(wanted), SCHEDULE)
     assert times.tolist() == [NEVER, 3, NEVER, 0, NEVER, 3, NEVER, 0]
+
+
+def test_devices_visit_their_peers_in_turn():
+    """Device i begins with device i + 1: every device is visited by one other at a time."""
+    m = 4
+    everyone = np.arange(m, dtype=np.int64)
+    source = np.tile(everyone, m)  # every vertex reads every vertex
+    topology = build_topology(m, np.arange(m + 1), np.arange(0, m * m + 1, m), source)
+    plan = plan_transfers(topology, np.zeros((m, 1), np.int32), "paper")
+    picks = Picks(plan.devices, mirrors=True, retiring=False)
+    visits = [[peer for peer, _ in picks.by_peer(i, 0)] for i in range(m)]
+    assert visits == [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
+    for i in range(m):
+        rows = np.concatenate([picks.column("row", i, 0)[part] for _, part in picks.by_peer(i, 0)])
+        assert sorted(rows) == [v for v in range(m) if v != i]

@@ -99,9 +99,11 @@ class Picks:
         return column[self.of(device, batch)]
 
     def by_peer(self, device: int, batch: int) -> list[tuple[int, slice]]:
-        """Every peer with its range among these."""
-        peers = range(len(self.devices))
-        ends = np.searchsorted(self.column("peer", device, batch), [*peers, len(peers)]).tolist()
+        """Every peer with its range among these, the next device first: no two devices visit one peer at a time (paper
+        section 5)."""
+        m = len(self.devices)
+        ends = np.searchsorted(self.column("peer", device, batch), range(m + 1)).tolist()
+        peers = [(device + k) % m for k in range(1, m + 1)]
         return [(peer, slice(ends[peer], ends[peer + 1])) for peer in peers if ends[peer] < ends[peer + 1]]
 
 
