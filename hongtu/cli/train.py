@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
         return
     from hongtu.ranks.launch import joined
 
-    with joined() as ranks:
+    with joined(config.rank_timeout) as ranks:
         ranks.check_same(vars(config))
         _run(config, ranks, json_only=options.json)
 

@@ -10,9 +10,9 @@ from hongtu.errors import InputError
 
 _LEAST = {
     "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
-    "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1,
+    "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1, "rank_timeout": 1,
 }  # fmt: skip
-_MOST = {"seed": 2**63 - 1, "label_smoothing": 1}
+_MOST = {"seed": 2**63 - 1, "label_smoothing": 1, "rank_timeout": 10**6}
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -84,6 +84,7 @@ class TrainConfig(ModelConfig):
         patience: stop after so many evaluations without a better validation score
         keep_best: keep the snapshot of the best validation score, best.pt
         restore_best: end with the weights of the best validation score
+        rank_timeout: seconds that a rank waits for another; longer than the slowest takes for an epoch or to plan
         run: directory for epochs.jsonl, snapshot-EPOCH.pt and options.json
         save_every: write a snapshot every so many epochs and at the end; 0: never
         keep: snapshots to keep
@@ -108,6 +109,7 @@ class TrainConfig(ModelConfig):
     patience: int | None = None
     keep_best: bool = False
     restore_best: bool = False
+    rank_timeout: int = 1800
     run: str | None = None
     save_every: int = 10
     keep: int = 3
@@ -128,6 +130,6 @@ class TrainConfig(ModelConfig):
 # what does not change which numbers come out
 _ELSEWHERE = {
     "artifact", "epochs", "device_memory", "strategy", "dependencies", "hardware", "device", "deterministic", "on_oom",
-    "eval_every", "patience", "keep_best", "restore_best", "run", "save_every", "keep", "resume",
+    "rank_timeout", "eval_every", "patience", "keep_best", "restore_best", "run", "save_every", "keep", "resume",
 }  # fmt: skip
 DECIDING = tuple(field.name for field in fields(TrainConfig) if field.name not in _ELSEWHERE)

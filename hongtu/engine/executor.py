@@ -18,6 +18,7 @@ from hongtu.device.streams import Turn
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
+from hongtu.errors import RankLost
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -98,9 +99,11 @@ class Executor:
                 start = perf_counter()
                 self._run_pass(p)
                 self.seconds[p.name] = perf_counter() - start
-        except BaseException:
+        except BaseException as error:
             for device in self.devices:
                 device.abandon()
+            if isinstance(error, RankLost) and self._current is not None:
+                raise RankLost(f"{error}; this rank waited for it in pass '{self._current.name}'") from error
             raise
         return sum(float(partition.loss_value) for partition in self.partitions)
 

@@ -5,23 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from hongtu.errors import RankLost
 from hongtu.ranks.together import Alone, Ranks, Together
 from hongtu.ranks.words import last_words, leave_words
 from hongtu.threads import usable_cores
 
+TIMEOUT = 1800
+
 
 @contextmanager
-def joined() -> Iterator[Together]:
-    """Inside, the processes that torchrun started make a group; one that it did not start is alone."""
+def joined(timeout: float = TIMEOUT) -> Iterator[Together]:
+    """Inside, the processes that torchrun started make a group; one that it did not start is alone.
+
+    Args:
+        timeout: seconds that a rank waits for another.
+    """
     import torch.distributed as dist
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Alone()
         return
     take_threads()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     ranks = Ranks()
     try:
         yield ranks

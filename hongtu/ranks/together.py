@@ -6,9 +6,10 @@ Everything here is called by all ranks, in the same order. What they get is the 
 from __future__ import annotations
 
 import re
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -177,6 +178,7 @@ class Ranks(Together):
             raise InputError("hongtu.Ranks: this process is not in the group")
         self._members = [dist.get_global_rank(group, r) if group is not None else r for r in range(self.size)]
         self._group = group if "gloo" in dist.get_backend(group) else dist.new_group(self._members, backend="gloo")
+        self._hosts = self.gather(socket.gethostname())
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
@@ -189,7 +191,7 @@ class Ranks(Together):
         for rank, shape in enumerate(self.gather(tuple(tensor.shape))):
             part = tensor if rank == self.rank else tensor.new_empty(shape)
             if part.numel():
-                with _others_there():
+                with self._there(rank):
                     dist.broadcast(part, self._members[rank], group=self._group)
             yield part
 
@@ -206,22 +208,27 @@ class Ranks(Together):
         tensor.detach().copy_(there)
 
     def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        with _others_there():
-            begun: list[Any] = []
-            for call, tensors in ((dist.irecv, into), (dist.isend, out)):
-                pairs = zip(self._members, tensors, strict=True)
-                begun += [call(tensor, member, group=self._group) for member, tensor in pairs if tensor.numel()]
-            for work in begun:
+        begun: list[tuple[int, Any]] = []
+        for call, tensors in ((dist.irecv, into), (dist.isend, out)):
+            for rank, tensor in enumerate(tensors):
+                if tensor.numel():
+                    with self._there(rank):
+                        begun.append((rank, call(tensor, self._members[rank], group=self._group)))
+        for rank, work in begun:
+            with self._there(rank):
                 work.wait()
+
+    def _there(self, rank: int) -> AbstractContextManager[None]:
+        return _others_there(f"rank {rank} ({self._hosts[rank]})")
 
 
 @contextmanager
-def _others_there() -> Iterator[None]:
+def _others_there(who: str = "another rank") -> Iterator[None]:
     """Say what became of the others where the network fails."""
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(last_words(wait=1.0) or f"another rank has stopped, or its network ({error})") from error
+        raise RankLost(last_words(wait=1.0) or f"{who} does not answer, or its network ({error})") from error
 
 
 def current() -> Together:

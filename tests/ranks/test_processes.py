@@ -81,26 +81,38 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
 
 
 FAILING = """
-import sys
+import sys, time
+import torch
 import hongtu
 from hongtu.ranks.launch import joined
 
-def stop(record):
-    if record.epoch == 3 and ranks.rank == 1:
-        raise MemoryError("no more")
+class Fails(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 300 and ranks.rank == 1:
+            {what}
+        return x * 1
 
-with joined() as ranks:
-    hongtu.Trainer(sys.argv[1], [hongtu.nn.GCNConv(6, 3)]).fit(1000000, on_epoch=stop)
+with joined(timeout=5) as ranks:
+    layers = [hongtu.nn.GCNConv(6, 4), Fails(), hongtu.nn.GCNConv(4, 3)]
+    hongtu.Trainer(sys.argv[1], layers, dependencies="comm").fit(1000000)
 """
 
 
 @pytest.mark.long
-def test_a_rank_that_stops_is_named_by_the_others(artifact, tmp_path):
-    (tmp_path / "script.py").write_text(FAILING)
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("raise MemoryError('no more')", r"rank 1 \(.*, pid \d+\) stopped: no more"),
+     ("time.sleep(100)", r"rank 1 \(.+\) does not answer, or its network")],
+    ids=["stops", "hangs"],
+)  # fmt: skip
+def test_a_rank_that_is_lost_is_named_by_the_others(artifact, tmp_path, what, said):
+    (tmp_path / "script.py").write_text(FAILING.format(what=what))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run([*torchrun, tmp_path / "script.py", artifact], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
-    assert re.search(r"RankLost: rank 1 \(.*, pid \d+\) stopped: no more", done.stderr), done.stderr
+    assert re.search(rf"RankLost: {said}.*; this rank waited for it in pass 'f\w+ 1'", done.stderr), done.stderr
 
 
 def test_a_trainer_without_a_process_group_is_alone(artifact):
