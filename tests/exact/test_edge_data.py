@@ -14,6 +14,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.plan.passes.strategy import get_strategy
 from tests import additions, problems, staged, training
 from tests.models import H, Model, Wrapped
 from tests.training import SINGLE, STRATEGIES, check
@@ -86,7 +87,8 @@ def test_devices_with_memory_of_their_own(model):
 
 def test_only_layers_that_read_them_pay_for_them():
     """Bytes per link, of one layer that reads 4-byte features of every edge twice, and of a graph with none."""
-    problem, options = awkward(), {"strategy": "paper", "dtype": torch.float32}
+    strategy = dataclasses.replace(get_strategy("paper"), once_per_vertex=True)  # loops are edges in the paper's form
+    problem, options = awkward(), {"strategy": strategy, "dtype": torch.float32}
     plain = dataclasses.replace(problem, edge_features=None, edge_type=None)
     models = [Model("gat", lambda f, c, d=d: [hnn.GATConv(f, c, edge_dim=d)], lambda f, c: []) for d in (None, P)]
     without, reads = (training.make_trainer(model, problem, (2, 3), **options).plan for model in models)
