@@ -16,6 +16,7 @@ from hongtu.engine.messages import Exchange, Messages
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host, drop_pages, reuse_freed_memory
+from hongtu.kernels.torch_private import storage_id
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.model.checks import modes_kept
 from hongtu.model.edge_loss import EdgeLoss
@@ -58,6 +59,7 @@ class Engine:
         on_host = backend.where(0).type == "cpu"  # the devices' memory is the host's own
         check_host(sum((plan.peak_bytes if on_host else plan.host_bytes).values()))
         self.artifact, self.network, self.plan, self.loss = artifact, network, plan, loss
+        self._embedding = embedding
         self.setup: EpochRecord | None = None
         self.peaks: dict[str, int] = {}
         self._traffic = Traffic()
@@ -87,9 +89,16 @@ class Engine:
             drop_pages(self.artifact.features)
         self.setup = self.record(0, 0.0, perf_counter() - start)
 
+    def _take_rows(self) -> None:
+        """Have the rows of the model's input where passes find them: ``weight.data = ...`` puts them elsewhere."""
+        rows = self._embedding
+        if rows is not None and storage_id(rows.weight) != storage_id(self.host[FEATURES]):
+            rows.weight.data = self.host[FEATURES].copy_(rows.weight.data)
+
     def train(self, epoch: int) -> float:
         """Make this epoch's gradients those of the parameters; returns the loss."""
         self.artifact.check_files()
+        self._take_rows()
         self.drop_input_gradient()
         if not self.network.modules.training:  # the user has evaluated it; else single modules may, and stay so
             self.network.modules.train()
@@ -114,6 +123,7 @@ class Engine:
         """[V, C] in new order: the output without dropout; gone afterwards."""
         self.set_up()
         self.artifact.check_files()
+        self._take_rows()
         with self._evaluating():
             self._executor.run(self.program.evaluate or self.program.train)  # the latter where nothing is trained
         try:

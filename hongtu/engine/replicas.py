@@ -7,7 +7,6 @@ import copy
 import torch
 
 from hongtu.device.backends import Backend
-from hongtu.kernels.torch_private import is_dropout
 from hongtu.model.network import Network
 
 
@@ -56,9 +55,11 @@ class Replicas:
         """Have all that the home's modules have."""
         home = self.every[0].modules
         for copied, module in zip(network.modules.modules(), home.modules(), strict=True):
-            copied.training = module.training
-            if is_dropout(module):
-                copied.p = module.p  # a schedule may have set it
+            vars(copied).update(  # a schedule may have set it
+                (name, value)
+                for name, value in vars(module).items()
+                if isinstance(value, bool | int | float | str | None)
+            )
         for own, value in zip(network.modules.parameters(), home.parameters(), strict=True):
             own.requires_grad_(value.requires_grad)
         mine, theirs = ((*of.parameters(), *of.buffers()) for of in (network.modules, home))

@@ -36,10 +36,15 @@ def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> T
     return torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, bias_N, "none", [], "")
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling a module calls something else, too: torch lists its hooks nowhere in public."""
+def hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """What calling a module calls, too, by a number of its own: torch lists its hooks nowhere in public."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names)
+    return {key: hook for name in names for key, hook in getattr(module, name).items()}
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling a module calls something else, too."""
+    return bool(hooks_of(module))
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -80,10 +80,15 @@ class Embedding(VertexRows):
 
     def state(self) -> dict[str, Any]:
         """For a snapshot; rows in the original order."""
-        return {"weight": self.ordered(self.weight.detach()), "optimizer": self.optimizer.state_dict()}
+        return {
+            "weight": self.ordered(self.weight.detach()),
+            "trained": self.weight.requires_grad,
+            "optimizer": self.optimizer.state_dict(),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.set(state["weight"])
+        self.weight.requires_grad_(state.get("trained", True))
         self.optimizer.load_state_dict(state["optimizer"])
 
     @property

@@ -183,6 +183,12 @@ def is_plain(module: torch.nn.Module) -> bool:
     return linear and "forward" not in vars(module) and not has_hooks(module)
 
 
+def is_chain(module: torch.nn.Module) -> bool:
+    """Whether a module is its parts, at least one, called in order, and nothing else."""
+    chain = type(module) is torch.nn.Sequential and len(module) > 0
+    return chain and "forward" not in vars(module) and not has_hooks(module)
+
+
 def is_product(module: torch.nn.Module) -> bool:
     """Whether a module is h W^T and nothing else."""
     return is_plain(module) and module.bias is None

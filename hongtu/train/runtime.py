@@ -155,12 +155,13 @@ class Runtime:
 
     def _plan_changed(self) -> ExecutionPlan:
         """A plan for what is trained now; where there is none, the model is again as the engine that runs has it."""
-        sides, once = self._network.transform_first, self._network.once_per_vertex
+        sides, once, forms = self._network.transform_first, self._network.once_per_vertex, self._network.forms
         try:
             return self._plan_with(self._excess.part(1))
         except BaseException:
             self._network.set_transform_first(sides)
             self._network.set_once_per_vertex(once)
+            self._network.forms = forms
             self._network.modules.to(self._backend.where(0))
             raise
 

@@ -21,13 +21,14 @@ from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
+from hongtu.kernels.torch_private import parameter_hooks
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
-from hongtu.model.parameter_hooks import hooks_once
+from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
@@ -188,6 +189,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.waiting = Waiting()
         self._gradients: dict[str, Tensor] = {}
+        self._resting: Resting = []
         self._torn: str | None = None  # what was stopped half-way, and cannot be made good from here
 
     def __repr__(self) -> str:
@@ -243,13 +245,15 @@ class Trainer:
         start = perf_counter()
         parameters = list(self.model.parameters())
         with deterministic_torch(self.deterministic):
-            with hooks_once(self.model.parameters()):
+            with hooks_once(self.model.parameters(), self._resting):
                 loss = self.ranks.add_gradients(parameters, engine.train(self.epoch))
             self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
-            if self.embedding is not None:
-                self.embedding.weight.grad = engine.host[gradient(FEATURES)]
-                self._gradients[NAME] = self.embedding.ordered(self.embedding.weight.grad)
-                parameters.append(self.embedding.weight)
+            if self.embedding is not None and self.embedding.weight.requires_grad:
+                rows = self.embedding.weight
+                rows.grad = engine.host[gradient(FEATURES)]
+                call_hooks(rows, parameter_hooks(rows))
+                self._gradients[NAME] = self.embedding.ordered(rows.grad)
+                parameters.append(rows)
             if self.detect_anomaly:
                 check_epoch(engine, self.epoch, loss, parameters)
         return start, loss, parameters

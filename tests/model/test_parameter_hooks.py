@@ -14,12 +14,12 @@ def test_hooks_run_once_on_the_whole_gradient():
     parameter.register_hook(lambda grad: grad * 2)
     parameter.register_hook(lambda grad: seen.append(("first", grad.tolist())))
     parameter.register_post_accumulate_grad_hook(lambda p: seen.append(("after", p.grad.tolist())))
-    with hooks_once([parameter]):
+    with hooks_once([parameter], []):
         for _ in range(3):
             parameter.sum().backward()
         assert seen == []
     assert parameter.grad.tolist() == [6, 6] and seen == [("first", [6, 6]), ("after", [6, 6])]
-    with pytest.raises(ZeroDivisionError), hooks_once([parameter]):
+    with pytest.raises(ZeroDivisionError), hooks_once([parameter], []):
         raise ZeroDivisionError
     assert len(seen) == 2
     parameter.sum().backward()  # they are there again

@@ -46,11 +46,17 @@ class CGConv(Convolution):
         both = torch.cat([self.lin_f.weight, self.lin_s.weight])
         return both.split([self.channels, self.channels, self.dim], dim=1)
 
+    def _bias(self) -> Tensor | None:
+        """Both products' biases [2 F], 0 where only the other one has any."""
+        maps = (self.lin_f, self.lin_s)
+        if all(part.bias is None for part in maps):
+            return None
+        return torch.cat([part.weight.new_zeros(self.channels) if part.bias is None else part.bias for part in maps])
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         destination, source, _ = self._weights()
-        bias = None if self.lin_f.bias is None else torch.cat([self.lin_f.bias, self.lin_s.bias])
-        return product(h, source), (product(h, destination, bias), h)
+        return product(h, source), (product(h, destination, self._bias()), h)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         x_E2F = block.gather(z) + block.gather_destination(s[0])

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hongtu.kernels.torch_private import has_hooks
-from hongtu.nn.layer import Common, Convolution, Skip, is_plain
+from hongtu.nn.layer import Common, Convolution, Skip, is_chain, is_plain
 
 
 class GINConv(Convolution):
@@ -37,8 +36,7 @@ class GINConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        starts_plain = type(self.nn) is torch.nn.Sequential and len(self.nn) > 0 and is_plain(self.nn[0])
-        return starts_plain and not has_hooks(self.nn)
+        return is_chain(self.nn) and is_plain(self.nn[0])
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)

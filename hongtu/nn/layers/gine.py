@@ -47,8 +47,8 @@ class GINEConv(GINConv):
         if self.lin is None:
             message_EF = block.gather(z) + block.edge_features
         else:  # the bias per vertex, the ReLU in place: rows of edges are what takes time and memory
-            weight = self.lin.weight.t()
-            message_EF = torch.addmm(block.gather(z + self.lin.bias), block.edge_features, weight)
+            weight, bias = self.lin.weight.t(), self.lin.bias
+            message_EF = torch.addmm(block.gather(z if bias is None else z + bias), block.edge_features, weight)
         return block.segment_sum(torch.relu_(message_EF))
 
 

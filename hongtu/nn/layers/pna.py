@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from hongtu.graph.topology import Topology
 from hongtu.nn.aggr import DegreeScaler
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Common, Convolution, Skip, activation_module, linear
+from hongtu.nn.layer import Activation, Common, Convolution, Skip, activation_module, is_chain, linear
 
 _SHIFTED = ("sum", "add", "mean", "max", "min")
 _UNSHIFTED = ("var", "std")
@@ -93,7 +93,7 @@ class PNAConv(Convolution):
 
     @property
     def bare_maps(self) -> tuple[nn.Module, ...]:
-        return tuple(pre[0] for pre in self.pre_nns)
+        return tuple(pre[0] if is_chain(pre) else pre for pre in self.pre_nns)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -107,7 +107,7 @@ class PNAConv(Convolution):
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         own = s[1]
-        if len(self.pre_nns[0]) == 1 and self.edge_dim is None:
+        if all(len(pre) == 1 for pre in self.pre_nns) and self.edge_dim is None:
             reduced = [self._shifted(block, z, own, how) for how in self.aggregators]
         else:
             first = block.gather(z) + block.gather_destination(own)

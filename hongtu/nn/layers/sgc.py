@@ -56,7 +56,7 @@ class SGConv(NormalizedSum):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         mapped = self.expand()[0].transform_first
         if not mapped:
-            return self.activate(self.lin(a), fresh=True)
+            return self.activate(self.lin(a), fresh=is_plain(self.lin))
         return self.finish(a, self.lin.bias)
 
     @property

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_backward_hooks, has_hooks, is_dropout, times_written
+from hongtu.kernels.torch_private import has_backward_hooks, hooks_of, is_dropout
 from hongtu.model.checks import check_module
 from hongtu.nn.layer import Layer
 
 OURS = {"training", "context", "site", "transform_first", "once_per_vertex"}  # attributes that planning and running set
-PLAIN = (bool, int, float, str, type(None), torch.dtype)
+PLAIN = (bool, int, float, str, type(None), torch.dtype, np.generic)
 ANEW = "its run was planned with what it was; make a new Trainer (load_state_dict takes the weights over)"
 
 
@@ -91,19 +92,19 @@ def _forms(model: nn.Module) -> dict[str, tuple[torch.dtype, torch.Size]]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Plain values and functions that are public attributes of a module, and whether it has hooks."""
+    """Plain values and functions that are public attributes of a module, its class and its hooks."""
     settings = {
         key: value
         for key, value in vars(module).items()
         if key[0] != "_" and key not in OURS and (isinstance(value, PLAIN) or callable(value))
     }
-    return settings | {"hooks": has_hooks(module)}
+    return settings | {"class": type(module)} | {f"hook {key}": hook for key, hook in hooks_of(module).items()}
 
 
 def _state(losses: list[nn.Module]) -> list[Any]:
-    """Which tensors losses have, how often each was written, and their settings."""
-    tensors = [tensor for loss in losses for tensor in loss.state_dict(keep_vars=True).values()]
-    return [*((id(tensor), times_written(tensor)) for tensor in tensors), *(_settings(loss) for loss in losses)]
+    """The numbers in the tensors of losses (as text: NaN is NaN), whoever wrote them, and their settings."""
+    tensors = [tensor for loss in losses for tensor in loss.state_dict().values()]
+    return [*(str(tensor.tolist()) for tensor in tensors), *(_settings(loss) for loss in losses)]
 
 
 def _title(part: Any) -> str:
