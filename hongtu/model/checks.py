@@ -144,6 +144,11 @@ _PLAIN = {
 }  # fmt: skip
 
 
+def is_altered(module: nn.Module) -> bool:
+    """Whether somebody's function is called with a part of a module, or in its place: it may do anything to rows."""
+    return any(has_hooks(part) or "forward" in vars(part) for part in module.modules())
+
+
 def may_write(module: nn.Module) -> bool:
     """Whether a module may change its input in place: any that is not known to leave it."""
     return any(_may_write(part) for part in module.modules())

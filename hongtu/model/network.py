@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import storage_id
-from hongtu.model.checks import call_on, check_module, is_random, may_write
+from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
 from hongtu.model.wiring import INPUT, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
@@ -94,8 +94,6 @@ class Network:
         self.must_not_draw = False  # a vertex may run in several chunks, which draw different numbers
         self.given = 0  # columns of what the current module got
         self.forms = Forms([None] * len(self.layers))
-        self._random = [is_random(module) for module in modules]
-        self._writes = {module: may_write(module) for module in (*modules, *self.layers)}
 
     def twin(self) -> Network:
         """A copy of its modules on the CPU, with a context of its own, in the forms that are known of these."""
@@ -158,6 +156,9 @@ class Network:
     def activate(self) -> None:
         """Make this run's context and choices those of its modules; another run may have used them since."""
         bind(self.modules, self.context)
+        self._random = [is_random(module) or is_altered(module) for module in self.modules]
+        parts = (*self.modules, *self.layers)
+        self._writes = {module: may_write(module) or is_altered(module) for module in parts}
         for layer, first, once in zip(self.layers, self._transform_first, self._once_per_vertex, strict=True):
             layer.transform_first, layer.once_per_vertex = first, once
 

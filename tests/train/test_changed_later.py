@@ -1,5 +1,6 @@
 """Changes between epochs that are easily overlooked: hooks, numbers that torch does not see, learned rows, refusals."""
 
+import copy
 import sys
 
 import numpy as np
@@ -70,6 +71,46 @@ def test_a_changed_front_is_computed_again(make_front, change):
     ]
     np.testing.assert_allclose(*found, rtol=1e-9)
     assert abs(found[0][1] - losses(make(behind(make_front())))[1]) > 1e-3, "the change does nothing"
+
+
+@pytest.mark.parametrize("strategy", ["full", "none"])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_hook_may_write_to_the_input_of_its_module(later, strategy):
+    """``Identity`` gives the features themselves, which are read again."""
+
+    found = []
+    for hook, own in ((lambda module, given, out: out.mul_(2), strategy), (Times(2.0), "none")):
+        trainer = make(behind(nn.Identity()), strategy=own)
+        if not later:
+            trainer.model[0].register_forward_hook(hook)
+        change = (lambda t, hook=hook: t.model[0].register_forward_hook(hook)) if later else None
+        found.append(losses(trainer, change))
+    np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_hook_that_draws_draws_the_same_in_recomputation(later):
+    torch.manual_seed(0)
+    module = nn.Identity()
+
+    def hook():
+        module.register_forward_hook(lambda module, given, out: nn.functional.dropout(out, 0.5, module.training))
+
+    if not later:
+        hook()
+    trainer = make([hnn.GCNConv(6, H), module, hnn.SAGEConv(H, H), hnn.SAGEConv(H, 3)])
+    if later:
+        hook()
+    weights, weight, around = copy.deepcopy(trainer.weights()), trainer.model[0].lin.weight, []
+    trainer.train_epoch()
+    found = trainer.gradients()["0.lin.weight"][0, 0]
+    for step in (1e-6, -1e-6):
+        trainer.set_weights(weights)
+        trainer.epoch = 0
+        with torch.no_grad():
+            weight[0, 0] += step
+        around.append(trainer.train_epoch().loss)
+    np.testing.assert_allclose(float(found), (around[0] - around[1]) / 2e-6, rtol=1e-6, atol=1e-8)
 
 
 class Private(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_hooks, times_written
-from hongtu.model.checks import drops, is_random, modes_kept
+from hongtu.kernels.torch_private import times_written
+from hongtu.model.checks import drops, is_altered, is_random, modes_kept
 from hongtu.model.network import AGGREGATE, Forms, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
@@ -73,7 +73,7 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
     aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
     if any(is_random(module) or drops(module) for module in _around_input(network)):
         return 0
-    if any(_has_buffers(module) or _is_hooked(module) for _, module in network.row_modules[0]):
+    if any(_has_buffers(module) or is_altered(module) for _, module in network.row_modules[0]):
         return 0
     with modes_kept(network.modules), _differentiated(network):
         found = _run(network, features, dtype, edges, training=network.modules.training)
@@ -99,16 +99,11 @@ def _around_stage(network: Network, index: int) -> list[nn.Module]:
 
 def _changes(module: nn.Module) -> bool:
     """Whether a module without trained parameters may give something else in the next epoch."""
-    return is_random(module) or drops(module) or _has_buffers(module) or _is_hooked(module)
+    return is_random(module) or drops(module) or _has_buffers(module) or is_altered(module)
 
 
 def _has_buffers(module: nn.Module) -> bool:
     return next(module.buffers(), None) is not None
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether somebody's function is called with a module, or in its place."""
-    return any(has_hooks(part) or "forward" in vars(part) for part in module.modules())
 
 
 @contextmanager
