@@ -110,11 +110,15 @@ class Interpreter:
             self.memory(i, x.cache)[slots] = 0
 
     def push(self, x):
+        writers = Counter()
         for i, (source, target) in enumerate(zip(self.brought["push_from"], self.brought["push_to"], strict=True)):
             for k, peer in enumerate(x.picks.column("peer", i, self.batch)):
                 self.memory(peer, x.cache)[target[k]] += self.memory(i, x.cache)[source[k]]
+                writers[peer, target[k]] += 1
             self.memory(i, x.cache)[source] = np.nan
             self.count(x, source)
+        several = {(self.batch, peer) for (peer, _), count in writers.items() if count > 1}
+        assert several == {(batch, peer) for batch, peer in x.contended.pairs if batch == self.batch}, "adds that race"
 
     def flush(self, x):
         for i, slots in enumerate(self.brought["flush_slots"]):

@@ -210,12 +210,15 @@ class Device(ABC):
         """On ``load``: ``cache[slots] = peer_cache[peer_slots]`` over the peer link."""
         self._move("pull", peer_cache, peer_slots, cache, slots)
 
-    def push_rows(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        """On ``compute``: ``peer_cache[peer_slots] += cache[slots]`` over the peer link."""
+    def push_rows(
+        self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, *, contended: bool
+    ) -> None:
+        """On ``compute``: ``peer_cache[peer_slots] += cache[slots]`` over the peer link; ``contended`` where others may
+        add to the same rows meanwhile."""
 
         def push() -> None:
             start = perf_counter()
-            self._add_to_peer(cache, slots, peer_cache, peer_slots)
+            self._add_to_peer(cache, slots, peer_cache, peer_slots, contended)
             self._count("push", cache, slots, start)
 
         self.streams.compute.run(push)
@@ -263,8 +266,10 @@ class Device(ABC):
         """Memory of the device."""
 
     @abstractmethod
-    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
-        """``peer_cache[peer_slots] += cache[slots]`` while others may do the same."""
+    def _add_to_peer(
+        self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, contended: bool
+    ) -> None:
+        """``peer_cache[peer_slots] += cache[slots]``, while others may do the same where they are ``contended``."""
 
     @abstractmethod
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:

@@ -67,7 +67,9 @@ class CpuDevice(Device):
         self._workspace.count(copied)
         return copied.untyped_storage()
 
-    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+    def _add_to_peer(
+        self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, contended: bool
+    ) -> None:
         self.kernels.add_rows(cache, slots, peer_cache, peer_slots)
 
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:

@@ -159,9 +159,11 @@ class StagedDevice(Device):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.where)
 
-    def _add_to_peer(self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor) -> None:
+    def _add_to_peer(
+        self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, contended: bool
+    ) -> None:
         if self._adds(peer_cache):
-            self.kernels.add_rows(cache, slots, peer_cache, peer_slots, "system")
+            self.kernels.add_rows(cache, slots, peer_cache, peer_slots, "system" if contended else "plain")
         else:
             _settle(peer_cache)
             rows = cache.index_select(0, slots).to(peer_cache.device)

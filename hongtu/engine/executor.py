@@ -257,7 +257,8 @@ class Executor:
         for i, device in enumerate(self.devices):
             for peer, part in x.picks.by_peer(i, self._batch):
                 peers = self.devices[peer].buffer(x.cache)
-                device.push_rows(device.buffer(x.cache), source[i][part], peers, target[i][part])
+                contended = (self._batch, peer) in x.contended.pairs
+                device.push_rows(device.buffer(x.cache), source[i][part], peers, target[i][part], contended=contended)
 
     def flush(self, x: moves.Flush) -> None:
         for i, device in enumerate(self.devices):

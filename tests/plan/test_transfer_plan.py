@@ -16,7 +16,7 @@ from hongtu.plan.memory.arena import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Contended, Picks, SlotsOfSources, Stores
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.slots import ProgramError
 from tests.interpreter import Interpreter
@@ -80,7 +80,8 @@ def program_of(topology, plan):
                 moves.Zero(cache="gradient_cache", picks=begin[1], slots="pull_to"),
             ]
             sends = [
-                moves.Push(cache="gradient_cache", picks=end[1]), *sends,
+                moves.Push(cache="gradient_cache", picks=end[1], contended=Contended(end[1], range(topology.chunks))),
+                *sends,
                 moves.Flush(tensor=gradient(FEATURES), cache="gradient_cache", picks=end[0],
                             stores=(Stores(False),) * len(devices)),
             ]  # fmt: skip

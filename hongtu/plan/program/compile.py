@@ -11,7 +11,7 @@ from hongtu.plan.memory.buffers import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body
-from hongtu.plan.program.instruction import Instruction, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Contended, Instruction, SlotsOfSources, Stores
 from hongtu.plan.program.operands import STAYS, Picked, gradient_cache, stores, transfers_of, value_cache, where
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -148,7 +148,8 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.flush is not None and picks.shares:
         if staged:
             yield moves.Meet(stream="compute", why="push: the owner has computed")
-        yield moves.Push(cache=cache, picks=picks.of("end", mirrors=True))
+        ends = picks.of("end", mirrors=True)
+        yield moves.Push(cache=cache, picks=ends, contended=Contended(ends, range(plan.view(p).chunks)))
         if staged:
             yield moves.Meet(stream="compute", why="compute: peers have pushed")
     if staged:

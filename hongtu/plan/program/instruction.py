@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
@@ -105,6 +106,33 @@ class Picks:
         ends = np.searchsorted(self.column("peer", device, batch), range(m + 1)).tolist()
         peers = [(device + k) % m for k in range(1, m + 1)]
         return [(peer, slice(ends[peer], ends[peer + 1])) for peer in peers if ends[peer] < ends[peer + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Contended:
+    """Where several devices push to one row.
+
+    Attributes:
+        picks: what is pushed.
+        batches: all of the pass.
+    """
+
+    picks: Picks
+    batches: range
+
+    @functools.cached_property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """The batches and owners."""
+        devices, found = range(len(self.picks.devices)), set()
+        for batch in self.batches if len(devices) > 2 else ():  # else an owner has one peer
+            peer, slot = (
+                np.concatenate([self.picks.column(name, i, batch) for i in devices]) for name in ("peer", "peer_slot")
+            )
+            order = np.lexsort((slot, peer))
+            peer, slot = peer[order], slot[order]
+            again = (peer[1:] == peer[:-1]) & (slot[1:] == slot[:-1])
+            found |= {(batch, owner) for owner in np.unique(peer[1:][again]).tolist()}
+        return frozenset(found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hongtu.graph.halo import Halo
 from hongtu.plan.memory.structure import Over
-from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources, Stores, Where, kind
+from hongtu.plan.program.instruction import Contended, Instruction, Picks, SlotsOfSources, Stores, Where, kind
 
 StreamName = Literal["load", "compute", "flush", "host"]
 EventName = Literal["brought", "sent", "added"]
@@ -257,10 +257,15 @@ class Zero(Instruction):
 
 @kind
 class Push(Instruction):
-    """On ``compute``: ``peer's cache[push_to] += cache[push_from]``."""
+    """On ``compute``: ``peer's cache[push_to] += cache[push_from]``.
+
+    Attributes:
+        contended: where several devices add to one row; elsewhere each has one writer, whose adds need not be atomic.
+    """
 
     cache: str
     picks: Picks
+    contended: Contended
 
 
 @kind
