@@ -216,7 +216,7 @@ class Convolution(Layer):
 
     def extra_repr(self) -> str:
         """The options that were given, less what follows from them and what is the planner's."""
-        options = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
+        options = {name: value for name, value in vars(self).items() if _is_plain(value)}
         hidden = ("training", "transform_first", "once_per_vertex", "uses_edge_features")
         shown = [f"{name}={value}" for name, value in options.items() if name not in hidden and name[0] != "_"]
         if self.activation is not None:
@@ -232,6 +232,12 @@ class Convolution(Layer):
     def finish(self, h: Tensor, bias: Tensor | None) -> Tensor:
         """The activation of h + bias, if there is one."""
         return self.activate(h) if bias is None else self.activate(h + bias, fresh=True)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str) or (
+        isinstance(value, list | tuple) and all(map(_is_plain, value))
+    )
 
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:

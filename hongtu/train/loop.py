@@ -182,8 +182,16 @@ class _Loop:
         trainer, options, record = self.trainer, self.options, self._trained
         assert record is not None
         regular = bool(options.eval_every) and trainer.epoch % options.eval_every == 0
-        if regular or (options.eval_every and self._is_over()):
-            record.metrics = trainer.evaluate()
+        try:
+            if regular or (options.eval_every and self._is_over()):
+                record.metrics = trainer.evaluate()
+        except Exception:  # a metric's; the epoch was trained all the same
+            self._enter(record, regular=False)
+            raise
+        return self._enter(record, regular=regular)
+
+    def _enter(self, record: EpochRecord, *, regular: bool) -> EpochRecord:
+        trainer, options = self.trainer, self.options
         self._trained = None
         better = regular and options.looks_at_scores and self._see(record.metrics["val"])
         _step_scheduler(trainer.scheduler, record, regular=regular, scored=bool(options.eval_every))

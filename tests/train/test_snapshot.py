@@ -13,6 +13,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.train.snapshot import describe_layer
 from tests import training
 from tests.models import H
 from tests.trainers import SCHEDULERS, adam_and_step, artifact, dropout_trainer, gcn, losses_of
@@ -193,3 +194,9 @@ def test_snapshots_of_another_run_are_refused(what, make, tmp_path):
     with pytest.raises(InputError, match=what):
         other.load(path)
     assert_state_is(other, before)
+
+
+def test_a_layers_lists_say_what_it_is():
+    degrees = torch.tensor([0, 2, 3])
+    mean, largest = (hnn.PNAConv(4, 4, [name], ["identity"], degrees) for name in ("mean", "max"))
+    assert describe_layer(mean) != describe_layer(largest)

@@ -150,6 +150,29 @@ def test_fit_stops_early():
     assert trainer.epoch == 8
 
 
+def test_an_epoch_is_in_the_books_where_its_metric_fails():
+    """Else the next ``fit`` would go on with a learning rate of one epoch less."""
+
+    def metric(out, target):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return 1.0
+
+    def make(**options):
+        torch.manual_seed(0)
+        decay = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)  # noqa: E731
+        return hongtu.Trainer(artifact(), gcn(), scheduler=decay, **options)
+
+    calls, trainer, expected = [], make(metric=metric), make()
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(3, eval_every=1)
+    trainer.fit(2)
+    expected.fit(len(trainer.history))
+    assert [entry["loss"] for entry in trainer.history] == [entry["loss"] for entry in expected.history]
+    assert trainer.epoch == len(trainer.history) == 3
+
+
 def test_waiting_counts_only_where_patience_was_asked_for():
     """Epochs trained without early stopping do not use its patience up, and it stops after an evaluation only."""
     trainer = hongtu.Trainer(artifact(), gcn(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
