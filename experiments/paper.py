@@ -12,12 +12,14 @@ directory (``HONGTU_DATA``); without it only what was measured here has rows.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from experiments import mg_gcn
+from experiments.cells import FULL, HERE, SYSTEM, Cells, beside, cell
 from experiments.duplicates import duplicates, replication
 from experiments.prepare import generated, real_graph
 from experiments.published import (
@@ -40,10 +42,8 @@ from hongtu.bench.records import append, machine, read
 from hongtu.hardware import A100X4
 
 TABLES = (*(f"Table {k}" for k in (1, 3, 5, 6, 7, 8, 9)), *(f"Figure {k}" for k in (8, 9, 10, 11)), "MG-GCN")
-SYSTEM, FULL, HERE = "predicted for the published system", "predicted for full", "measured here"
 UNPUBLISHED = "its chunks and volumes were not published"
 Found = dict[str, list[dict[str, Any]]]
-Cells = Iterator[dict[str, str]]
 
 
 def main() -> None:
@@ -62,21 +62,11 @@ def main() -> None:
                 found.setdefault(row["experiment"], []).append(row)
     rows: Iterable[dict[str, str]] = from_results(found)
     rows = chain(rows, partitioned(options) if {"Table 3", "Table 8"} & set(wanted) else ())
+    rows = chain(rows, mg_gcn.here() if "MG-GCN" in wanted else ())
     rows = chain(rows, at_published_sizes() if tables() else ())
     for row in sorted((row for row in rows if row["table"] in wanted), key=lambda row: TABLES.index(row["table"])):
         append(options.out, machine("paper") | row)
         print(f"{row['table']}: {row['what']}, {row['graph']}: {row['ours']}  [{row['published']}] {row['remark']}")
-
-
-def cell(table: str, what: str, graph: str, ours: str, kind: str, published: str = "", why: str = "") -> dict[str, str]:
-    """A row of the page; ``why``: nothing stands in one of its columns."""
-    remark = f"{kind}; {why}" if why else kind
-    return {"table": table, "what": what, "graph": graph, "ours": ours, "published": published, "remark": remark}
-
-
-def beside(table: str, what: str, graph: str, seconds: float, published: float, kind: str = SYSTEM) -> dict[str, str]:
-    """Predicted seconds beside published ones."""
-    return cell(table, what, graph, f"{seconds:.2f} s: {seconds / published - 1:+.0%}", kind, f"{published:g} s")
 
 
 # --------------------------------------------------------------------------------- predicted at the published sizes
@@ -89,7 +79,7 @@ def at_published_sizes() -> Cells:
     yield from tables_6_and_7()
     yield from table_9()
     yield from figures()
-    yield from mg_gcn()
+    yield from mg_gcn.at_published_sizes()
 
 
 def table_1() -> Cells:
@@ -187,25 +177,6 @@ def figures() -> Cells:
         yield cell("Figure 10", what, graph, ours, SYSTEM, text["figure_10"])
     why = "every device gets an even part here, so that the prediction could only be 4x"
     yield cell("Figure 11", "1 to 4 GPUs", "all", "", "published", text["figure_11"], why)
-
-
-def mg_gcn() -> Cells:
-    """MG-GCN's Table 3, in memory on m devices: ours where every device reads every row, as its broadcasts do."""
-    known = tables()["mg-gcn"]
-    for graph, row in known["table_3_epoch_seconds"].items():
-        if graph == "gpus":
-            continue
-        widths, sizes = known["models"][graph], known["graphs"][graph]
-        plan = tiny_plan("gcn", (*widths[:2], *widths[2:]), "full")
-        for m, published in zip(known["table_3_epoch_seconds"]["gpus"], row, strict=True):
-            hardware = replace(A100X4, devices=m, peer_link=300e9)  # NVSwitch: 300 GB/s in either direction
-            s = predict(plan, hardware, sizes["vertices"], sizes["edges"], Rows(m, 1, 1), resident=1)
-            beside_it = s.total - min(s.peer, s.aggregate + s.rowwise)
-            buffers = 4 * sizes["vertices"] / m * max(widths) * (len(widths) - 1 + 3) / 1e9
-            ours = f"{s.total:.3f} s, overlapped {beside_it:.3f} s"
-            why = f"L + 3 buffers are {buffers:.1f} GB a device"
-            yield cell("MG-GCN", f"its Table 3, {m} GPUs", graph, ours, FULL,
-                       "not run" if published is None else f"{published:g} s", why)  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------- measured here

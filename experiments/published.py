@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import hongtu
-from hongtu.hardware import Hardware
+from hongtu.hardware import CPU, Hardware
 from hongtu.model.named import build_layers
-from hongtu.plan.cost.seconds import Seconds, aggregate_seconds, rowwise_seconds
+from hongtu.plan.cost.seconds import Seconds, aggregate_seconds, overlapped, rowwise_seconds
 from hongtu.plan.cost.work import Extent, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import STRATEGIES, Strategy
@@ -97,8 +97,9 @@ def epochs() -> Iterator[Epoch]:
 
 
 @functools.cache
-def tiny_plan(model: str, widths: tuple[int, ...], strategy: str) -> ExecutionPlan:
-    """The plan of a model of that many columns on a graph that does not matter: its passes are those of any graph.
+def tiny_plan(model: str, widths: tuple[int, ...], strategy: str, hardware: Hardware = CPU) -> ExecutionPlan:
+    """The plan of a model of that many columns on a graph that does not matter: its passes are those of any graph. A
+    partition for each device, with as many batches.
 
     Features get no gradient: published seconds of 2, 3 and 4 layers leave less than half of its time for layer 1.
     """
@@ -107,22 +108,24 @@ def tiny_plan(model: str, widths: tuple[int, ...], strategy: str) -> ExecutionPl
     with tempfile.TemporaryDirectory() as folder:
         artifact = hongtu.preprocess_graph(
             rng.integers(0, small, (2, 8 * small)), small, Path(folder) / "tiny", features=f"random:{features}",
-            labels=f"random:{classes}", masks={"train": np.ones(small, bool)}, partitions=1, chunks=1, order="input",
-            partitioner="range",
+            labels=f"random:{classes}", masks={"train": np.ones(small, bool)},
+            partitions=hardware.devices, chunks=hardware.devices, order="input", partitioner="range",
         )  # fmt: skip
         layers = build_layers(model, features, hidden, classes, len(widths) - 1)
-        return plan_model(artifact, layers, strategy=_AT_SIZE[strategy])
+        return plan_model(artifact, layers, strategy=AT_SIZE[strategy], hardware=hardware)
 
 
-_AT_SIZE: dict[str, Strategy] = {
-    name: replace(strategy, no_input_gradient=True, save=False, prune=False) for name, strategy in STRATEGIES.items()
+AT_SIZE: dict[str, Strategy] = {
+    name: replace(strategy, no_input_gradient=True, save=False, prune=False, group=False)
+    for name, strategy in STRATEGIES.items()
 }
 
 
 def predict(
     plan: ExecutionPlan, hardware: Hardware, vertices: int, edges: int, rows: Rows, resident: float = 0.0
 ) -> Seconds:
-    """Seconds of an epoch at such a size, split evenly between the devices, nothing beside anything else.
+    """Seconds of an epoch at such a size, split evenly between the devices; copies run beside arithmetic where the
+    plan has them do so.
 
     Args:
         edges: self-loops included.
@@ -134,22 +137,26 @@ def predict(
     for p in plan.passes.train:
         sparse = {link: item * vertices * (0 if name is None else width[name]) for link, name in
                   (("load", p.exchange), ("flush", p.flush))}  # fmt: skip
-        own = item * vertices * sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
+        written = item * vertices * sum(width[name] for name in p.written)
+        own = written + item * vertices * sum(width[name] for name in (*p.inputs, *p.gradients))
         structure = EDGE_BYTES * edges if sparse["load"] or sparse["flush"] else 0
         work = pass_work(plan, p, extent)
         on_link = (1 - resident) * rows.ru / hardware.host_link / share
         contiguous = (1 - resident) * own / hardware.contiguous_link
         if not resident:
             contiguous += structure / hardware.structure_link
-        total += Seconds(
+        crossing = (rows.ori - rows.p2p) / hardware.peer_link / share
+        s = Seconds(
             load=sparse["load"] * on_link,
             flush=sparse["flush"] * on_link,
-            peer=(sparse["load"] + sparse["flush"]) * (rows.ori - rows.p2p) / hardware.peer_link / share,
+            peer=(sparse["load"] + sparse["flush"]) * crossing,
             contiguous=contiguous / share,
             accumulate=(1 - resident) * sparse["flush"] * rows.ru / hardware.host_add,
             aggregate=aggregate_seconds(work, hardware),
             rowwise=rowwise_seconds(work, hardware),
         )
+        leaving = (1 - resident) * written / hardware.contiguous_link / share
+        total += overlapped(plan, p, s, pushed=sparse["flush"] * crossing, written=leaving)
     return total
 
 
@@ -174,7 +181,7 @@ def predict_full(graph: str, model: str, layers: int, hardware: Hardware) -> tup
     sizes, alpha = tables()["hongtu"]["graphs"][graph], tables()["hongtu"]["table_3_replication_factor"]
     plan, vertices = tiny_plan(model, widths_of(graph, layers), "full"), sizes["vertices"]
     ori = alpha[graph][alpha["parts"].index(hardware.devices)]
-    need = 4 * vertices * sum(_most_columns(plan))
+    need = 4 * vertices * sum(most_columns(plan))
     room = hardware.devices * (hardware.usable_memory or 0) - EDGE_BYTES * sizes["edges"]
     room -= int((ori - 1) * vertices * 4 * 2 * max(widths_of(graph, layers)[1:]))  # mirrors, and their gradients
     part = min(1.0, max(room, 0) / need)
@@ -192,7 +199,7 @@ def memory(graph: str, model: str, layers: int) -> dict[str, int]:
     return {"topology": topology, "vertex": 2 * rows * sum(widths), "intermediate": rows * checkpoints}
 
 
-def _most_columns(plan: ExecutionPlan) -> tuple[int, int]:
+def most_columns(plan: ExecutionPlan) -> tuple[int, int]:
     """Columns of all vertex tensors that are there at a time, at most: of values and gradients, and of checkpoints."""
     width, there, most = plan.passes.width, set(plan.passes.constant), (0, 0)
     if "features" not in there and not plan.passes.setup:

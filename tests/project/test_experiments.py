@@ -14,6 +14,7 @@ from experiments import (
     estimator,
     growth,
     ladder,
+    mg_gcn,
     paper,
     preprocess_rates,
     prune,
@@ -175,6 +176,46 @@ def test_every_table_has_rows_and_says_what_they_are(published_tables):
         assert (row["ours"] and row["published"]) or why, row
     full = [row for row in rows if row["table"] == "Table 6" and row["remark"].startswith(paper.FULL)]
     assert {row["graph"] for row in full} == set(published.LARGE)
+
+
+def test_l_plus_3_buffers_fit_where_mg_gcn_ran(published_tables):
+    """Its Table 3 has a time for every graph and number of GPUs whose buffers, features and edges fit, for no other."""
+    known = published.tables()["mg-gcn"]
+    ran = known["table_3_epoch_seconds"]
+    for k, m in enumerate(ran["gpus"]):
+        for graph, sizes in known["graphs"].items():
+            nbytes = mg_gcn.shared_buffers(sizes["vertices"] / m, known["models"][graph]) + mg_gcn.input_bytes(graph, m)
+            assert (nbytes <= A100X4.usable_memory) == (ran[graph][k] is not None), (graph, m)
+
+
+def test_copies_beside_arithmetic_take_no_longer_than_in_turn(published_tables):
+    rows = {(row["graph"], row["what"]): row for row in mg_gcn.at_published_sizes()}
+    in_turn, beside = mg_gcn.OVERLAP.values()
+    found = [(rows[graph, what.replace(beside, in_turn)], row) for (graph, what), row in rows.items() if beside in what]
+    seconds = [[float(row["ours"].split()[0]) for row in pair] for pair in found]
+    assert len(seconds) == 4 * 3 and all(0 < both <= turn for turn, both in seconds)
+    assert all(both < turn for turn, both in seconds if turn > 0.01), "pulled rows arrive beside the last batch's sums"
+
+
+def test_a_permutation_evens_out_the_blocks(tmp_path, monkeypatch):
+    """A graph whose edges stay inside of eighths: every broadcast is used by one device, in the order of the input."""
+    source, group = np.arange(1600), 200
+    rng = np.random.default_rng(0)
+    edges = np.stack((np.tile(source, 10), np.tile(source // group * group, 10) + rng.integers(0, group, 16000)))
+    (tmp_path / "web-cnr-2000").mkdir()
+    np.save(tmp_path / "web-cnr-2000" / "edges.npy", edges)
+    monkeypatch.setenv("HONGTU_DATA", str(tmp_path))
+    rows = {row["what"]: row for row in mg_gcn.here()}
+    assert len(rows) == 2 * (1 + 1 + len(mg_gcn.OVERLAP)) and {row["graph"] for row in rows.values()} == {
+        "web-cnr-2000"
+    }
+    part = np.arange(1600) * 8 // 1600
+    assert mg_gcn.imbalance(part, edges, 8) == pytest.approx((1, 8), rel=0.1)
+    device, steps = mg_gcn.imbalance(rng.permutation(part), edges, 8)
+    assert 1 <= device <= steps < 1.3
+    for m in (4, 8):
+        turn, both = (float(rows[f"epoch, {m} GPUs, {how}"]["ours"].split()[0]) for how in mg_gcn.OVERLAP.values())
+        assert 0 < both <= turn
 
 
 def test_one_table_alone(tmp_path, monkeypatch):

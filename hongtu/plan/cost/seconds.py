@@ -108,10 +108,21 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
     slowest = max(range(count), key=lambda k: on_device[k].total)
     added = sum(t.bytes["flush"] for t in moved) / hardware.host_add
     s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware))
-    if plan.choice.staging < 2:
-        return s
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
     written = moved[slowest].bytes["write"] / hardware.contiguous_link
+    return overlapped(plan, p, s, pushed=pushed, written=written)
+
+
+def overlapped(plan: ExecutionPlan, p: Pass, s: Seconds, *, pushed: float, written: float) -> Seconds:
+    """Seconds of a pass with those that its program's critical path hides, where copies run beside arithmetic.
+
+    Args:
+        s: of its parts, nothing hidden.
+        pushed, written: of rows pushed to other devices, which are in ``s.peer``, and of those written to the host, in
+            ``s.contiguous``.
+    """
+    if plan.choice.staging < 2:
+        return s
     streams = {  # ranks exchange rows between passes
         "load": s.load + s.peer - pushed + s.contiguous - written,
         "compute": s.aggregate + s.rowwise + s.dispatch + pushed,
