@@ -149,6 +149,64 @@ def test_rows_mixed_anywhere_are_refused(layers):
         hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers())
 
 
+P = problems.EDGE_COLUMNS
+
+
+class Plain(hnn.Layer):
+    """A layer of one's own with a plain forward: a module on the rows of sources, another on those of destinations."""
+
+    def __init__(self, of_sources, of_destinations):
+        super().__init__()
+        self.of_sources, self.of_destinations, self.lin = of_sources, of_destinations, nn.Linear(6, 3)
+
+    def forward(self, block, h):
+        return self.of_destinations(block.mean(self.lin(self.of_sources(h))))
+
+
+class Added(hnn.aggr.Aggregation):
+    """A sum of one's own, and a module on its rows."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, block, x, weighted=False):
+        return self.module(block.sum(x))
+
+
+def genconv(module):
+    layer = hnn.GENConv(6, 3, norm=None, edge_dim=P)
+    layer.lin_edge = nn.Sequential(nn.Linear(P, 3), module)
+    return layer
+
+
+AGGREGATES = {
+    "nnconv": lambda module: hnn.NNConv(6, 3, nn.Sequential(nn.Linear(P, 18), module)),
+    "genconv": genconv,
+    "pna": lambda module: hnn.PNAConv(
+        6, 3, ["mean", "std"], ["identity"], torch.tensor([1, 1, 1]), edge_dim=P, pre_layers=2, act=module
+    ),
+    "pyg-gin": lambda module: hnn.PyGLayer(pyg.GINConv(nn.Sequential(nn.Linear(6, 3), module))),
+    "own-aggregation": lambda module: hnn.SAGEConv(6, 3, aggr=Added(module)),
+    "plain-sources": lambda module: Plain(module, nn.Identity()),
+    "plain-destinations": lambda module: Plain(nn.Identity(), module),
+}
+aggregates = pytest.mark.parametrize("make", AGGREGATES.values(), ids=AGGREGATES)
+
+
+@aggregates
+@pytest.mark.parametrize("module", [nn.Softmax(0), Centred()], ids=["softmax-over-rows", "in-training"])
+def test_rows_mixed_in_an_aggregate_are_refused(make, module):
+    with pytest.raises(InputError, match=r"layers\[1\] \(.* mixes the rows"):
+        hongtu.Trainer(problems.prepare(problems.edge_data(), 1, 1), [nn.Linear(6, 6), make(module)])
+
+
+@aggregates
+@pytest.mark.parametrize("module", [nn.Softmax(1), nn.Dropout(0.5), Noisy()], ids=["softmax", "dropout", "noise"])
+def test_rows_treated_alone_in_an_aggregate_are_taken(make, module):
+    hongtu.Trainer(problems.prepare(problems.edge_data(), 1, 1), [nn.Linear(6, 6), make(module)])
+
+
 def test_random_numbers_of_a_module_are_no_mixing_of_rows():
     layers = [hnn.GINConv(nn.Sequential(nn.Linear(6, H), nn.Dropout(0.5), Noisy())), Noisy(), hnn.GCNConv(H, 3)]
     hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers)

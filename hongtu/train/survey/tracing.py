@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import times_written
 from hongtu.model.checks import drops, is_altered, is_random, modes_kept
-from hongtu.model.network import AGGREGATE, Forms, Network
+from hongtu.model.network import Forms, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
-from hongtu.train.survey.edges import tensors_in
+from hongtu.train.survey.mixing import buffer_versions, looking
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData =
         norm.forget()
     network.forms = Forms([None] * len(network.layers))
     try:
-        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(network):
-            versions = _buffer_versions(network)
+        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), looking(network):
+            versions = buffer_versions(network)
             found = _run(network, features, dtype, edges, training=False)
             with torch.enable_grad():  # to see what depends on a parameter that is trained
                 trained = _run(network, features, dtype, edges, training=True)
@@ -175,70 +173,9 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
     return Traced(tuple(layers), tuple(values), out.shape[1])
 
 
-@contextmanager
-def _looking(network: Network) -> Iterator[None]:
-    """Inside, what modules and layers do to rows must not mix them, neither in evaluation nor in training."""
-
-    def calling(
-        number: int, kind: int, rows: Rows, call: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Callable[[Any], None] | None:
-        if kind == AGGREGATE or isinstance(getattr(call, "__self__", None), WholeGraphNorm):
-            return None
-        given = _mapped(_different, args)  # now: the call may overwrite them
-        return lambda out: _check_rows(network, number, kind, rows, call, given)
-
-    network.calling = calling
-    try:
-        yield
-    finally:
-        network.calling = None
-
-
-def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same form with other tensors."""
-    if isinstance(value, tuple | list):
-        return type(value)(_mapped(change, part) for part in value)
-    return change(value) if isinstance(value, Tensor) else value
-
-
-def _different(rows: Tensor) -> Tensor:
-    """A copy of the first of two rows, and another beside it: a layer may have made them, or what it adds up, equal."""
-    first = rows.detach()[:1]
-    return torch.cat([first, 0.5 * first + 0.25])
-
-
-@torch.no_grad()
-def _check_rows(
-    network: Network, number: int, kind: int, rows: Rows, call: Callable[..., Any], given: tuple[Any, ...]
-) -> None:
-    """Refuse what gives another row where the other rows are not there; what draws numbers of its own is not seen."""
-    statistics = None if rows.statistics is None else rows.statistics[:1]
-    one = Rows(ids=rows.ids[:1], statistics=statistics)
-    first = _mapped(lambda x: x[:1].clone(), given)
-    with network.in_call(number, kind, Rows(ids=rows.ids, statistics=rows.statistics)):
-        before, versions = torch.get_rng_state(), _buffer_versions(network)
-        out = call(*given)
-        if not torch.equal(torch.get_rng_state(), before) or _buffer_versions(network) != versions:
-            return
-    with network.in_call(number, kind, one):
-        alone = call(*first)
-    for whole, part in zip(tensors_in([out]), tensors_in([alone]), strict=True):
-        if whole.ndim != 2 or not whole.is_floating_point():
-            continue  # refused with what was expected
-        if part.shape != whole[:1].shape or not torch.allclose(part, whole[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise InputError(
-                f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
-                "whole graph; a module between layers, and what a layer does to rows, must treat each row alone"
-            )
-
-
-def _buffer_versions(network: Network) -> dict[str, int]:
-    return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
-
-
 def _check_buffers(network: Network, before: dict[str, int]) -> None:
     """Refuse modules that update a buffer when they run: once per chunk and again in recomputation."""
-    for name, version in _buffer_versions(network).items():
+    for name, version in buffer_versions(network).items():
         if before.get(name) != version:
             raise InputError(
                 f"{network.title(int(name.split('.')[0]))}: its buffer {name!r} changes in training, once per chunk "

@@ -1,0 +1,126 @@
+"""Refuses modules that mix rows: what they give for a row must not depend on the others of its chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hongtu.errors import InputError
+from hongtu.kernels.torch_private import times_written
+from hongtu.model.network import Network
+from hongtu.nn.block import Block, Rows
+from hongtu.nn.whole_graph import WholeGraphNorm
+from hongtu.train.survey.edges import tensors_in
+
+
+@dataclass
+class _Call:
+    """One call of a module: its rows, and what it takes."""
+
+    rows: Rows
+    args: tuple[Any, ...]
+
+
+@contextmanager
+def looking(network: Network) -> Iterator[None]:
+    """Inside, what modules and layers do to rows and edges must not mix them, neither in evaluation nor in training."""
+
+    def calling(
+        number: int, kind: int, rows: Rows, call: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Callable[[Any], None] | None:
+        if isinstance(getattr(call, "__self__", None), WholeGraphNorm):
+            return None
+        calls = _calls_on_blocks if isinstance(args[0], Block) else _calls_on_rows
+        two, one = calls(rows, *args)  # now: the call may overwrite them
+        return lambda out: _check_rows(network, number, kind, call, two, one)
+
+    network.calling = calling
+    try:
+        yield
+    finally:
+        network.calling = None
+
+
+def buffer_versions(network: Network) -> dict[str, int]:
+    """How many times every buffer was written to."""
+    return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
+
+
+def _calls_on_rows(rows: Rows, *args: Any) -> tuple[_Call, _Call]:
+    """With two different rows, and with the first alone."""
+    given = _mapped(_different, args)
+    return _Call(_first(rows, 2), given), _Call(_first(rows, 1), _mapped(lambda x: x[:1].clone(), given))
+
+
+def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call, _Call]:
+    """With two destinations that have two in-edges each, from four sources, and with the first alone."""
+    features, types = block.edge_features, block.edge_type
+    start = torch.tensor([0, 2, 4])
+    two = replace(
+        block,
+        indptr=start,
+        local_source=torch.tensor([1, 2, 3, 0], dtype=torch.int32),
+        sources=torch.arange(4, dtype=torch.int32),
+        rows=_first(rows, 2),
+        edge_id_start=start[:2],
+        num_graph_edges=4,
+        edge_features=None if features is None else _different(features, 4),
+        edge_type=None if types is None else types.repeat(2),
+    )
+    one = replace(
+        two,
+        indptr=start[:2],
+        local_source=torch.tensor([0, 1], dtype=torch.int32),
+        sources=two.sources[1:3],
+        rows=_first(rows, 1),
+        edge_id_start=start[:1],
+        edge_features=None if two.edge_features is None else two.edge_features[:2].clone(),
+        edge_type=None if two.edge_type is None else two.edge_type[:2],
+    )
+    sources, own = _different(z, 4), _mapped(_different, s)
+    alone = (one, sources[1:3].clone(), _mapped(lambda x: x[:1].clone(), own))
+    return _Call(two.rows, (two, sources, own)), _Call(one.rows, alone)
+
+
+def _first(rows: Rows, count: int) -> Rows:
+    statistics = None if rows.statistics is None else rows.statistics[:count]
+    return Rows(ids=rows.ids[:count], statistics=statistics)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same form with other tensors."""
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(change, part) for part in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def _different(rows: Tensor, count: int = 2) -> Tensor:
+    """A copy of the first row, and others beside it: a layer may have made them, or what it adds up, equal."""
+    first = rows.detach()[:1]
+    return torch.cat([0.5**k * first + 0.25 * k for k in range(count)])
+
+
+@torch.no_grad()
+def _check_rows(network: Network, number: int, kind: int, call: Callable[..., Any], two: _Call, one: _Call) -> None:
+    """Refuse what gives another first row where the others are not there; what draws numbers of its own is not seen."""
+    with network.in_call(number, kind, two.rows):
+        before, versions = torch.get_rng_state(), buffer_versions(network)
+        out = call(*two.args)
+        if not torch.equal(torch.get_rng_state(), before) or buffer_versions(network) != versions:
+            return
+    with network.in_call(number, kind, one.rows):
+        alone = call(*one.args)
+    for whole, part in zip(tensors_in([out]), tensors_in([alone]), strict=True):
+        if whole.ndim != 2 or not whole.is_floating_point():
+            continue  # refused with what was expected
+        if part.shape != whole[:1].shape or not torch.allclose(part, whole[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise InputError(
+                f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
+                "whole graph; a module between layers, and what a layer does to rows and edges, must treat each alone; "
+                "only the in-edges of one destination may be put together"
+            )
