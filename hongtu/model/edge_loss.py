@@ -20,6 +20,7 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import edge_id_starts
 from hongtu.kernels.dispatch import NUMBA
+from hongtu.model.loss_terms import check_alone
 from hongtu.nn.dropout import dropout_key, hashes
 
 _EVALUATION = 1  # a stream of its own: scores do not depend on the epoch
@@ -118,10 +119,11 @@ class EdgeLoss:
         return None
 
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
-        """Any width does; what scores and loss depend on besides the rows would not be trained.
+        """Any width does; what scores and loss depend on besides the rows would not be trained, and neither may mix
+        edges.
 
         Raises:
-            InputError: naming its shape.
+            InputError: naming its shape, or what mixes.
         """
         rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in (1, 1, self._given.negatives)]
         with torch.enable_grad():
@@ -132,6 +134,9 @@ class EdgeLoss:
                     f"LinkLoss: its decoder or loss has parameters, one of shape {tuple(leaf.shape)}, which would not "
                     "be trained; give them to a layer"
                 )
+        ends = [2, 2, 2 * self._given.negatives]
+        numbers = torch.sin(torch.arange(sum(ends) * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
+        check_alone("LinkLoss: its decoder or loss", self._losses, *numbers.split(ends))
 
     def backward(self, out_VC: Tensor, grad_VC: Tensor, seed: int, epoch: int) -> float:
         """Add the gradient of the loss by the output to ``grad_VC``; both on the host, in new order.

@@ -146,3 +146,25 @@ def vertex_weight_of(weight: Any, original_id: np.ndarray) -> np.ndarray | None:
             f"({len(original_id)},)"
         )
     return given.astype(np.float64)[original_id]
+
+
+def check_alone(title: str, losses: Callable[..., Tensor], *two: Tensor) -> None:
+    """Refuse losses that mix rows: of two and of the first alone it must be the same. What gives other numbers when it
+    is called again is not seen.
+
+    Args:
+        title: what they are called.
+        two: what two losses are computed from; their halves are those of one.
+
+    Raises:
+        InputError: with the title.
+    """
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        found, one, again = (losses(*(x[: len(x) * count // 2].clone() for x in two)) for count in (2, 1, 2))
+    if any(not isinstance(x, Tensor) or x.shape != (n,) for x, n in ((found, 2), (one, 1), (again, 2))):
+        return  # refused with what was expected
+    if torch.equal(found, again) and not torch.allclose(found[:1], one, rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise InputError(
+            f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; what it gives "
+            "for one must not depend on the others"
+        )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.model.loss_terms import Losses, LossTerm, PerVertex, mask_of, vertex_loss, vertex_weight_of
+from hongtu.model.loss_terms import Losses, LossTerm, PerVertex, check_alone, mask_of, vertex_loss, vertex_weight_of
 
 MOST_TERMS = 8  # bits of a byte
 
@@ -109,14 +109,19 @@ class MeanLoss:
         return [term.loss for term, loss in pairs if isinstance(loss, PerVertex) and isinstance(term.loss, nn.Module)]
 
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
-        """Refuse a model whose output does not fit the labels or the loss.
+        """Refuse a model whose output does not fit the labels or the loss, and a loss that mixes vertices.
 
         Raises:
-            InputError: naming both widths.
+            InputError: naming both widths, or the loss.
         """
-        for loss in self._losses:
+        for k, loss in enumerate(self._losses):
             if isinstance(loss, PerVertex):
                 self._check_columns(loss.module, columns)
+            elif (vertices := np.flatnonzero(self.bits & (1 << k))[:2]).size:
+                labels = torch.from_numpy(np.resize(self._labels[vertices], (2, *self._labels.shape[1:])))
+                out = torch.sin(torch.arange(2 * columns, dtype=dtype)).reshape(2, columns).requires_grad_()
+                title = f"loss {getattr(loss, '__name__', type(loss).__name__)}:"
+                check_alone(title, loss, out, labels.to(dtype) if labels.is_floating_point() else labels)
 
     def _check_columns(self, module: nn.Module, columns: int) -> None:
         classes = self._num_classes

@@ -100,6 +100,8 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         (hongtu.LinkLoss(val_edges=np.zeros((2, 0), int)), "val edges"),
         (hongtu.LinkLoss(decoder=BILINEAR), r"has parameters, one of shape \(1, 3, 3\), which would not be trained"),
         (hongtu.LinkLoss(decoder=lambda u, v: BILINEAR(u, v).squeeze(1)), r"one of shape \(1, 3, 3\)"),
+        (hongtu.LinkLoss(decoder=lambda u, v: (u * v).sum(1).softmax(0)), "decoder or loss mixes the rows"),
+        (hongtu.LinkLoss(loss=lambda p, n: logistic(p - p.mean(), n), negatives=2), "decoder or loss mixes the rows"),
     ],
 )
 def test_wrong_links_are_refused(link, message):

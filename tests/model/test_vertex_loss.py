@@ -98,6 +98,30 @@ def test_wrong_losses_are_refused(problem, loss, message):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss)
 
 
+def centred(out, target):
+    return nn.functional.cross_entropy(out - out.mean(0), target, reduction="none")
+
+
+def per_chunk(out, target):
+    return nn.functional.cross_entropy(out, target, reduction="none") / len(target)
+
+
+def noisy(out, target):
+    return nn.functional.cross_entropy(nn.functional.dropout(out), target, reduction="none")
+
+
+@pytest.mark.parametrize("loss", [centred, [LossTerm("cross_entropy"), LossTerm(per_chunk, mask="val")]])
+def test_losses_that_mix_vertices_are_refused(loss):
+    problem = problems.awkward()
+    with pytest.raises(InputError, match=r"loss (centred|per_chunk): mixes the rows"):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss)
+
+
+def test_random_numbers_of_a_loss_are_no_mixing_of_vertices():
+    problem = problems.awkward()
+    hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=noisy)
+
+
 def test_a_mask_over_vertices_without_a_label_is_refused():
     problem = problems.awkward()
     labels = np.where(np.arange(64) == 9, -1, problem.labels)
