@@ -8,6 +8,7 @@ import torch
 
 from hongtu.device.backends import Backend
 from hongtu.model.network import Network
+from hongtu.nn.layer import is_setting
 
 
 class Replicas:
@@ -55,11 +56,8 @@ class Replicas:
         """Have all that the home's modules have."""
         home = self.every[0].modules
         for copied, module in zip(network.modules.modules(), home.modules(), strict=True):
-            vars(copied).update(  # a schedule may have set it
-                (name, value)
-                for name, value in vars(module).items()
-                if isinstance(value, bool | int | float | str | None)
-            )
+            settings = {name: value for name, value in vars(module).items() if is_setting(value)}
+            vars(copied).update(copy.deepcopy(settings))  # a schedule may have set some
         for own, value in zip(network.modules.parameters(), home.parameters(), strict=True):
             own.requires_grad_(value.requires_grad)
         mine, theirs = ((*of.parameters(), *of.buffers()) for of in (network.modules, home))

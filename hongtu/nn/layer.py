@@ -216,7 +216,7 @@ class Convolution(Layer):
 
     def extra_repr(self) -> str:
         """The options that were given, less what follows from them and what is the planner's."""
-        options = {name: value for name, value in vars(self).items() if _is_plain(value)}
+        options = {name: value for name, value in vars(self).items() if value is not None and is_setting(value)}
         hidden = ("training", "transform_first", "once_per_vertex", "uses_edge_features")
         shown = [f"{name}={value}" for name, value in options.items() if name not in hidden and name[0] != "_"]
         if self.activation is not None:
@@ -234,10 +234,11 @@ class Convolution(Layer):
         return self.activate(h) if bias is None else self.activate(h + bias, fresh=True)
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | int | float | str) or (
-        isinstance(value, list | tuple) and all(map(_is_plain, value))
-    )
+def is_setting(value: object) -> bool:
+    """Whether a value is plain, or a list or tuple of such values."""
+    if isinstance(value, list | tuple):
+        return all(map(is_setting, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:

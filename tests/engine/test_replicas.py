@@ -19,6 +19,7 @@ def replicas():
     """Three partitions on two GPUs."""
     backend = SimpleNamespace(gpu_of=lambda partition: partition % 2, where=lambda gpu: torch.device("cpu"))
     modules = nn.ModuleList([GCNConv(3, 4), nn.BatchNorm1d(4), Dropout(0.5), GCNConv(4, 2)])
+    modules[2].steps = [1]
     return Replicas(Network(modules, RowContext(seed=7)), backend, 3)
 
 
@@ -36,6 +37,7 @@ def test_all_begin_alike(replicas):
     home.modules[0].lin.weight.requires_grad_(False)
     home.modules[1].eval()
     home.modules[2].p = 0.25
+    home.modules[2].steps.append(2)
     for parameter in other.modules.parameters():
         parameter.grad = torch.ones_like(parameter)
     replicas.spread(training=True, epoch=5)
@@ -43,6 +45,7 @@ def test_all_begin_alike(replicas):
     assert all(torch.equal(a, b) and a.requires_grad == b.requires_grad for a, b in pairs)
     assert torch.equal(home.modules[1].running_mean, other.modules[1].running_mean)
     assert [module.training for module in other.modules] == [True, False, True, True] and other.modules[2].p == 0.25
+    assert other.modules[2].steps == [1, 2] and other.modules[2].steps is not home.modules[2].steps
     assert (other.context.epoch, other.context.seed, other.context.training) == (5, home.context.seed, True)
     assert other.modules[0].lin.weight.grad is None
     assert all(not b.grad.any() for _, b in pairs if b.requires_grad)
