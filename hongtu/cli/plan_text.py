@@ -62,7 +62,7 @@ def explanation(result: dict[str, Any]) -> str:
     """What every pass touches; a star marks what stays on the devices."""
     lines = ["", ""]
     if result["strategy"] in PUBLISHED:
-        lines.append(_published(result["strategy"], result["preprocessed"]))
+        lines.append(_published(result["strategy"], result["model"]["model"], result["preprocessed"]))
     structure = max(result["structure_bytes"])
     if result["setup"] or structure:
         lines.append("once, before the first epoch (name [columns], * on the devices):")
@@ -81,8 +81,13 @@ PUBLISHED = {
 }
 
 
-def _published(strategy: str, made: dict[str, str]) -> str:
-    """What a strategy of the paper is on an artifact that was made so."""
+PAPERS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn")
+
+
+def _published(strategy: str, model: str, made: dict[str, str]) -> str:
+    """What a strategy of the paper is for a model, on an artifact that was made so."""
+    if model not in PAPERS:
+        return f"{model} runs in hongtu's own form: the HongTu paper's forms are those of {', '.join(PAPERS)}"
     if made == {"partitioner": "metis", "order": "input"}:
         return f"moves what {PUBLISHED[strategy]} does"
     options = " ".join(f"--{name} {value}" for name, value in made.items())

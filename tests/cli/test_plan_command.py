@@ -14,6 +14,7 @@ import hongtu
 import hongtu.bench.profile.measure
 from hongtu.cli import doctor
 from hongtu.cli.main import main
+from hongtu.cli.plan_text import PAPERS
 from hongtu.hardware import CPU, load_hardware
 from hongtu.model.named import build_layers
 from hongtu.plan.cache.transfer import plan_transfers
@@ -21,6 +22,7 @@ from hongtu.plan.cost.seconds import pass_seconds, predict_seconds
 from hongtu.plan.passes.shapes import Products, StageWork, Sweeps
 from hongtu.train.planning import plan_model
 from tests import problems, training
+from tests.models import SIX
 
 MODELS = (["--model", "gcn", "--hidden", "8", "--layers", "3"], ["--model", "gat", "--hidden", "8", "--heads", "2"])
 
@@ -295,3 +297,9 @@ def test_explain_says_which_artifact_makes_the_published_system(artifact, capsys
     assert "`hongtu preprocess --as-paper`" in text
     found = json.loads(output(capsys, "plan", artifact.path, "--strategy", "p2p", "--json"))
     assert found["preprocessed"].keys() == {"partitioner", "order"}
+    text = output(capsys, "plan", artifact.path, "--strategy", "paper", "--model", "gatv2", "--explain")
+    assert "gatv2 runs in hongtu's own form" in text and "--as-paper" not in text
+
+
+def test_the_models_with_the_papers_forms_are_those_whose_volumes_are_tested():
+    assert set(PAPERS) == {model.name for model in SIX}
