@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import times_written
-from hongtu.model.network import Network
+from hongtu.model.network import AGGREGATE, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.train.survey.edges import tensors_in
@@ -116,7 +116,8 @@ def _check_rows(network: Network, number: int, kind: int, call: Callable[..., An
     with network.in_call(number, kind, one.rows):
         alone = call(*one.args)
     for whole, part in zip(tensors_in([out]), tensors_in([alone]), strict=True):
-        if whole.ndim != 2 or not whole.is_floating_point():
+        rows_are_wrong = kind == AGGREGATE and len(whole) != len(two.rows.ids)
+        if whole.ndim != 2 or not whole.is_floating_point() or rows_are_wrong:
             continue  # refused with what was expected
         if part.shape != whole[:1].shape or not torch.allclose(part, whole[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
             raise InputError(
