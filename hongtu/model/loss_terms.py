@@ -149,8 +149,8 @@ def vertex_weight_of(weight: Any, original_id: np.ndarray) -> np.ndarray | None:
 
 
 def check_alone(title: str, losses: Callable[..., Tensor], *two: Tensor) -> None:
-    """Refuse losses that mix rows: of two and of the first alone it must be the same. What gives other numbers when it
-    is called again is not seen.
+    """Refuse losses that mix rows: of two and of the first alone it must be the same. What draws numbers of its own, or
+    gives other ones when it is called again, is not seen.
 
     Args:
         title: what they are called.
@@ -160,7 +160,10 @@ def check_alone(title: str, losses: Callable[..., Tensor], *two: Tensor) -> None
         InputError: with the title.
     """
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        before = torch.get_rng_state()
         found, one, again = (losses(*(x[: len(x) * count // 2].clone() for x in two)) for count in (2, 1, 2))
+        if not torch.equal(torch.get_rng_state(), before):
+            return
     if any(not isinstance(x, Tensor) or x.shape != (n,) for x, n in ((found, 2), (one, 1), (again, 2))):
         return  # refused with what was expected
     if torch.equal(found, again) and not torch.allclose(found[:1], one, rtol=1e-4, atol=1e-6, equal_nan=True):
