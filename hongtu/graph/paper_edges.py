@@ -39,8 +39,6 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     >>> found.in_edge_start.tolist(), found.global_sources().tolist(), found.edge_weight.round(3).tolist()
     ([0, 2, 4], [1, 0, 0, 1], [0.5, 0.5, 0.5, 0.5])
     """
-    if edges == PaperEdges():
-        return topology
     assert topology.edge_features is None and topology.edge_type is None
     start, source = np.asarray(topology.in_edge_start), topology.global_sources()
     weighted = topology.edge_weight is not None or edges.normalized

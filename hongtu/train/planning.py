@@ -9,7 +9,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from hongtu.config import parse_bytes
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
+from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss
@@ -151,13 +152,15 @@ def plan_network(
     def choose_edges(used: Strategy) -> PaperEdges:
         return network.set_once_per_vertex([used.once_per_vertex] * len(network.layers))
 
+    @cache
+    def topology_with(edges: PaperEdges) -> Topology:
+        if edges == PaperEdges():
+            return stored
+        return with_paper_edges(stored, edges, artifact.degree_statistics(), str(dtype).removeprefix("torch."))
+
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
-        edges, topology = choose_edges(used), stored
-        if edges != PaperEdges():
-            numbers = str(dtype).removeprefix("torch.")
-            topology = with_paper_edges(stored, edges, artifact.degree_statistics(), numbers)
         return plan_run(
-            topology,
+            topology_with(choose_edges(used)),
             artifact.schedule_paper,
             shape_with(sides),
             used,
