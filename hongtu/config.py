@@ -14,6 +14,7 @@ from hongtu.errors import InputError
 
 PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
+SWITCHES = ("relabel", "undirected", "self_loops", "normalize_features", "as_paper", "force", "resume")  # of preprocess
 TASKS = ("regression",)  # those that labels do not say themselves
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
@@ -106,7 +107,7 @@ class PreprocessConfig:
                 raise InputError("as_paper: chunks is 'auto', expected a number, such as 32")
         _one_of("partitioner", self.partitioner, PARTITIONERS)
         _one_of("order", self.order, ORDERS)
-        for name in ("relabel", "undirected", "self_loops", "normalize_features", "as_paper", "force", "resume"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
         if self.columns is not None:

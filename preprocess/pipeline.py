@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.config import PreprocessConfig
+from hongtu.config import SWITCHES, PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import VERSION
@@ -129,7 +129,7 @@ def in_python(message: str) -> str:
 
     def argument(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), (match[2] or "").strip()
-        if name in ("as_paper", "force", "relabel", "resume", "undirected", "self_loops", "normalize_features"):
+        if name in SWITCHES:
             return f"{name}=True{match[2] or ''}"
         if "," in value:
             return f"{name}=({value.replace(',', ', ')})"

@@ -117,6 +117,7 @@ def describe_ranks(
 
     ranks: list[dict[str, Any]] = []
     for share, plan in plans:
+        seconds = predict_seconds(plan, hardware)
         ranks.append({
             "held": len(share.rows),
             "own": int(share.owned.sum()),
@@ -127,8 +128,8 @@ def describe_ranks(
             "setup_bytes": plan.setup_traffic.bytes,
             "arena_bytes": plan.arena_bytes,
             "peak_bytes": plan.peak_bytes,
-            "seconds": predict_seconds(plan, hardware).to_dict(),
-            "seconds_per_epoch": predict_seconds(plan, hardware).total,
+            "seconds": seconds.to_dict(),
+            "seconds_per_epoch": seconds.total,
         })  # fmt: skip
     halo = plans[0][0].halo
     return {

@@ -24,6 +24,7 @@ from hongtu.pyg.row_cache import RowCache
 from hongtu.pyg.sampler import NeighborSampler
 from hongtu.pyg.steps import Step
 from hongtu.pyg.stores import feature_rows
+from hongtu.ranks.share import deal_partitions
 from hongtu.ranks.together import Alone, Ranks, Together
 
 
@@ -67,13 +68,7 @@ class Windows:
 
     def __init__(self, sampler: NeighborSampler, ranks: Together, size: int, cache_bytes: int) -> None:
         artifact = sampler.graph.artifact
-        partitions = artifact.topology.partitions
-        if ranks.size > partitions:
-            raise InputError(
-                f"{artifact.path}: {partitions} partitions for {ranks.size} ranks; start at most {partitions} ranks, "
-                f"or run `hongtu preprocess --partitions {ranks.size}` (or more) again"
-            )
-        bounds = [partitions * rank // ranks.size for rank in range(ranks.size + 1)]
+        bounds = deal_partitions(artifact, ranks.size)
         self.starts = artifact.topology.partition_start[bounds]  # int64 [k + 1], first vertex of every rank, then V
         self.sampler, self.ranks, self.size = sampler, ranks, size
         self.bytes_fetched = self.bytes_alone = 0

@@ -32,19 +32,28 @@ def share_of(artifact: Artifact, rank: int, ranks: int, layers: int, first: int)
     Raises:
         InputError: when there are more ranks than partitions.
     """
+    bounds = deal_partitions(artifact, ranks)
+    if ranks == 1:
+        return artifact
+    share = Share(artifact, bounds[rank], bounds[rank + 1], hops=first)
+    if first < layers:
+        share.halo = share.halo_of(artifact.topology.partition_start[bounds])
+    return share
+
+
+def deal_partitions(artifact: Artifact, ranks: int) -> list[int]:
+    """The first partition of every rank, then their number: consecutive ones, as many for each as can be.
+
+    Raises:
+        InputError: when there are more ranks than partitions.
+    """
     partitions = artifact.topology.partitions
     if ranks > partitions:
         raise InputError(
             f"{artifact.path}: {partitions} partitions for {ranks} ranks; start at most {partitions} ranks, or run "
             f"`hongtu preprocess --partitions {ranks}` (or more) again"
         )
-    if ranks == 1:
-        return artifact
-    bounds = [partitions * r // ranks for r in range(ranks + 1)]
-    share = Share(artifact, bounds[rank], bounds[rank + 1], hops=first)
-    if first < layers:
-        share.halo = share.halo_of(artifact.topology.partition_start[bounds])
-    return share
+    return [partitions * rank // ranks for rank in range(ranks + 1)]
 
 
 class Share(Artifact):
