@@ -11,6 +11,7 @@ a team of idle ones, which makes them more. What the user has said of waiting st
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -86,6 +87,7 @@ class SharedCores:
         self._inside = 0
         self._left = 0.0
         self._watch: threading.Thread | None = None
+        self._over = threading.Event()
 
     def __enter__(self) -> None:
         follow_quota()
@@ -104,8 +106,7 @@ class SharedCores:
     def _look(self) -> None:
         team: IdleTeam | None = None
         crowd, looks = Crowd(), 0
-        while self._inside or time.monotonic() - self._left < LINGER:
-            time.sleep(PERIOD)
+        while (self._inside or time.monotonic() - self._left < LINGER) and not self._over.wait(PERIOD):
             others, looks = crowd.others(), looks + 1
             if team is not None and (others < CALM or (looks % LIBRARIES_EVERY == 0 and team.libraries != openmp())):
                 team.release()
@@ -115,8 +116,15 @@ class SharedCores:
         if team is not None:
             team.release()
 
+    def close(self) -> None:
+        """End the watch before Python ends: a thread that Python stops while it is in C++ ends the process."""
+        self._over.set()
+        if (watch := self._watch) is not None and watch.is_alive():
+            watch.join()
+
 
 shared_cores = SharedCores()
+atexit.register(shared_cores.close)
 
 
 def chosen_by_user() -> bool:

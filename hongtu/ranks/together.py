@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -177,8 +178,16 @@ class Ranks(Together):
         if self.rank < 0:
             raise InputError("hongtu.Ranks: this process is not in the group")
         self._members = [dist.get_global_rank(group, r) if group is not None else r for r in range(self.size)]
-        self._group = group if "gloo" in dist.get_backend(group) else dist.new_group(self._members, backend="gloo")
+        if "gloo" not in dist.get_backend(group):
+            group = dist.new_group(self._members, backend="gloo")
+        self._weakly = None if group is None else weakref.ref(group)
         self._hosts = self.gather(socket.gethostname())
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        """torch.distributed holds it until it is destroyed; its threads must not outlive Python, as they would if a
+        trainer held it, too."""
+        return self._weakly() if self._weakly is not None else None
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size

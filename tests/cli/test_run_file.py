@@ -60,7 +60,7 @@ def test_what_is_written_is_read_and_options_go_over_it(artifact, tmp_path, caps
         ("hiden = 3", "'hiden' is no setting; did you mean hidden?; expected some of artifact, model"),
         ("hidden = 'wide'", "hidden is 'wide', expected int"),
         ("keep_best = 1", "keep_best is 1, expected bool"),
-        ("strategy = 'best'", "strategy is 'best', expected full or paper or none"),
+        ("strategy = 'best'", "strategy is 'best', expected full or paper or p2p or none"),
         ("hidden = ", "not a run file (Invalid value"),
         ("epochs = 0\nartifact = 'x'", "--epochs 0: expected at least 1"),
         ("keep_best = true\nartifact = 'x'", "--keep-best needs --run DIR"),

@@ -163,6 +163,24 @@ def test_a_team_is_held_while_the_machine_is_crowded(tmp_path):
     assert run.stdout == "done\n", run.stderr
 
 
+LAST = """
+import atexit, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+import hongtu
+from hongtu import threads
+threads.LINGER = 100.0
+with threads.shared_cores:
+    pass
+assert threads.shared_cores._watch.is_alive()
+"""
+
+
+def test_the_watch_ends_before_python():
+    environment = {name: value for name, value in os.environ.items() if name not in threads.OUR_POLICY}
+    run = subprocess.run([sys.executable, "-c", LAST], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "['MainThread']\n", run.stderr
+
+
 def test_nobody_watches_where_the_user_has_chosen(monkeypatch):
     monkeypatch.setattr(threads, "chosen_by_user", lambda: True)
     before = threading.active_count()

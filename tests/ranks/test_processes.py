@@ -120,3 +120,25 @@ def test_a_trainer_without_a_process_group_is_alone(artifact):
         hongtu.Ranks()
     layers = [hongtu.nn.GCNConv(6, 3)]
     assert hongtu.Trainer(open_artifact(artifact), layers).ranks.size == 1
+
+
+HELD = """
+import os, torch.distributed as dist, hongtu
+from pathlib import Path
+
+dist.init_process_group("gloo")
+held = [hongtu.Ranks(), hongtu.Ranks(dist.new_group([0], backend="gloo"))]
+assert [ranks.gather(3) for ranks in held] == [[3], [3]]
+threads = lambda: [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+assert any("gloo" in name for name in threads())
+dist.destroy_process_group()
+assert not any("gloo" in name for name in threads()), threads()
+"""
+
+
+def test_the_threads_of_a_group_end_with_it_whoever_holds_ranks():
+    """Where Python ends first, a thread of gloo that lets go of a tensor ends the process with SIGABRT."""
+    alone = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    run = [sys.executable, "-c", HELD]
+    done = subprocess.run(run, env=os.environ | alone, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
