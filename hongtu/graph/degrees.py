@@ -27,11 +27,11 @@ def degree_statistics(topology: Topology, rows: np.ndarray | None = None) -> np.
     return _degree_statistics(rows, chunk, t.in_edge_start, t.source_start, t.sources, t.local_source, weight)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, parallel=True)
 def _degree_statistics(rows, chunk, in_edge_start, source_start, sources, local_source, weight):
     out = np.zeros((len(rows), 3))
     out[:, 2] = np.nan
-    for r in range(len(rows)):
+    for r in numba.prange(len(rows)):
         v = rows[r]
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             w = 1.0 if len(weight) == 0 else np.float64(weight[e])

@@ -14,6 +14,8 @@ import numpy as np
 from hongtu.files import Create, in_memory
 from hongtu.graph.bitmap import count_ones, insert, lowest, take_all
 
+PIECES = 64  # of the edges, for threads
+
 
 @numba.njit(inline="always")
 def _mark(source, first, end, words):
@@ -142,11 +144,16 @@ def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, 
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, parallel=True)
 def globalise(edge_start, source_start, sources, local_source):
     """int32 [E], the vertex that each edge's local source is."""
-    source = np.empty(len(local_source), dtype=np.int32)
-    for c in range(len(edge_start) - 1):
-        for e in range(edge_start[c], edge_start[c + 1]):
+    edges = len(local_source)
+    source = np.empty(edges, dtype=np.int32)
+    for p in numba.prange(PIECES):
+        first, end = p * edges // PIECES, (p + 1) * edges // PIECES
+        c = np.searchsorted(edge_start, first, side="right") - 1
+        for e in range(first, end):
+            while e >= edge_start[c + 1]:
+                c += 1
             source[e] = sources[source_start[c] + local_source[e]]
     return source

@@ -127,12 +127,13 @@ def plan_network(
     """
 
     traced: dict[tuple[tuple[bool, ...], ...], tuple[NetworkShape, Forms]] = {}
+    unmixed: set[object] = set()
 
     def shape_with(transform_first: tuple[bool, ...]) -> NetworkShape:
         network.set_transform_first(transform_first)
         choices = network.transform_first, network.once_per_vertex
         if choices not in traced:
-            shape = _network_shape(artifact, network, loss, optimizer, dtype)
+            shape = _network_shape(artifact, network, loss, optimizer, dtype, unmixed)
             shape = replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
             traced[choices] = shape, network.forms
         shape, network.forms = traced[choices]
@@ -203,9 +204,10 @@ def _network_shape(
     loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
     dtype: torch.dtype,
+    unmixed: set[object],
 ) -> NetworkShape:
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    traced = trace(network, artifact.feature_width, dtype, edges)  # first: lazy parameters get their shapes
+    traced = trace(network, artifact.feature_width, dtype, edges, unmixed)  # first: lazy parameters get their shapes
     network.check_vertices(artifact.num_vertices)
     layers = traced.layers
     if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,17 +27,29 @@ class _Call:
 
 
 @contextmanager
-def looking(network: Network) -> Iterator[None]:
-    """Inside, what modules and layers do to rows and edges must not mix them, neither in evaluation nor in training."""
+def looking(network: Network, seen: set[object]) -> Iterator[None]:
+    """Inside, what modules and layers do to rows and edges must not mix them, neither in evaluation nor in training.
+
+    Args:
+        seen: calls that do not; those that are met join them, and are not looked at again.
+    """
 
     def calling(
         number: int, kind: int, rows: Rows, call: Callable[..., Any], args: tuple[Any, ...]
     ) -> Callable[[Any], None] | None:
         if isinstance(getattr(call, "__self__", None), WholeGraphNorm):
             return None
+        module = network.modules[number]
+        settings = [getattr(module, name, None) for name in ("training", "transform_first", "once_per_vertex")]
+        key = number, kind, getattr(call, "__qualname__", None), *settings
+        if key in seen:
+            return None
+        seen.add(key)
         calls = _calls_on_blocks if isinstance(args[0], Block) else _calls_on_rows
         two, one = calls(rows, *args)  # now: the call may overwrite them
-        return lambda out: _check_rows(network, number, kind, call, two, one)
+        return lambda out: _check_rows(network, number, kind, call, two, one, buffers)
+
+    buffers = list(network.modules.buffers())
 
     network.calling = calling
     try:
@@ -106,12 +118,21 @@ def _different(rows: Tensor, count: int = 2) -> Tensor:
 
 
 @torch.no_grad()
-def _check_rows(network: Network, number: int, kind: int, call: Callable[..., Any], two: _Call, one: _Call) -> None:
+def _check_rows(
+    network: Network,
+    number: int,
+    kind: int,
+    call: Callable[..., Any],
+    two: _Call,
+    one: _Call,
+    buffers: Sequence[Tensor],
+) -> None:
     """Refuse what gives another first row where the others are not there; what draws numbers of its own is not seen."""
     with network.in_call(number, kind, two.rows):
-        before, versions = torch.get_rng_state(), buffer_versions(network)
+        before, versions = torch.get_rng_state(), [times_written(buffer) for buffer in buffers]
         out = call(*two.args)
-        if not torch.equal(torch.get_rng_state(), before) or buffer_versions(network) != versions:
+        written = versions != [times_written(buffer) for buffer in buffers]
+        if written or not torch.equal(torch.get_rng_state(), before):
             return
     with network.in_call(number, kind, one.rows):
         alone = call(*one.args)

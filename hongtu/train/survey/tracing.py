@@ -34,12 +34,19 @@ class Traced:
     output: int
 
 
-def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> Traced:
+def trace(
+    network: Network,
+    features: int,
+    dtype: torch.dtype,
+    edges: EdgeData = NO_EDGE_DATA,
+    unmixed: set[object] | None = None,
+) -> Traced:
     """Learn the widths of a model, and tell it which tensors are stored once.
 
     Args:
         features: columns of the graph's.
         edges: what lies beside its edges.
+        unmixed: calls of this model that do not mix rows, as earlier traces found; this one's join them.
 
     Raises:
         InputError: when a module does not accept what the one before it gives, or cannot be exact chunk by chunk.
@@ -48,7 +55,8 @@ def trace(network: Network, features: int, dtype: torch.dtype, edges: EdgeData =
         norm.forget()
     network.forms = Forms([None] * len(network.layers))
     try:
-        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), looking(network):
+        seen = set() if unmixed is None else unmixed
+        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), looking(network, seen):
             versions = buffer_versions(network)
             found = _run(network, features, dtype, edges, training=False)
             with torch.enable_grad():  # to see what depends on a parameter that is trained
