@@ -4,7 +4,8 @@
 
 OTHER is a checkout of another commit (`git worktree add OTHER COMMIT`); both run under this Python. One process for
 each side holds every training; in every round each side makes its Trainer anew (planning), then both train one epoch
-after the other. Ratios are this checkout's median over the other's; losses must agree.
+after the other; who goes first alternates. A ratio is the median, over rounds and epochs, of this checkout's seconds
+over those of the other right beside it; losses must agree.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -113,16 +115,22 @@ def compare(sides: list[Side], options: argparse.Namespace, model: str, share: s
     for side in sides:  # compiles
         side.ask(**order, budget=budget)
         side.ask()
-    for _ in range(options.rounds):
-        for side, seconds in zip(sides, found, strict=True):
-            seconds["planning"].append(side.ask(**order, budget=budget)["planning"])
+    for round_ in range(options.rounds):
+        for side in _in_turns(round_):
+            found[side]["planning"].append(sides[side].ask(**order, budget=budget)["planning"])
         for epoch in range(EPOCHS):
-            answers = [side.ask() for side in sides]
+            answers = {side: sides[side].ask() for side in _in_turns(round_ + epoch)}
             assert abs(answers[0]["loss"] - answers[1]["loss"]) <= AGREE * abs(answers[1]["loss"]), answers
-            for answer, seconds in zip(answers, found, strict=True):
-                seconds["epoch" if epoch else "first"].append(answer["epoch"])
-    medians = [{name: median(values) for name, values in seconds.items()} for seconds in found]
-    return medians[0] | {f"{name} ratio": medians[0][name] / medians[1][name] for name in medians[0]}
+            for side, answer in answers.items():
+                found[side]["epoch" if epoch else "first"].append(answer["epoch"])
+    ours, theirs = found
+    ratios = {f"{name} ratio": median(map(truediv, ours[name], theirs[name])) for name in ours}
+    return {name: median(values) for name, values in ours.items()} | ratios
+
+
+def _in_turns(turn: int) -> tuple[int, int]:
+    """Both sides; which is first alternates."""
+    return (0, 1) if turn % 2 == 0 else (1, 0)
 
 
 if __name__ == "__main__":
