@@ -108,7 +108,7 @@ class FullBatch:
         v = artifact.num_vertices
         if artifact.learns_features or artifact.task != "multiclass" or artifact.topology.edge_weight is not None:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
-        self.edges = torch.from_numpy(_edge_index(artifact)).to(device)
+        self.edges = torch.from_numpy(edge_index(artifact)).to(device)
         rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
         new_id = np.argsort(artifact.original_id)
         self.features = torch.from_numpy(np.asarray(rows)[new_id]).to(device)
@@ -234,7 +234,7 @@ class DenseProducts:
         return {}
 
 
-def _edge_index(artifact: Artifact) -> np.ndarray:
+def edge_index(artifact: Artifact) -> np.ndarray:
     """int64 [2, E], sources above targets, by target."""
     ids = np.asarray(artifact.original_id, dtype=np.int64)
     target = np.repeat(ids, np.diff(artifact.topology.in_edge_start))
