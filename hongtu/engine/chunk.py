@@ -32,6 +32,7 @@ class Partition:
 
     Args:
         first: its first vertex.
+        own_end: the vertex behind the last that is this rank's own; those from there on are other ranks'.
         num_graph_edges: of the whole graph.
 
     Attributes:
@@ -42,10 +43,17 @@ class Partition:
     """
 
     def __init__(
-        self, device: Device, network: Network, host: HostStore, loss: Any, first: int, num_graph_edges: int
+        self,
+        device: Device,
+        network: Network,
+        host: HostStore,
+        loss: Any,
+        first: int,
+        own_end: int,
+        num_graph_edges: int,
     ) -> None:
         self.device, self.network, self.host, self.loss = device, network, host, loss
-        self.first, self.num_graph_edges = first, num_graph_edges
+        self.first, self.own_end, self.num_graph_edges = first, own_end, num_graph_edges
         self.loss_value = device.numbers()
         self.pieces: defaultdict[str, dict[int, Tensor]] = defaultdict(dict)
         self.graphs: dict[tuple[int, int], Graph] = {}
@@ -125,6 +133,12 @@ class Chunk:
 
     def fill_slots(self, x: moves.FillSlots) -> None:
         self._fill(x, torch.from_numpy(x.slots.of(self.i, self.batch)), "topology")
+
+    @property
+    def num_own(self) -> int:
+        """How many of the destinations are this rank's own: the first ones."""
+        end, rows = self.at.own_end, self.rows
+        return max(min(end, rows.stop) - rows.start, 0) if isinstance(rows, slice) else int((rows < end).sum())
 
     def _fill(self, x: moves.Fill | moves.FillRows | moves.FillSlots, rows: Tensor, link: str) -> None:
         self.device.fill(self._part(x.buffer, x.start), rows, link)
@@ -256,7 +270,7 @@ class Chunk:
             self.device.recognize(place.rows, number)
 
     def gather_moments(self, x: computing.GatherMoments) -> None:
-        self.at.moments.add(self.registers[x.name])
+        self.at.moments.add(self.registers[x.name][: self.num_own])
 
     def loss(self, x: computing.Loss) -> None:
         known = self.host["loss_bits"].numpy()[self.rows]
@@ -314,6 +328,7 @@ class Chunk:
     def through_moments(self, x: computing.ThroughMoments) -> None:
         more = self.network.norm(x.stage).gradient_through_statistics(self.registers[x.x])
         if more is not None:
+            more[self.num_own :] = 0  # statistics are those of owners' rows
             self.registers[x.gradient] = more.add_(self.registers[x.gradient])
 
     def differentiate(self, x: computing.Differentiate) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hongtu.device.backends import Backend
 from hongtu.engine.executor import Executor, Spot
 from hongtu.engine.host_rows import make_host
-from hongtu.engine.messages import Exchange, Messages
+from hongtu.engine.messages import Messages
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host, drop_pages, reuse_freed_memory
@@ -25,6 +25,7 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
+from hongtu.ranks.together import Together
 
 
 class Engine:
@@ -32,7 +33,7 @@ class Engine:
 
     Args:
         budget: bytes per device, or None.
-        exchange: sends rows to other ranks and receives theirs, or None where this one is alone.
+        ranks: who trains the other shares of the graph.
 
     Attributes:
         host: vertex tensors in new order.
@@ -54,7 +55,7 @@ class Engine:
         budget: int | None,
         dtype: torch.dtype,
         backend: Backend,
-        exchange: Exchange | None = None,
+        ranks: Together,
     ) -> None:
         on_host = backend.where(0).type == "cpu"  # the devices' memory is the host's own
         check_host(sum((plan.peak_bytes if on_host else plan.host_bytes).values()))
@@ -70,10 +71,12 @@ class Engine:
         self.host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self.program = plan.program
         messages = None
-        if exchange is not None and plan.message_numbers:
-            messages = Messages(self.host, self._traffic, exchange, plan.message_numbers)
-        edges = artifact.num_edges
-        self._executor = Executor(self.program, self.replicas.of, self.host, self._devices, loss, edges, messages)
+        if plan.message_numbers:
+            messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
+        self._executor = Executor(
+            self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
+            artifact.whole.num_vertices, artifact.own_end, ranks, messages,
+        )  # fmt: skip
         self._counted = False
 
     def set_up(self) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.ranks.together import Alone, Together
 
 
 class Spot(NamedTuple):
@@ -46,7 +48,9 @@ class Executor:
         host: vertex tensors; must hold "statistics" and "edge_id_start" where layers need them.
         devices: one per partition.
         loss: evaluated where the program says so.
-        num_graph_edges: of the whole graph, of which the program may run a share.
+        num_graph_edges, num_graph_vertices: of the whole graph, of which the program may run a share.
+        own_end: int64 [m], the row behind the last of every partition that is this rank's own; None: all rows are.
+        ranks: who runs the other shares.
         messages: between ranks, or None where the program has none.
 
     Attributes:
@@ -61,16 +65,21 @@ class Executor:
         devices: list[Device],
         loss: Any,
         num_graph_edges: int,
+        num_graph_vertices: int,
+        own_end: np.ndarray | None = None,
+        ranks: Together | None = None,
         messages: Messages | None = None,
     ) -> None:
-        self.messages = messages
+        self.messages, self.ranks = messages, ranks or Alone()
         self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
-        topology = program.setup[0].view
+        start = program.setup[0].view.partition_start
         self.partitions = [
-            Partition(device, network, host, loss, int(first), num_graph_edges)
-            for device, network, first in zip(devices, networks, topology.partition_start[:-1], strict=True)
+            Partition(device, network, host, loss, int(first), int(end), num_graph_edges)
+            for device, network, first, end in zip(
+                devices, networks, start[:-1], start[1:] if own_end is None else own_end, strict=True
+            )
         ]
-        self.num_vertices = topology.num_vertices
+        self.num_graph_vertices = num_graph_vertices
         self.seconds: dict[str, float] = {}
         self._current: PassProgram | None = None
         self._batch = 0
@@ -168,21 +177,26 @@ class Executor:
         norms = self._norms(x.stage)
         for norm in norms:
             norm.forget()
-        wanted = norms[0].gathers(self.num_vertices)
+        wanted = norms[0].gathers(self.num_graph_vertices)
         for partition in self.partitions:
             partition.moments = Moments(partition.device.numbers(2, x.columns), wanted=wanted)
 
     def end_moments(self, x: moves.EndMoments) -> None:
         gathered = [partition.moments for partition in self.partitions]
-        statistics = Moments.combine(gathered)
+        whole = Moments.combine(gathered)
+        if whole.wanted:
+            whole = Moments.combine(self.ranks.gather(whole))
+        statistics = whole.statistics
         for network, moments in zip(self.networks, gathered, strict=True):
-            network.norm(x.stage).set_statistics(statistics, moments.mean.device, self.num_vertices)
+            network.norm(x.stage).set_statistics(statistics, moments.mean.device, self.num_graph_vertices)
         for device in self.devices:
             device.begin()
 
     def sum_statistics(self, x: moves.SumStatistics) -> None:
-        for parts in zip(*(norm.gradients for norm in self._norms(x.layer)), strict=True):
-            total = torch.stack([part.cpu() for part in parts]).sum(0)
+        gradients = list(zip(*(norm.gradients for norm in self._norms(x.layer)), strict=True))
+        totals = [torch.stack([part.cpu() for part in parts]).sum(0) for parts in gradients]
+        self.ranks.add_up(totals)
+        for parts, total in zip(gradients, totals, strict=True):
             for part in parts:
                 part.copy_(total)
 

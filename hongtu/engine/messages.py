@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -12,8 +12,7 @@ from torch import Tensor
 from hongtu.engine.host_store import HostStore
 from hongtu.graph.halo import Halo
 from hongtu.metrics import Traffic
-
-Exchange = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # sends a tensor to every rank, fills one of each
+from hongtu.ranks.together import Together
 
 
 class Messages:
@@ -22,12 +21,12 @@ class Messages:
     Args:
         host: whose rows are sent.
         traffic: where they are counted.
-        exchange: sends and receives; all ranks call it, in the same order.
+        ranks: all of whose processes send and receive in the same order.
         numbers: the most that are on their way at a time.
     """
 
-    def __init__(self, host: HostStore, traffic: Traffic, exchange: Exchange, numbers: int) -> None:
-        self._host, self._traffic, self._exchange = host, traffic, exchange
+    def __init__(self, host: HostStore, traffic: Traffic, ranks: Together, numbers: int) -> None:
+        self._host, self._traffic, self._ranks = host, traffic, ranks
         self._memory = torch.empty(numbers, dtype=host.dtype)
         host.keep_pageable("messages", self._memory)
 
@@ -53,7 +52,7 @@ class Messages:
         sent, received = parts[: len(out)], parts[len(out) :]
         for index, part in zip(out, sent, strict=True):
             torch.index_select(rows, 0, torch.from_numpy(index), out=part)
-        self._exchange(sent, received)
+        self._ranks.exchange(sent, received)
         seconds = perf_counter() - start
         for part in received if link == "fetch" else sent:
             self._traffic.add(link, part.nbytes, len(part), seconds)

@@ -99,6 +99,11 @@ class Artifact:
         """Of a tensor or array with a row per vertex the rows of those that belong here: all."""
         return rows
 
+    @property
+    def own_end(self) -> np.ndarray:
+        """int64 [m], the row behind the last of every partition that belongs here."""
+        return self.topology.partition_start[1:]
+
     def degree_statistics(self) -> np.ndarray:
         """float64 [V, 3], as :func:`hongtu.graph.degrees.degree_statistics`."""
         return degree_statistics(self.topology)

@@ -15,9 +15,10 @@ class Halo:
     """What ranks fetch of one another.
 
     Attributes:
-        first: the layer from which on what a layer exchanges is fetched; layers before it are computed again.
-        fields: bool [R] each, the rows within 0, 1, ... ``first - 1`` in-edges of an own one; layer k computes those
-            of ``hops(k)``.
+        first: the layer from which on what a layer exchanges is fetched; layers before it are computed again. Layers
+            that exchange nothing do not count.
+        fields: bool [R] each, the rows within 0, 1, ... ``first - 1`` in-edges of an own one; what comes after so many
+            layers is computed of those of ``hops``.
         takes: of every rank, int64, the rows here that it owns; none of this rank.
         gives: of every rank, int64, the own rows that it takes, in its order.
     """
@@ -27,13 +28,13 @@ class Halo:
     takes: tuple[np.ndarray, ...]
     gives: tuple[np.ndarray, ...]
 
-    def hops(self, layer: int) -> int:
-        """Over how many in-edges own rows depend on what a layer computes.
+    def hops(self, layers: int) -> int | None:
+        """Over how many in-edges own rows depend on what comes after so many layers; None: any.
 
-        >>> [Halo(2, (), (), ()).hops(layer) for layer in (0, 1, 2)]  # layer 2 reads what other ranks computed
-        [1, 0, 0]
+        >>> [Halo(2, (), (), ()).hops(layers) for layers in range(4)]  # layer 2 reads what other ranks computed
+        [None, 1, 0, 0]
         """
-        return max(self.first - 1 - layer, 0)
+        return max(self.first - layers, 0) if layers else None
 
     @property
     def rows(self) -> int:

@@ -29,7 +29,7 @@ class Moments:
 
     def add(self, x: Tensor) -> None:
         """The rows of a chunk, [R, F]."""
-        if not self.wanted:
+        if not self.wanted or not len(x):
             return
         near = x.mean(0)
         centred = x - near
@@ -45,12 +45,15 @@ class Moments:
         self.rows = total
 
     @staticmethod
-    def combine(parts: Sequence[Moments]) -> tuple[Tensor, ...]:
-        """Mean and biased variance of all devices' rows, float64 [F] on the host; () where nobody wanted them."""
-        if not parts[0].wanted:
-            return ()
-        whole = Moments(torch.zeros(2, len(parts[0].mean), dtype=torch.float64))
+    def combine(parts: Sequence[Moments]) -> Moments:
+        """Those of all devices' or all ranks' rows, on the host."""
+        whole = Moments(torch.zeros(2, len(parts[0].mean), dtype=torch.float64), wanted=parts[0].wanted)
         for part in parts:
             if part.rows:
                 whole._merge(part.rows, part.mean.cpu(), part.squares.cpu())
-        return whole.mean, (whole.squares / whole.rows).clamp_(min=0)
+        return whole
+
+    @property
+    def statistics(self) -> tuple[Tensor, ...]:
+        """Mean and biased variance, float64 [F] each; () where nobody wanted them."""
+        return (self.mean, (self.squares / self.rows).clamp_(min=0)) if self.wanted else ()

@@ -95,11 +95,16 @@ class Share(Artifact):
             made = replace(
                 made, edge_features=topology.edge_features, edge_type=topology.edge_type, edge_position=position
             )
+        self._own_end = made.partition_start[:-1] + np.diff(starts)
         self.topology, self.span = made, slice(int(starts[0]), int(starts[-1]))
 
     @property
     def whole(self) -> Artifact:
         return self._whole
+
+    @property
+    def own_end(self) -> np.ndarray:
+        return self._own_end
 
     def halo_of(self, bounds: np.ndarray) -> Halo:
         """The rows that this rank and the others read of one another over one in-edge.

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from hongtu.device.backends import Backend
-from hongtu.engine.messages import Exchange
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
@@ -20,6 +19,7 @@ from hongtu.model.wiring import Modules
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.strategy import Strategy
+from hongtu.ranks.together import Together
 from hongtu.train.planning import make_loss, plan_network
 from hongtu.train.runtime import Runtime
 
@@ -52,7 +52,7 @@ def layer_runtime(
     embedding: Embedding | None,
     backend: Backend,
     on_oom: str,
-    exchange: Exchange,
+    ranks: Together,
 ) -> Runtime:
     """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
     beside whatever the trainer holds."""
@@ -67,5 +67,5 @@ def layer_runtime(
     )
     return Runtime(
         artifact, network, loss, make_plan, rows=embedding, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom,
-        exchange=exchange,
+        ranks=ranks,
     )  # fmt: skip

@@ -166,7 +166,14 @@ def plan_network(
             shape_with(sides),
             used,
             budget,
-            partial(probe_workspace, network=network, loss=loss, dtype=dtype, correct=correct),
+            partial(
+                probe_workspace,
+                network=network,
+                loss=loss,
+                vertices=artifact.whole.num_vertices,
+                dtype=dtype,
+                correct=correct,
+            ),
             hardware,
             artifact.original_id,
             loss.loss_vertices,
@@ -208,7 +215,7 @@ def _network_shape(
 ) -> NetworkShape:
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
     traced = trace(network, artifact.feature_width, dtype, edges, unmixed)  # first: lazy parameters get their shapes
-    network.check_vertices(artifact.num_vertices)
+    network.check_vertices(artifact.whole.num_vertices)
     layers = traced.layers
     if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
         layers = (replace(layers[0], z_is_input=False), *layers[1:])

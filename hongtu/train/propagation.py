@@ -174,8 +174,11 @@ class Propagation:
             model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
         )  # fmt: skip
 
-        probe = partial(probe_workspace, network=network, loss=None, dtype=self.dtype, correct=correct)
         artifact = self.artifact
+        probe = partial(
+            probe_workspace, network=network, loss=None, vertices=artifact.num_vertices, dtype=self.dtype,
+            correct=correct,
+        )  # fmt: skip
         return plan_run(
             artifact.topology, artifact.schedule_paper, shape, self._strategy, budget, probe, self._hardware,
             artifact.original_id,

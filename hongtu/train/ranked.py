@@ -47,17 +47,12 @@ def check_ranked(
         raise InputError(f"dependencies {dependencies!r}: expected {', '.join(map(repr, DEPENDENCIES))}")
     if ranks == 1:
         return
-    if dependencies != "cache" and on_oom == "replan":
+    if on_oom == "replan" and (dependencies != "cache" or network.norms):
+        what = "statistics over the whole graph" if network.norms else f"dependencies {dependencies!r}"
         raise InputError(
-            f"on_oom 'replan' runs passes of one rank again, and with dependencies {dependencies!r} the others would "
-            "wait for them; use on_oom 'raise', or dependencies 'cache'"
+            f"on_oom 'replan' runs passes of one rank again, and with {what} the others would wait for them; use "
+            "on_oom 'raise'" + (", or dependencies 'cache'" if not network.norms else "")
         )
-    for norm, index in zip(network.layers, network.layer_index, strict=True):
-        if isinstance(norm, WholeGraphNorm):
-            raise InputError(
-                f"{network.title(index)}: takes statistics over the whole graph, which {ranks} ranks do not share "
-                f"yet; use torch.nn.LayerNorm, or {ALONE}"
-            )
     if isinstance(loss, LinkLoss):
         raise InputError(f"loss: a LinkLoss needs the output of all vertices in one process; {ALONE}")
     if artifact.learns_features:

@@ -13,7 +13,6 @@ from torch import nn
 
 from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
-from hongtu.engine.messages import Exchange
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes
@@ -23,6 +22,7 @@ from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.ranks.together import Alone, Together
 from hongtu.threads import shared_cores
 from hongtu.train.excess import SHARES, Excess
 from hongtu.train.survey.probe import Correct, probe_workspace
@@ -53,7 +53,7 @@ class Runtime:
         rows: features that are on the host and change: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
-        exchange: as for ``Engine``.
+        ranks: as for ``Engine``; None: this process is alone.
 
     Raises:
         InputError: for another ``on_oom``, and whatever ``make_plan`` refuses.
@@ -72,16 +72,16 @@ class Runtime:
         dtype: torch.dtype,
         backend: Backend,
         on_oom: str = "raise",
-        exchange: Exchange | None = None,
+        ranks: Together | None = None,
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
         self._network, self._make_plan, self._on_oom, self._backend = network, make_plan, on_oom, backend
-        self._partitions = artifact.topology.partitions
-        self._probe = partial(probe_workspace, loss=loss, dtype=dtype)
+        self._partitions, self._ranks = artifact.topology.partitions, ranks or Alone()
+        self._probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
         self._make_engine = partial(
             Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend,
-            exchange=exchange,
+            ranks=self._ranks,
         )  # fmt: skip
         self._budget = budget
         self._excess = Excess()
@@ -221,7 +221,8 @@ class Runtime:
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
         free = available_bytes()
-        if free is None or self._plan.choice.halo is not None:  # other ranks do not run these passes now
+        meets = self._plan.choice.halo is not None or self._network.norms
+        if free is None or (self._ranks.size > 1 and meets):  # other ranks do not run these passes now
             return None
         self._replace_engine(self._plan)  # an error stopped the one in use
         try:

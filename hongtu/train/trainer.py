@@ -181,7 +181,7 @@ class Trainer:
                 raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
             self._runtime = Runtime(
                 self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
-                dtype=dtype, backend=self._backend, on_oom=on_oom, exchange=self.ranks.exchange,
+                dtype=dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks,
             )  # fmt: skip
         self.ranks.take_model(self.model)
 
@@ -356,7 +356,7 @@ class Trainer:
         return layer_runtime(
             self._share, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
             autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
-            on_oom=self._on_oom, exchange=self.ranks.exchange,
+            on_oom=self._on_oom, ranks=self.ranks,
         )  # fmt: skip
 
     def fit(

@@ -120,7 +120,13 @@ class Run:
             device.reserve("model", plan.shape.model_bytes)
         self.program = plan.program
         self.executor = Executor(
-            self.program, [self.toy] * len(self.devices), self.host, self.devices, self.toy, plan.topology.num_edges
+            self.program,
+            [self.toy] * len(self.devices),
+            self.host,
+            self.devices,
+            self.toy,
+            plan.topology.num_edges,
+            tiny.V,
         )
 
     def setup(self) -> None:

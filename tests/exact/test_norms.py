@@ -187,7 +187,7 @@ def test_moments_of_uneven_parts():
     parts = [Moments(torch.zeros(2, 3, dtype=torch.float64)) for _ in range(4)]
     for part, chunk in zip(np.random.default_rng(0).integers(0, 3, 50), rows.tensor_split(50), strict=True):
         parts[part].add(chunk)
-    mean, var = Moments.combine(parts)
+    mean, var = Moments.combine(parts).statistics
     torch.testing.assert_close(mean, rows.double().mean(0), rtol=1e-12, atol=0)
     torch.testing.assert_close(var, rows.double().var(0, correction=0), rtol=1e-6, atol=1e-12)
 

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "device": "cuda_ext kernels",
     "model": "graph kernels nn",
     "pyg": "graph ranks nn",
-    "engine": "graph kernels plan nn device model",
+    "engine": "graph kernels ranks plan nn device model",
     "train": "graph kernels ranks plan nn device model engine",
     "bench": "graph kernels preprocess plan nn device model pyg engine train",
     "cli": "graph kernels ranks preprocess plan nn pyg device model engine train bench",

@@ -17,6 +17,7 @@ from hongtu.hardware import CPU
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.train.ranked import plan_ranks
 from tests import problems, training
+from tests.additions import CONNECTIONS, NORMS
 from tests.models import SIX, H, Model
 from tests.ranks.turns import run_ranks
 
@@ -90,8 +91,8 @@ def test_rows_that_are_fetched():
 DROPPED = Model(
     "dropped",
     lambda f, c: [
-        hnn.GATConv(f, H, heads=2, dropout=0.5, input_dropout=0.5), hnn.Dropout(0.5), nn.LayerNorm(2 * H),
-        hnn.SAGEConv(2 * H, c),
+        hnn.GATConv(f, H, heads=2, dropout=0.5, input_dropout=0.5), hnn.Dropout(0.5), nn.BatchNorm1d(2 * H),
+        nn.LayerNorm(2 * H), hnn.SAGEConv(2 * H, c),
     ],
     lambda f, c: [],
 )  # fmt: skip
@@ -118,8 +119,10 @@ EDGES = Model(
 @pytest.mark.parametrize(
     ("model", "problem"),
     [(DROPPED, problems.awkward), (JUMPING, problems.awkward), (HOPS, problems.awkward), (EDGES, problems.edge_data),
-     (SIX[0], problems.few_train), (SIX[4], problems.few_train)],
-    ids=["dropout", "jumping", "hops", "edge-data", "few-train-gcn", "few-train-gat"],
+     (SIX[0], problems.few_train), (SIX[4], problems.few_train), (NORMS[0], problems.few_train),
+     (NORMS[1], problems.awkward), (CONNECTIONS[2], problems.awkward)],
+    ids=["dropout", "jumping", "hops", "edge-data", "few-train-gcn", "few-train-gat", "few-train-norms", "norms",
+         "dense-norms"],
 )  # fmt: skip
 def test_everything_that_follows_a_vertex(model, problem, dependencies, strategy):
     check_ranks(3, model, problem(), strategy=strategy, seed=3, dependencies=dependencies)
@@ -137,7 +140,7 @@ DEEP = Model(
 
 @pytest.mark.parametrize("first", (2, 3))
 @pytest.mark.parametrize("strategy", ("none", "full"))
-@pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED), ids=repr)
+@pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
 def test_the_first_layers_are_computed_again_and_the_others_fetched(model, strategy, first, monkeypatch):
     monkeypatch.setattr("hongtu.train.trainer.first_fetched", lambda layers, *_: min(first, layers))
     check_ranks(3, model, problems.awkward(), strategy=strategy, seed=5, dependencies="hybrid")
@@ -257,7 +260,11 @@ def gcn():
 
 def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
     for layers, options, named in (
-        ([*gcn(), hnn.BatchNorm(3)], {}, r"layers\[3\] \(BatchNorm\): takes statistics over the whole graph"),
+        (
+            [*gcn(), hnn.BatchNorm(3)],
+            {"on_oom": "replan"},
+            "with statistics over the whole graph the others would wait",
+        ),
         ([gcn()[0], nn.Dropout(0.5), gcn()[2]], {}, r"layers\[1\] \(Dropout\): Dropout of torch draws by chunk"),
         (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
         (gcn(), {"device_memory": 1}, "the smallest that works is"),
@@ -308,10 +315,10 @@ def test_a_snapshot_does_not_depend_on_ranks(tmp_path):
 @over_dependencies
 def test_rows_are_written_once(tmp_path, dependencies):
     def rows(group):
-        trainer = training.make_trainer(SIX[0], problems.awkward(), (4, 3), ranks=group, dependencies=dependencies)
+        trainer = training.make_trainer(NORMS[1], problems.awkward(), (4, 3), ranks=group, dependencies=dependencies)
         there = np.array(trainer.predict(out=tmp_path / "rows.npy"))
         assert np.array_equal(there, trainer.predict().numpy())
-        return there, trainer.embed(0), trainer.predict([3, 1])
+        return there, trainer.embed(3), trainer.predict([3, 1])
 
     expected = rows(None)
     for found in run_ranks(3, rows):

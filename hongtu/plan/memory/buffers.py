@@ -242,7 +242,7 @@ class PlannedMemory:
     def crosses(self, p: Pass) -> Halo | None:
         """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
         halo = self.choice.halo
-        return None if halo is None or p.layer is None or p.layer < halo.first else halo
+        return halo if halo is not None and p.layer in self.shape.graph_layers[halo.first :] else None
 
     @cached_property
     def message_numbers(self) -> int:

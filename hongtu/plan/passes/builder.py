@@ -45,10 +45,11 @@ def plan_passes(
         train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
+    fetched = shape.graph_layers[halo.first :] if halo else ()
     on_host = (
         {OUTPUT}
         | ({gradient(OUTPUT)} if shape.edge_loss else set())
-        | {part for z in (names.z[halo.first :] if halo else ()) for part in (z, gradient(z))}
+        | {part for k in fetched for part in (names.z[k], gradient(names.z[k]))}
         | ({FEATURES, gradient(FEATURES)} if shape.learned_input or from_csr else {FEATURES} - kept)
     )
     pieces: frozenset[str] = frozenset()
@@ -300,7 +301,7 @@ class _Builder:
 
     def _hops(self, k: int, *, train: bool = True) -> int | None:
         if self.halo is not None:
-            return None if k < 0 else self.halo.hops(k)
+            return self.halo.hops(sum(layer <= k for layer in self.shape.graph_layers))
         return self.shape.layers_above(k) if train and self.prune and k >= self.shape.last_norm else None
 
 

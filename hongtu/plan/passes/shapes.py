@@ -224,6 +224,11 @@ class NetworkShape:
         """Index of the last normalisation, or -1: what it normalises is needed of every vertex."""
         return max((k for k, layer in enumerate(self.layers) if layer.norm), default=-1)
 
+    @property
+    def graph_layers(self) -> list[int]:
+        """Indices of the layers that read neighbours: all but normalisations."""
+        return [k for k, layer in enumerate(self.layers) if not layer.norm]
+
     def layers_above(self, k: int) -> int:
         """How many graph layers come after ``layers[k]``."""
         return sum(not layer.norm for layer in self.layers[k + 1 :])

@@ -36,6 +36,7 @@ def probe_workspace(
     plan: ExecutionPlan,
     network: Network,
     loss: MeanLoss | EdgeLoss | None,
+    vertices: int,
     dtype: torch.dtype,
     correct: Correct | None = None,
 ) -> dict[str, int]:
@@ -43,12 +44,13 @@ def probe_workspace(
     the model.
 
     Args:
+        vertices: of the whole graph, by which normalisations may choose their statistics.
         correct: what layers take in a pass, by its name and what is found here; None: that.
     """
     workspace: dict[str, int] = {}
     for key, view in plan.views.items():
         names = {p.name for p in plan.passes.every if plan.view_of(p) == key}
-        found = _probe_view(plan, view, network, loss, dtype)
+        found = _probe_view(plan, view, network, loss, vertices, dtype)
         # rows of a part of the graph are put into resident tensors by an int64 copy of their positions
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())
         workspace |= {name: taken + positions for name, taken in found.items() if name in names}
@@ -56,7 +58,12 @@ def probe_workspace(
 
 
 def _probe_view(
-    plan: ExecutionPlan, view: Topology, network: Network, loss: MeanLoss | EdgeLoss | None, dtype: torch.dtype
+    plan: ExecutionPlan,
+    view: Topology,
+    network: Network,
+    loss: MeanLoss | EdgeLoss | None,
+    vertices: int,
+    dtype: torch.dtype,
 ) -> dict[str, int]:
     """The workspace of every pass on the largest block of one view."""
     topology = _largest_block(view, plan.shape)
@@ -75,7 +82,7 @@ def _probe_view(
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         program = small.program
         scored = _Unscored() if isinstance(loss, EdgeLoss) else loss
-        executor = Executor(program, [twin], host, [device], scored, topology.num_edges)
+        executor = Executor(program, [twin], host, [device], scored, topology.num_edges, vertices)
         for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
             twin.modules.train(mode)
             for p in passes:
