@@ -12,7 +12,7 @@ from typing import Any
 
 from hongtu.errors import InputError
 
-PARTITIONERS = ("auto", "metis", "kaminpar", "streaming", "range", "random")
+PARTITIONERS = ("auto", "metis", "metis-balanced", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 SWITCHES = ("relabel", "undirected", "self_loops", "normalize_features", "as_paper", "force", "resume")  # of preprocess
 TASKS = ("regression",)  # those that labels do not say themselves
@@ -36,9 +36,10 @@ class PreprocessConfig:
         partitions: m, one per device; at least 1.
         chunks: n, chunks per partition, at least 1, or "auto": ``max(1, min(512, V // (partitions * 256)))``;
             the planner runs groups of chunks as one where that is faster.
-        partitioner: "metis" (needs pymetis), "kaminpar" (needs kaminpar; faster), "streaming" (fastest of those that
-            look at edges, in memory for vertices only), "range" (contiguous ids, edge-balanced), "random", or "auto":
-            METIS up to 20M edges, beyond it KaMinPar where it is installed, else streaming.
+        partitioner: "metis" (needs pymetis), "metis-balanced" (divides vertices, in-edges and train vertices evenly,
+            each by itself, and cuts more edges), "kaminpar" (needs kaminpar; faster), "streaming" (fastest of those
+            that look at edges, in memory for vertices only), "range" (contiguous ids, edge-balanced), "random", or
+            "auto": METIS up to 20M edges, beyond it KaMinPar where it is installed, else streaming.
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
             propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
         columns: names of the source, destination and, with a third, weight column of a table or an edge list with a

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 PER_EDGE, PER_VERTEX = 24, 64  # bytes, in any stage, beside what a partitioner takes itself
 INTERPRETER = 300 << 20  # Python, its libraries and the copy buffers
-OWN = {"metis": 170, "recursive": 170, "kaminpar": 50}  # bytes per edge of those that hold the graph themselves
+# bytes per edge of those that hold the graph themselves
+OWN = {"metis": 170, "metis-balanced": 170, "recursive": 170, "kaminpar": 50}
 
 
 def predicted_peak(num_vertices: int, num_edges: int, partitioner: str, orders: list[str]) -> int:

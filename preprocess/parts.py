@@ -7,6 +7,7 @@ run to run.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from hongtu.errors import InputError
 
 IMBALANCE = 0.03  # as METIS by default
+OPTIONS, METIS_OK = 40, 1  # of METIS's interface in C
 NO_EDGE_WEIGHTS, NO_VERTEX_WEIGHTS = 1, 2  # flags of the ParHIP format
 
 
@@ -40,7 +42,8 @@ def cut_graph(
         library: "metis" or "kaminpar".
         start: int64 [V + 1], undirected neighbour lists.
         neighbour: int32 [A].
-        weights: int64 [V], positive, what is balanced; None for one per vertex.
+        weights: int64 [V], positive, what is balanced; None for one per vertex. METIS also takes [V, W] that are not
+            negative, and balances each column.
         recursive: have METIS bisect again and again, so that parts that are near in number are near in the graph;
             KaMinPar's always are.
 
@@ -73,14 +76,46 @@ def _metis(start, neighbour, parts: int, seed: int, weights: np.ndarray | None, 
             f"METIS: {len(neighbour)} adjacency entries, but this pymetis counts in {integer}; "
             "pass --partitioner range --order clusters"
         )
+    start, neighbour = start.astype(integer, copy=False), neighbour.astype(integer, copy=False)
+    seed = seed % (2**31 - 1) + 1  # the C library takes the seeds 0 and 1 for the same
+    if weights is not None and weights.ndim == 2:
+        return _metis_by_columns(start, neighbour, parts, seed, np.ascontiguousarray(weights, dtype=integer))
     found = pymetis.part_graph(
         parts,
-        pymetis.CSRAdjacency(start.astype(integer, copy=False), neighbour.astype(integer, copy=False)),
+        pymetis.CSRAdjacency(start, neighbour),
         vweights=None if weights is None else weights.astype(integer),
         recursive=recursive,
-        options=pymetis.Options(seed=seed % (2**31 - 1) + 1),  # the C library takes the seeds 0 and 1 for the same
+        options=pymetis.Options(seed=seed),
     )
     return np.asarray(found.vertex_part, dtype=np.int32)
+
+
+def _metis_by_columns(
+    start: np.ndarray, neighbour: np.ndarray, parts: int, seed: int, weights: np.ndarray
+) -> np.ndarray:
+    """By the C function that pymetis brings, whose own call takes one weight of a vertex."""
+    from pymetis import _internal
+
+    library = ctypes.CDLL(_internal.__file__)
+    if not hasattr(library, "METIS_PartGraphKway"):
+        raise InputError(
+            f"{_internal.__file__} hides METIS: pip install pymetis==2025.2.2, or pass --partitioner metis"
+        )
+
+    def at(array: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data)
+
+    options = np.empty(OPTIONS, dtype=start.dtype)
+    library.METIS_SetDefaultOptions(at(options))
+    options[int(_internal.options_indices.SEED)] = seed
+    vertices, columns, cut, count = np.array([*weights.shape, 0, parts], dtype=start.dtype)[:, None]
+    part = np.empty(len(weights), dtype=start.dtype)
+    code = library.METIS_PartGraphKway(
+        at(vertices), at(columns), at(start), at(neighbour), at(weights), None, None, at(count), None, None,
+        at(options), at(cut), at(part),
+    )  # fmt: skip
+    assert code == METIS_OK, f"METIS: {code}"
+    return part.astype(np.int32)
 
 
 def _kaminpar(start, neighbour, parts: int, seed: int, weights: np.ndarray | None) -> np.ndarray:

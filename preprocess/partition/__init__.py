@@ -14,7 +14,7 @@ from hongtu.preprocess.partition.balance import partition_statistics
 from hongtu.preprocess.partition.random import random_partition
 from hongtu.preprocess.partition.range import range_partition
 from hongtu.preprocess.partition.streaming import streaming_partition
-from hongtu.preprocess.partition.weighted import weighted_partition
+from hongtu.preprocess.partition.weighted import balanced_partition, weighted_partition
 from hongtu.preprocess.parts import kaminpar_installed
 
 # the submodules `range` and `random` shadow those names in this file: no loops here
@@ -26,6 +26,7 @@ METIS_EDGES = 20_000_000  # beyond this many another one is the default
 
 PARTITIONERS: dict[str, Callable[..., np.ndarray]] = {
     "metis": partial(weighted_partition, "metis"),
+    "metis-balanced": balanced_partition,
     "kaminpar": partial(weighted_partition, "kaminpar"),
     "streaming": streaming_partition,
     "range": range_partition,
@@ -45,7 +46,7 @@ def choose_partitioner(name: str, num_edges: int) -> tuple[str, str]:
     if name == "auto" and not installed:
         advice = "`pip install 'hongtu[kaminpar]'` gets one that cuts fewer edges"
         return "streaming", f"{num_edges:,} edges are many for METIS: the streaming partitioner is used; {advice}"
-    if name == "metis" and num_edges > METIS_EDGES:
+    if name.startswith("metis") and num_edges > METIS_EDGES:
         low, high = (seconds * num_edges // 10_000_000 for seconds in METIS_SECONDS)
         needed = METIS_BYTES * num_edges / 2**30
         faster = "kaminpar" if installed else "streaming (or kaminpar: `pip install 'hongtu[kaminpar]'`)"

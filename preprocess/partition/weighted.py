@@ -1,7 +1,8 @@
 """METIS or KaMinPar on the graph made undirected, without duplicates and self-loops.
 
 They balance one weight per vertex, so in-edges (work of the aggregate) and train membership (work of the loss and of
-what ``prune`` leaves) are combined into one integer; ``partition_statistics`` reports the balance of each.
+what ``prune`` leaves) are combined into one integer; ``partition_statistics`` reports the balance of each. METIS also
+balances vertices, in-edges and train vertices each by itself, which cuts about a third more edges.
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ def weighted_partition(
     """
     weights = vertex_weights(np.diff(in_edge_start), train_mask)
     return cut_graph(library, *symmetric_neighbours(in_edge_start, source), partitions, seed, weights)
+
+
+def balanced_partition(
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
+) -> np.ndarray:
+    """As :func:`weighted_partition` by METIS, with three weights of every vertex."""
+    weights = np.stack([np.ones(len(train_mask), dtype=np.int64), np.diff(in_edge_start), train_mask], axis=1)
+    weights = weights[:, weights.any(axis=0)]
+    return cut_graph("metis", *symmetric_neighbours(in_edge_start, source), partitions, seed, weights)
 
 
 def vertex_weights(in_degree: np.ndarray, train_mask: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ def test_any_graph_gets_valid_partitions(name, num_vertices, num_edges, m):
         assert not part.any()
 
 
-@pytest.mark.parametrize("name", ["metis", "kaminpar"])
+@pytest.mark.parametrize("name", ["metis", "metis-balanced", "kaminpar"])
 def test_cliques_are_found(name):
     skip_what_is_missing(name)
     clique, *edges = cliques(4, 8)
@@ -79,7 +79,7 @@ def test_in_edges_are_balanced(name):
 def test_seed_matters():
     edges = graph(500, 3000)
     train = np.ones(500, dtype=bool)
-    for name in ("metis", "random"):
+    for name in ("metis", "metis-balanced", "random"):
         first, second = (partition_vertices(name, *edges, 4, train_mask=train, seed=seed) for seed in (0, 1))
         assert not np.array_equal(first, second), name
 
@@ -136,6 +136,19 @@ def test_streaming_finds_communities_and_stays_balanced():
     random = partition_statistics(partition_vertices("random", *edges, 4, train_mask=train, seed=0), *edges, 4, train)
     assert found["edge_cut"] < 0.5 * random["edge_cut"]
     assert max(found["balance"].values()) <= SLACK
+
+
+def test_vertices_in_edges_and_train_vertices_are_balanced_at_once():
+    """Where whole communities train, one weight cannot."""
+    edges = communities(40, 100)
+    train = np.random.default_rng(0).permutation(np.repeat(np.arange(40), 100)) < 15
+    worst = {}
+    for name in ("metis", "metis-balanced"):
+        part = partition_vertices(name, *edges, 4, train_mask=train, seed=0)
+        worst[name] = max(partition_statistics(part, *edges, 4, train)["balance"].values())
+    assert worst["metis-balanced"] < 1.06 < 1.2 < worst["metis"], worst
+    none = partition_vertices("metis-balanced", *edges, 4, train_mask=np.zeros(4000, dtype=bool), seed=0)
+    assert partition_statistics(none, *edges, 4, train)["balance"]["in_edges"] < 1.06
 
 
 def test_streaming_keeps_the_locality_of_ids():
