@@ -107,7 +107,7 @@ def _metis_by_columns(
 
     options = np.empty(OPTIONS, dtype=start.dtype)
     library.METIS_SetDefaultOptions(at(options))
-    options[int(_internal.options_indices.SEED)] = seed
+    options[int(_internal.options_indices.SEED)] = seed  # type: ignore[attr-defined]
     vertices, columns, cut, count = np.array([*weights.shape, 0, parts], dtype=start.dtype)[:, None]
     part = np.empty(len(weights), dtype=start.dtype)
     code = library.METIS_PartGraphKway(
