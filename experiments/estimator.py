@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 from pathlib import Path
@@ -53,7 +54,9 @@ def main() -> None:
     options = parser.parse_args()
     configurations = [prepare(options, *held_out) for held_out in HELD_OUT]
     profile = measure_cpu(
-        f"cpu, {len(os.sched_getaffinity(0))} cores", lambda: [found.train() for found in configurations]
+        f"cpu, {len(os.sched_getaffinity(0))} cores",
+        lambda: [found.train() for found in configurations],
+        limit=math.inf,
     )
     if options.profile is not None:
         options.profile.write_text(json.dumps(profile.to_dict(), indent=1) + "\n")

@@ -4,14 +4,15 @@
 
 GCN of two and three layers. Bytes are those of all ranks in an epoch. ``halo_of_all_gather``: rows of all halos, of
 those that ranks would get if each got all of the others'. ``of_sar``: of SAR's rounds (Mostafa, MLSys 2022) on the same
-partitions, as they are counted here: forward, every layer fetches the rows of its input that it reads of others, the
-features too; backward, the gradients of all but the features go back.
+partitions, as they are counted here: forward, every layer fetches the rows that it reads of others, the narrower of
+what goes into its product and what comes out, the features too; backward, the gradients of all but these go back.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,14 @@ def planned(artifact: Artifact, row: dict[str, Any], halo: int) -> dict[str, Any
     )  # fmt: skip
     moved = sum(plan.bytes["fetch"] + plan.bytes["send"] for _, plan in plans)
     everyone = (row["ranks"] - 1) * artifact.num_vertices
-    inputs = (features, *(row["layers"] - 1) * (hidden,))
+    widths = (features, *(row["layers"] - 1) * (hidden,), classes)
+    narrower = [min(pair) for pair in pairwise(widths)]
     return {
         "first_fetched": None if plans[0][0].halo is None else plans[0][0].halo.first,
         "held": [share.num_vertices for share, _ in plans],
         "halo_of_all_gather": halo / everyone,
         "bytes": moved,
-        "of_sar": moved / (halo * ITEM * (sum(inputs) + sum(inputs[1:]))),
+        "of_sar": moved / (halo * ITEM * (sum(narrower) + sum(narrower[1:]))),
         "seconds": [predict_seconds(plan, hardware).total for _, plan in plans],
     }
 

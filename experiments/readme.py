@@ -71,34 +71,32 @@ def lines(results: Path) -> list[str]:
 
 
 def systems(rows: list[Row]) -> list[str]:
-    """In memory: ours over the fastest of torch_geometric's full-batch forms, by the fastest epoch of each, for what
-    disturbs an epoch only adds to it; nothing where others took part of the machine."""
+    """In memory: ours over the fastest of torch_geometric's full-batch forms, and over DGL, by the fastest epoch of
+    each, for what disturbs an epoch only adds to it; nothing where others took part of the machine."""
     found = []
     rows = [row for row in rows if "seconds" in row and row["others"] <= BUSY]
-    for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in rows):
-        own = [row for row in rows if (row["graph"], row["model"]) == (graph, model)]
+    for what in dict.fromkeys((row["graph"], row["model"], row["layers"], row["hidden"]) for row in rows):
+        own = [row for row in rows if (row["graph"], row["model"], row["layers"], row["hidden"]) == what]
         ours = [row for row in own if row["strategy"] == "full" and row["budget"] is None]
         others = [row for row in own if row["system"] in ("pyg", "pyg-csr", "pyg-sparse")]
         if not ours or not others:
             continue
-        best = min(others, key=_fastest)
+        best, seconds = min(others, key=_fastest), _fastest(ours[0])
         memory = ""
         if "process_bytes" in ours[0]:  # where each had a process of its own
             memory = f" and {ours[0]['process_bytes'] / best['process_bytes']:.2f}x the memory"
-        ratio = _fastest(ours[0]) / _fastest(best)
-        forms = {row["system"] for row in others}
-        form = "torch_geometric's fastest form" if len(forms) > 1 else "torch_geometric"
+        form = "torch_geometric's fastest form" if len({row["system"] for row in others}) > 1 else "torch_geometric"
         text = (
-            f"{graph.removesuffix('.artifact')}, {model} of {own[0]['layers']} layers, hidden {own[0]['hidden']}, in "
-            f"memory: fastest epoch {_fastest(ours[0]):.3f} s, {ratio:.2f}x the time{memory} "
-            f"of {form} ({best['system']})"
+            f"{what[0].removesuffix('.artifact')}, {what[1]} of {what[2]} layers, hidden {what[3]}, in memory: fastest "
+            f"epoch {seconds:.3f} s, {seconds / _fastest(best):.2f}x the time{memory} of {form} ({best['system']})"
         )
-        dense = next((row for row in own if row["system"] == "dense"), None)
-        if dense is not None:
-            text += f", {_fastest(ours[0]) / _fastest(dense):.2f}x the time that torch takes for its dense products"
+        by_system = {row["system"]: row for row in own}
+        for system, other in (("dgl", "of DGL"), ("dense", "that torch takes for its dense products")):
+            if system in by_system:
+                text += f", {seconds / _fastest(by_system[system]):.2f}x the time {other}"
         for row in own:
             if row["strategy"] == "full" and row["share"] is not None:
-                text += f"; in {row['share']:.0%} of what it needs in memory {_fastest(row) / _fastest(ours[0]):.2f}x"
+                text += f"; in {row['share']:.0%} of what it needs in memory {_fastest(row) / seconds:.2f}x"
         found.append(text + ".")
     return found
 

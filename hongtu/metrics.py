@@ -53,7 +53,7 @@ class EpochRecord:
 
     Attributes:
         epoch: its number, from 1.
-        loss: mean loss over the train mask.
+        loss: the training loss: the weighted sum of its terms, or the loss over edges.
         seconds: wall-clock seconds.
         bytes: bytes moved per link (see the module docstring).
         rows: rows moved per sparse link.

@@ -1,4 +1,4 @@
 """From edges to an artifact: read, clean, partition, order, chunk, write. No torch.
 
-Uses: the top and ``graph``.
+Uses: the top; ``graph``.
 """

@@ -181,7 +181,7 @@ class Chunk:
     def fill_slots(self, x):
         self.part(x)[...] = x.slots.of(self.i, self.at.batch)
 
-    def send(self, x):
+    def deliver(self, x):
         put(self.at.host[x.name], self.rows, self.sent.pop(x.name), x.stores.of(self.rows))
 
     # registers

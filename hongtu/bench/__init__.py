@@ -1,4 +1,5 @@
 """The harness: systems and this machine, timed on the same artifact, and the page about it.
 
-Uses: all rooms beneath it but ``cuda_ext``.
+Uses: the top; ``graph``, ``kernels``, ``preprocess``, ``plan``, ``nn``, ``device``, ``model``, ``pyg``, ``engine`` and
+``train``.
 """

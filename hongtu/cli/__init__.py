@@ -1,4 +1,5 @@
 """The ``hongtu`` command: one file for each subcommand.
 
-Uses: all rooms beneath it but ``cuda_ext``.
+Uses: the top; ``graph``, ``kernels``, ``ranks``, ``preprocess``, ``plan``, ``nn``, ``pyg``, ``device``, ``model``,
+``engine``, ``train`` and ``bench``.
 """

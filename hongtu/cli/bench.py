@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,11 @@ from hongtu.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from hongtu.bench.compare import Settings
+    from hongtu.bench.roofline import Rates
     from hongtu.bench.spec import Model, Run
     from hongtu.graph.artifact import Artifact
+    from hongtu.hardware import Hardware
+    from hongtu.plan.execution import ExecutionPlan
 
 
 def add_parser(subparsers: Any) -> None:
@@ -72,10 +76,12 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
     from hongtu.bench.compare import compare, describe, steps
     from hongtu.bench.records import append, machine, read
     from hongtu.bench.report.text import table
+    from hongtu.bench.roofline import measured_rates
     from hongtu.bench.spec import Model
 
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
     about = machine("bench", "hongtu") | describe(artifact, settings)
+    rates = None if settings.device == "simulated" else measured_rates(settings.device)
     before = [] if options.out is None else read(options.out)
     done = {_key(row) for row in before if row["loss_agrees"] is not False}
     failed = []
@@ -98,7 +104,9 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
                 bar.update()
 
             rows = compare(artifact.path, model, runs, settings, progress)
+        least = None if rates is None else _least_seconds(artifact, model, rates, settings)
         for row in rows:
+            row["least_seconds"] = least
             append(options.out, here | row)
         print(table(model, rows), flush=True)
         failed += [f"{model.name}, {row['label']}" for row in rows if row["loss_agrees"] is False]
@@ -153,25 +161,46 @@ def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> 
 
 def _refusal(artifact: Artifact, model: Model, run: Run, settings: Settings) -> BudgetError | None:
     """Why a run's budget is too small, before anything is started; None where it is not."""
-    from hongtu.bench.spec import OURS, named_strategy
+    from hongtu.bench.spec import OURS
+
+    if run.system != OURS or run.budget is None:
+        return None
+    try:
+        _plan(artifact, model, run, _hardware(settings))
+    except BudgetError as error:
+        return BudgetError(f"{run.label}: {error}", error.smallest)
+    return None
+
+
+def _least_seconds(artifact: Artifact, model: Model, rates: Rates, settings: Settings) -> float:
+    """Of an epoch of a model, whichever system trains it."""
+    from hongtu.bench.roofline import least_seconds
+    from hongtu.bench.spec import Run
+
+    hardware = _hardware(settings)
+    plan = _plan(artifact, model, Run(), replace(hardware, device_memory=None))
+    return least_seconds(plan, rates, hardware.cache)
+
+
+def _hardware(settings: Settings) -> Hardware:
+    """The profile asked for, else the device's."""
     from hongtu.device.backends import get_backend
     from hongtu.hardware import load_hardware
+
+    return load_hardware(settings.hardware) if settings.hardware else get_backend(settings.device).hardware
+
+
+def _plan(artifact: Artifact, model: Model, run: Run, hardware: Hardware) -> ExecutionPlan:
+    """What ours does in a run."""
+    from hongtu.bench.spec import named_strategy
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.model.named import build_layers
     from hongtu.train.planning import plan_model
 
-    if run.system != OURS or run.budget is None:
-        return None
     layers = build_layers(model.name, artifact.feature_width, model.hidden, artifact.num_classes, model.layers)
-    hardware = load_hardware(settings.hardware) if settings.hardware else get_backend(settings.device).hardware
-    try:
-        plan_model(
-            artifact, layers, loss=DEFAULT[artifact.task], device_memory=run.budget,
-            strategy=named_strategy(run.strategy or "full"), hardware=hardware,
-        )  # fmt: skip
-    except BudgetError as error:
-        return BudgetError(f"{run.label}: {error}", error.smallest)
-    return None
+    strategy = named_strategy(run.strategy or "full")
+    loss = DEFAULT[artifact.task]
+    return plan_model(artifact, layers, loss=loss, device_memory=run.budget, strategy=strategy, hardware=hardware)
 
 
 def _baselines(names: list[str], model: str) -> list[str]:

@@ -174,7 +174,7 @@ class Device(ABC):
         self._workspace.count(tensor)
 
     def save(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-        """Inside ``compute``: a copy of what stays until another pass, or None where it stays where it is."""
+        """Inside ``computing``: a copy of what stays until another pass, or None where it stays where it is."""
         return None
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -286,7 +286,7 @@ class Device(ABC):
     def emit(
         self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
-        """Inside ``compute``: ``rows`` are to be stored in or added to ``host``, or rows ``index`` of it."""
+        """Inside ``computing``: ``rows`` are to be stored in or added to ``host``, or rows ``index`` of it."""
 
     @abstractmethod
     def _flush_rows(
@@ -296,7 +296,7 @@ class Device(ABC):
 
     # -------------------------------- nothing, unless a device has memory or streams of its own
 
-    def send(  # noqa: B027
+    def deliver(  # noqa: B027
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
     ) -> None:  # fmt: skip
         """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""

@@ -97,12 +97,12 @@ class StagedDevice(Device):
     def emit(
         self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
-        self.staging(f"send {name}", number)[: len(rows)].copy_(rows)
+        self.staging(f"deliver {name}", number)[: len(rows)].copy_(rows)
 
-    def send(
+    def deliver(
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
     ) -> None:  # fmt: skip
-        part = self.staging(f"send {name}", number)[:count]
+        part = self.staging(f"deliver {name}", number)[:count]
         if stores is True and index is None:
             self.streams.flush.run(lambda: self._copy("write", part, host))
         elif stores is True:

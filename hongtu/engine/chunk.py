@@ -90,7 +90,7 @@ class Chunk:
         self.places: list[Saved] = []
         self.settled = Settled(self.device.save)
 
-    # ------------------------------------------------------------------------------------------------ bring and send
+    # ------------------------------------------------------------------------------------------------ bring and deliver
 
     def _array(self, name: str) -> Any:
         """An array of the chunk's structure."""
@@ -148,9 +148,9 @@ class Chunk:
         own = self.number - self.i * self.p.view.chunks
         return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
 
-    def send(self, x: moves.Send) -> None:
+    def deliver(self, x: moves.Deliver) -> None:
         rows, stores = self._on_host(x.name), x.stores.of(self.rows)
-        self.device.send(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)
+        self.device.deliver(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)
 
     # ------------------------------------------------------------------------------------------------------- compute
 

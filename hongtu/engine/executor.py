@@ -291,4 +291,4 @@ class Executor:
         for chunk in self._chunks:
             getattr(chunk, x.verb)(x)
 
-    read = read_sparse = bring = bring_slots = fill = fill_rows = fill_slots = send = _on_chunks
+    read = read_sparse = bring = bring_slots = fill = fill_rows = fill_slots = deliver = _on_chunks

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 
-CONVOLUTIONS = ("GCNConv", "SAGEConv", "GINConv", "GATConv", "GGCNConv", "PyGLayer")
+CONVOLUTIONS = ("GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "GGCNConv", "PyGLayer")
 _SEQUENTIAL = re.compile(r"nn\.\d+\.\w+$")
 
 

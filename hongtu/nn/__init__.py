@@ -1,6 +1,6 @@
 """Layers: transform a vertex's row, aggregate over its in-edges, update the result.
 
-Uses: the top, ``graph`` and ``kernels``.
+Uses: the top; ``graph`` and ``kernels``.
 """
 
 from hongtu.nn.aggr import (

@@ -1,4 +1,4 @@
 """What moves and runs, when and where: passes, transfers, memory, predicted bytes and seconds. No torch.
 
-Uses: the top and ``graph``.
+Uses: the top; ``graph``.
 """

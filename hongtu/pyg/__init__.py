@@ -1,4 +1,7 @@
-"""Sampled mini-batches of an artifact by torch_geometric's interfaces: approximate, beside hongtu's exact training."""
+"""Sampled mini-batches of an artifact by torch_geometric's interfaces: approximate, beside hongtu's exact training.
+
+Uses: the top; ``graph``, ``ranks`` and ``nn``.
+"""
 
 try:
     import torch_geometric  # noqa: F401

@@ -1,4 +1,4 @@
 """The Trainer: plans a user's model, trains it, evaluates it, and saves what it learned.
 
-Uses: the top, ``graph``, ``kernels``, ``plan``, ``nn``, ``device``, ``model`` and ``engine``.
+Uses: the top; ``graph``, ``kernels``, ``ranks``, ``plan``, ``nn``, ``device``, ``model`` and ``engine``.
 """

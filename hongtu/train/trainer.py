@@ -66,7 +66,7 @@ class Trainer:
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "simulated": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
-        strategy: "full", "paper", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.
+        strategy: "full", "paper", "p2p", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
         autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,

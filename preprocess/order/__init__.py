@@ -1,4 +1,4 @@
-"""Stage 5: the order of vertices inside each partition, and where chunks are cut.
+"""The order of vertices inside each partition, and where chunks are cut.
 
 A registry of pure functions ``(start, neighbour, part, seed) -> int32 [V]`` over undirected neighbour lists. "auto"
 counts the rows that each candidate's lookahead plan would load (:mod:`hongtu.preprocess.order.count`) and takes the

@@ -1,4 +1,4 @@
-"""Stage 4: which device owns which vertex. A registry of pure functions.
+"""Which device owns which vertex. A registry of pure functions.
 
 Each has the signature ``(in_edge_start, source, partitions, *, train_mask, seed) -> int32 [V]``.
 """

@@ -1,4 +1,4 @@
-"""Stage 1: read a graph in any format, or from arrays, and refuse what is wrong with it before any work."""
+"""Read a graph in any format, or from arrays, and refuse what is wrong with it before any work."""
 
 from hongtu.preprocess.read.arrays import from_arrays
 from hongtu.preprocess.read.directory import read_directory

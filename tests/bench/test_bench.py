@@ -9,9 +9,10 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import hongtu
-from hongtu.bench import baselines, compare, process
+from hongtu.bench import baselines, compare, process, roofline
 from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import SAMPLED, Model, Run
 from hongtu.bench.worker import Order, make_system
@@ -114,6 +115,7 @@ def test_sampled_stands_beside_full(artifact, capsys):
     arguments = ["bench", str(artifact), "--models", "sage", "--hidden", "8", "--baselines", "loader", "--together"]
     assert command([*arguments, "--epochs", "1", "--accuracy", "2"]) == 0
     ours, sampled = capsys.readouterr().out.splitlines()[1:3]
+    assert re.search(r"\d% of the roofline", ours)
     assert "hongtu full" in ours and "loader (sampled: approximate)" in sampled
     assert all(re.search(r"\d s \[.*x .*val 0\.\d+ after \d+\.\d s", line) for line in (ours, sampled))
 
@@ -213,3 +215,21 @@ def test_memory_and_other_processes_are_seen():
         assert peak_resident() - before > 0.9 * 2**26
     assert 0 <= OthersShare().stop(0.5) <= 1
     assert hongtu.__version__
+
+
+def test_the_roofline_counts_what_no_system_can_leave_out(artifact):
+    """Two layers of GCN: every product and gradient once; the second sum, forward and back; the first never changes."""
+    opened, fast = hongtu.open_artifact(artifact), 1e30
+    layers = [hongtu.nn.GCNConv(12, 8, activation=torch.nn.ReLU()), hongtu.nn.GCNConv(8, 4)]
+    plan = hongtu.plan_model(opened, layers)
+    kinds = "stream", "far_rows", "near_rows", "products"
+
+    def bound(kind, cache=None):
+        return roofline.least_seconds(plan, roofline.Rates(**dict.fromkeys(kinds, fast) | {kind: 1.0}), cache)
+
+    v, e = opened.num_vertices, opened.topology.num_edges
+    assert bound("products") == pytest.approx(2 * v * (2 * (12 * 8 + 8 * 4) + 8 * 4))
+    assert bound("far_rows") == pytest.approx(2 * e * 4 * 4)
+    assert bound("far_rows", cache=1 << 30) < bound("far_rows"), "a cache finds some"
+    assert bound("stream") >= 4 * v * (12 + 8 + 8 + 4), "what the products take and give"
+    assert all(rate > 1e6 for rate in vars(roofline.measured_rates()).values())

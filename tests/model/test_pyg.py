@@ -177,6 +177,12 @@ def test_edge_features_keep_their_weights():
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in blank.state_dict().items())
 
 
+def test_layers_of_ones_own_have_the_names_of_torch_geometric():
+    layers = [hongtu.nn.GATv2Conv(4, 4, 2, activation="elu"), hongtu.nn.GATv2Conv(8, 3, 2, concat=False)]
+    loaded = hongtu.to_pyg(layers, pyg.GAT(4, 8, 2, 3, heads=2, v2=True)).state_dict()
+    assert torch.equal(loaded["convs.0.att"], layers[0].att) and torch.equal(loaded["convs.1.bias"], layers[1].bias)
+
+
 def test_weights_that_do_not_fit_are_named():
     layers = hongtu.from_pyg(pyg.GCN(4, 8, 2, 3))
     with pytest.raises(InputError, match=r"GCN.convs.0.bias: the layers have shape \(8,\), the model has shape \(9,\)"):

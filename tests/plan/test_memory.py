@@ -70,9 +70,9 @@ def test_device_memory_of_a_pass_by_hand():
     twice = tiny.plan(tiny.GCN, PAPER, Choice(staging=2))
     buffers, beside = twice.buffers(twice.passes.train[1], 0), twice.host_staging(twice.passes.train[1], 0)
     assert {name: buffer.sets for name, buffer in buffers.items() if buffer.sets != 2} == {"aggregate": 1, "cache": 1}
-    assert buffers["send z1"].shape == (2, 3) and "z0" not in beside and "load_rows" in beside
+    assert buffers["deliver z1"].shape == (2, 3) and "z0" not in beside and "load_rows" in beside
     back = twice.passes.train[3]
-    assert {"flush_rows", "send grad z1"} <= set(twice.buffers(back, 0)) and {"flush_rows", "add grad z1"} <= set(
+    assert {"flush_rows", "deliver grad z1"} <= set(twice.buffers(back, 0)) and {"flush_rows", "add grad z1"} <= set(
         twice.host_staging(back, 0)
     )
 

@@ -81,8 +81,8 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
           drop a
           write z1 host z1 stores
           drop z1
-        send z1 stores
-        send a0 stores
+        deliver z1 stores
+        deliver a0 stores
         """,
     )
 
@@ -121,15 +121,15 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
           write grad z1 host d s0
           drop d s0
         push gradient_cache
-        send grad z1
+        deliver grad z1
         flush grad z1 gradient_cache
         """,
     )
     assert p.order == range(1, -1, -1) and named(program, "forward 1").order == range(2)
     # begins with batch 1: the chunks of 2, 3 and of 6, 7 store their rows, and row 6 is then flushed to and adds; then
     # those of 0, 1 and 4, 5; the flushes of rows 1, 2, 4 and 5 come last of all
-    (send,), (flush,) = ([x for x in p.body if isinstance(x, kind)] for kind in (moves.Send, moves.Flush))
-    assert send.stores.where.tolist() == [True] * 8 and [stores.where.any() for stores in flush.stores] == [
+    (deliver,), (flush,) = ([x for x in p.body if isinstance(x, kind)] for kind in (moves.Deliver, moves.Flush))
+    assert deliver.stores.where.tolist() == [True] * 8 and [stores.where.any() for stores in flush.stores] == [
         False,
         False,
     ]
@@ -156,8 +156,8 @@ def test_the_first_writer_of_a_row_stores():
     """Fused: batch by batch in order, so that chunks (0, 0) and (1, 0) store before rows 1, 2, 4 and 5 are flushed
     after their last batch; row 6 of device 1 too; rows 2, 3, 6 and 7 get their own in batch 1."""
     p = named(program_of(tiny.GCN, FULL, Choice(fuse=True)), "fused 1")
-    (send,) = (x for x in p.body if isinstance(x, moves.Send))
-    assert send.stores.where.all()
+    (deliver,) = (x for x in p.body if isinstance(x, moves.Deliver))
+    assert deliver.stores.where.all()
     # without what chunks give themselves, flushes are the first, and what nobody reads is zeroed
     alone = tiny.network(tiny.layer(4, trained=False), tiny.layer(3, combined=False, s=()), constant_layers=1)
     p = named(program_of(alone, FULL, Choice(fuse=True)), "fused 1")
@@ -165,7 +165,7 @@ def test_the_first_writer_of_a_row_stores():
         [x for x in xs if isinstance(x, kind)] for xs, kind in ((p.body, moves.Flush), (p.before, moves.Place))
     )
     assert all(stores.where.all() for stores in flush.stores) and place.zero.tolist() == [0, 3, 7]
-    assert not [x for x in p.body if isinstance(x, moves.Send)]
+    assert not [x for x in p.body if isinstance(x, moves.Deliver)]
 
 
 def test_an_aggregate_that_is_no_sum_gathers_and_gives_gradients_of_all_it_took():
@@ -334,8 +334,8 @@ STAGED = """
     meet compute
     follow flush compute
     wait flush added
-    send grad z1
-    send grad s1.1 stores
+    deliver grad z1
+    deliver grad s1.1 stores
     flush grad z1 gradient_cache
     signal flush sent
     signal host added
@@ -377,6 +377,8 @@ def test_a_tensor_that_another_pass_made_is_added_to():
     program = program_of(replace(tiny.GAT, takes=((), (), (-1,))), PAPER)
     found = {}
     for name in ("backward 1", "backward stage 0"):
-        (send,) = (x for x in named(program, name).body if isinstance(x, moves.Send) and x.name == gradient(FEATURES))
-        found[name] = send.stores.where
+        (deliver,) = (
+            x for x in named(program, name).body if isinstance(x, moves.Deliver) and x.name == gradient(FEATURES)
+        )
+        found[name] = deliver.stores.where
     assert found == {"backward 1": True, "backward stage 0": False}

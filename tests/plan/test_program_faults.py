@@ -13,8 +13,8 @@ from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program
+from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
-from hongtu.plan.program.slots import ProgramError
 from tests.plan.test_listing import program_of
 
 FAULTS = 200
@@ -43,7 +43,7 @@ def changed_body(p, change):
 def drop_move(p, rng):
     """An instruction on rows, of a stream or around the batches is left out."""
     kinds = (
-        moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Send, moves.BringPicks, moves.BringSlots,
+        moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.BringPicks, moves.BringSlots,
         moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet,
     )  # fmt: skip
     found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
@@ -85,7 +85,7 @@ def inverted(stores):
 
 def swap_stores(p, rng):
     """Store for add, or add for store."""
-    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Send | moves.Flush)]
+    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Deliver | moves.Flush)]
     if found:
         k = int(rng.choice(found))
         stores = p.body[k].stores

@@ -16,9 +16,9 @@ from hongtu.plan.memory.arena import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program
+from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Contended, Picks, SlotsOfSources, Stores
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.slots import ProgramError
 from tests.interpreter import Interpreter
 
 CASES = 1500  # tiny graphs per policy
@@ -68,7 +68,7 @@ def program_of(topology, plan):
         ]
         compute = [computing.New(name="a", columns=2), computing.Sum(cache="cache", **sum_of)]
         compute += [computing.Write(name=OUTPUT, where="host", register="a", stores=Stores(True)), drop("a")]
-        sends = [moves.Send(name=OUTPUT, stores=Stores(True))]
+        sends = [moves.Deliver(name=OUTPUT, stores=Stores(True))]
         if backward:
             compute += [computing.TransposeSum(gradient="labels", cache="gradient_cache", **sum_of), drop("labels")]
             body += [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,6 +139,11 @@ def test_every_room_says_what_it_is_for():
     assert not silent, f"no opening comment: {sorted(silent)}"
     unlisted = {room(name) for name in OWN_IMPORTS} - set(MAY_IMPORT)
     assert not unlisted, f"give the rooms {sorted(unlisted)} a line in MAY_IMPORT"
+    for name in MAY_IMPORT.keys() - {""}:
+        uses = ast.get_docstring(MODULES[f"hongtu.{name}"]).partition("\nUses: the top")[2]
+        assert re.findall(r"``(\w+)``", uses) == MAY_IMPORT[name].split(), (
+            f"hongtu/{name}/__init__.py: its line of uses"
+        )
 
 
 def test_the_tree_in_the_text_is_the_rooms():

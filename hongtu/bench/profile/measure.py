@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from hongtu.bench.host_load import BUSY, OthersShare
 from hongtu.bench.profile.fitting import explained
@@ -46,6 +48,9 @@ GRAPHS = {  # kind, vertices, edges, partitions, chunks, order of each
     "skewed": ("rmat", 40_000, 600_000, 1, 64, "input"),
 }
 EPOCHS = 6  # of every model, in turns; those that others disturb do not count
+SECONDS = 240.0  # that measuring may take: on a busy machine fewer models are looked at, and fewer epochs
+MAKING = 0.6  # of these, for making trainers
+TURNS = 5  # models are made in so many rounds over ``RUNS``, so that the first ones are of every kind
 WARM_UP = 3  # epochs of what trains in memory
 EPOCH_COUNTS = 20  # a whole epoch, in passes
 LEAST_CACHE = 1 << 20  # bytes; no cache is taken for smaller
@@ -142,15 +147,17 @@ class Epoch(NamedTuple):
     passes: dict[str, float]
 
 
-def measure_cpu(name: str, beside: Callable[[], object] = lambda: None) -> Hardware:
+def measure_cpu(name: str, beside: Callable[[], object] = lambda: None, limit: float = SECONDS) -> Hardware:
     """A profile of the CPU device; host and device are the same memory.
 
     Args:
         beside: called once in every round of the models' epochs, for what is to be timed in turns with them.
+        limit: seconds after which no model and no further round is begun; one round there is always.
     """
+    start = perf_counter()
     nominal = Hardware(**CPU.to_dict() | rates_alone() | {"name": name, "cache": _cache_bytes()})
-    with _trainers(nominal) as trainers:
-        seconds = _pass_seconds(trainers, beside)
+    with _trainers(nominal, start + MAKING * limit) as trainers:
+        seconds = _pass_seconds(trainers, beside, start + limit)
         sizes = _sizes(LEAST_CACHE, nominal.cache or LEAST_CACHE)
         fits = [_fitted(trainers, seconds, replace(nominal, cache=size)) for size in sizes]
     _, best = min(fits, key=lambda found: found[0])
@@ -169,14 +176,20 @@ def _cache_bytes() -> int | None:
 
 
 @contextmanager
-def _trainers(hardware: Hardware) -> Iterator[list[Trainer]]:
-    """Those of ``RUNS``, on graphs that are there as long as they are."""
+def _trainers(hardware: Hardware, until: float = np.inf) -> Iterator[list[Trainer]]:
+    """Those of ``RUNS``, or as many as are made in time, on graphs that are there as long as they are."""
+    runs = [run for turn in range(TURNS) for run in RUNS[turn::TURNS]]
     with tempfile.TemporaryDirectory(prefix="hongtu-doctor-") as folder:
         paths = [Path(folder) / name for name in GRAPHS]
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as others:  # whose threads do not stay here
             list(others.map(_prepare, paths, GRAPHS.values()))
         artifacts = {path.name: open_artifact(path / "artifact") for path in paths}
-        yield [_trainer(artifacts[run[0]], hardware, *run[1:]) for run in RUNS]
+        made: list[Trainer] = []
+        for run in tqdm(runs, desc="models", unit="model", leave=False, disable=None):
+            if made and perf_counter() > until:
+                break
+            made.append(_trainer(artifacts[run[0]], hardware, *run[1:]))
+        yield made
 
 
 def _trainer(
@@ -218,10 +231,14 @@ def _amounts(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, floa
     return amounts
 
 
-def _pass_seconds(trainers: list[Trainer], beside: Callable[[], object]) -> list[dict[str, float]]:
+def _pass_seconds(
+    trainers: list[Trainer], beside: Callable[[], object], until: float = np.inf
+) -> list[dict[str, float]]:
     """Of every pass the median of the settled ones of some epochs."""
     epochs: list[list[Epoch]] = [[] for _ in trainers]
-    for _ in range(EPOCHS):
+    for k in tqdm(range(EPOCHS), desc="epochs", unit="round", leave=False, disable=None):
+        if k and perf_counter() > until:
+            break
         for trainer, found in zip(trainers, epochs, strict=True):
             others = OthersShare()
             record = trainer.train_epoch()

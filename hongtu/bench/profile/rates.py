@@ -31,7 +31,7 @@ def rates_alone() -> dict[str, float]:
     def seconds(move: Callable[..., None], columns: int, *, back: bool) -> float:
         host, cache = np.ones((HOST_ROWS, columns), np.float32), np.ones((MOVED, columns), np.float32)
         given = (cache, slots, host, rows) if back else (host, rows, cache, slots)
-        return _best(lambda: move(*given)) / MOVED
+        return best_seconds(lambda: move(*given)) / MOVED
 
     narrow, wide = (seconds(copy_rows, columns, back=False) for columns in (NARROW, COLUMNS))
     per_byte = max(wide - narrow, wide / 10) / (4 * (COLUMNS - NARROW))
@@ -51,7 +51,7 @@ def rates_alone() -> dict[str, float]:
     }
 
 
-def _best(call: Callable[[], object]) -> float:
+def best_seconds(call: Callable[[], object]) -> float:
     """Seconds of the fastest of some calls, after one that compiles and warms up."""
     call()
     times = []
@@ -66,15 +66,15 @@ def _contiguous_rate() -> float:
     """A chunk's rows from the host to a buffer that is used again and again, and back."""
     host, buffer = torch.ones(2**24), torch.ones(2**20)
     parts = host.split(len(buffer))
-    there = _best(lambda: [buffer.copy_(part) for part in parts])
-    back = _best(lambda: [part.copy_(buffer) for part in parts])
+    there = best_seconds(lambda: [buffer.copy_(part) for part in parts])
+    back = best_seconds(lambda: [part.copy_(buffer) for part in parts])
     return 2 * host.nbytes / (there + back)
 
 
 def _fresh_rate() -> float:
     """Rows read, and written to memory that is cleared first."""
     source = torch.ones(2**25)
-    return 2 * source.nbytes / _best(source.clone)
+    return 2 * source.nbytes / best_seconds(source.clone)
 
 
 def _product_rates() -> dict[str, float]:
@@ -84,9 +84,12 @@ def _product_rates() -> dict[str, float]:
     for inner, outer in MATRICES:
         given, weight, gradient = torch.ones(ROWS, inner), torch.ones(outer, inner), torch.ones(ROWS, outer)
         amounts.append((2 * ROWS * inner * outer, 4 * ROWS * (inner + outer)))
-        there, back = _best(partial(multiply, given, weight.t())), _best(partial(multiply, gradient, weight))
+        there, back = (
+            best_seconds(partial(multiply, given, weight.t())),
+            best_seconds(partial(multiply, gradient, weight)),
+        )
         of_rows.append((there + back) / 2)
-        of_weights.append(_best(partial(multiply, given.t(), gradient)))
+        of_weights.append(best_seconds(partial(multiply, given.t(), gradient)))
     found: dict[str, float] = {}
     for rate, bandwidth, seconds in (
         ("flops", "product_bandwidth", of_rows),

@@ -20,6 +20,8 @@ def table(model: Model, rows: list[dict[str, Any]]) -> str:
         text = f"  {row['label']:34s} {row['seconds']:8.3f} s [{low:.3f}, {high:.3f}]"
         if "seconds" in first:
             text += f" {row['seconds'] / first['seconds']:6.2f}x"
+        if row.get("least_seconds"):
+            text += f"  {row['least_seconds'] / row['seconds']:4.0%} of the roofline"
         if "process_bytes" in row:
             text += f"  {row['process_bytes'] / 2**20:7.0f} MiB"
         if "bytes" in row:

@@ -104,7 +104,7 @@ def partition_work(
     work = replace(work, largest=largest, fresh=fresh)
     if cache is None:
         return work
-    share = _missed(view, own, cache / max(row, 1))
+    share = missed_share(view, own, cache / max(row, 1))
     return replace(work, fetched=share * (work.summed + work.transposed), function_fetched=share * work.function)
 
 
@@ -115,7 +115,7 @@ def _larger(rows: np.ndarray, nbytes: int, limit: int | None) -> float:
     return int(rows[rows * nbytes > limit].sum()) / max(int(rows.sum()), 1)
 
 
-def _missed(view: Topology, own: slice, rows: float) -> float:
+def missed_share(view: Topology, own: slice, rows: float) -> float:
     """The share of accesses that find their row in no cache of so many rows: every source's first in a chunk at
     least."""
     share = float(np.interp(np.log2(max(rows, 1.0)), np.arange(len(view.miss_ratio)), view.miss_ratio))

@@ -124,7 +124,7 @@ def staged(
         which everything goes that is not read from or stored in host rows as it is.
     """
     away = {name: Buffer((num_dst, width[name]), FLOAT) for name in p.written if name not in kept}
-    device = buffers | {f"send {name}": buffer for name, buffer in away.items()}
+    device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
     if p.flush is not None and p.flush not in kept:
         device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)
     host = {name: buffer for name, buffer in buffers.items() if name not in (*p.inputs, *p.gradients, "aggregate")}

@@ -13,9 +13,9 @@ import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
+from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.slots import ProgramError, Slots, demand
 
 GIVEN = (FEATURES, "ids", "statistics", "edge_id_start", "labels", "loss_bits")  # on the host from the start
 TAKEN = (OUTPUT, gradient(FEATURES))  # freed by whoever asked for them
@@ -26,7 +26,7 @@ ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCac
 STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
 ON_LOAD = (moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull)
 ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
-ON_FLUSH = (moves.Send, moves.Flush)
+ON_FLUSH = (moves.Deliver, moves.Flush)
 
 
 def check_program(program: Program) -> None:
@@ -196,8 +196,8 @@ class _Pass:
         elif isinstance(x, moves.FillRows) and (x.buffer, "device") in memory.written:
             for _, chunk in self.chunks:
                 memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
-        elif isinstance(x, moves.Send):
-            demand(x.name in self.sent, "nothing was written to be sent")
+        elif isinstance(x, moves.Deliver):
+            demand(x.name in self.sent, "nothing was written to be delivered")
             for _, chunk in self.chunks:
                 self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Compute):

@@ -126,9 +126,9 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
 
 
 def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
-    """One batch: bring, compute, send; with waits where device and host have memories of their own. The last batch of
-    the set was as many before this one as there are sets; slots that this one fills were retired by then, for the plan
-    keeps every row that much longer."""
+    """One batch: bring, compute, deliver; with waits where device and host have memories of their own. The last batch
+    of the set was as many before this one as there are sets; slots that this one fills were retired by then, for the
+    plan keeps every row that much longer."""
     staged = plan.choice.staging > 0
     if staged:
         yield moves.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
@@ -153,11 +153,11 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         if staged:
             yield moves.Meet(stream="compute", why="compute: peers have pushed")
     if staged:
-        yield moves.Follow(stream="flush", other="compute", why="send: results are there")
-        yield moves.Wait(stream="flush", event="added", why="send: the host has taken the last")
+        yield moves.Follow(stream="flush", other="compute", why="deliver: results are there")
+        yield moves.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
-            yield moves.Send(name=name, stores=stores(plan, p, name))
+            yield moves.Deliver(name=name, stores=stores(plan, p, name))
     if p.flush is not None and picks.loads:
         known = p.flush in p.creates and p.flush in plan.writers
         first = plan.writers[p.flush].flush if known else [False] * plan.topology.partitions

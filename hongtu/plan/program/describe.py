@@ -187,7 +187,7 @@ class Described:
         kept = ", operations kept for a later pass" if x.saves else ", with gradients" if x.graph else ""
         return Line(f"on every chunk{kept}", self._entries("destinations"), "destinations")
 
-    def send(self, x: moves.Send) -> Line:
+    def deliver(self, x: moves.Deliver) -> Line:
         rows = self._entries(x.name)
         return self._moved(f"host {x.name}[chunk] <- {x.name}", x.name, rows, note=self._stores(x.stores))
 
@@ -259,7 +259,11 @@ class Described:
         return Line(f"{x.name} = {' + '.join(x.parts)}")
 
     def write(self, x: computing.Write) -> Line:
-        there = {"host": f"{x.name}, to be sent", "device": f"device {x.name}[chunk]", "chunk": f"chunk's {x.name}"}
+        there = {
+            "host": f"{x.name}, to be delivered",
+            "device": f"device {x.name}[chunk]",
+            "chunk": f"chunk's {x.name}",
+        }
         how = "" if x.where == "host" else self._stores(x.stores)
         holds = "; what is saved lies there" if x.holds else ""
         return Line(f"{there[x.where]} <- {x.register}", note=f"{how}{holds}")

@@ -282,7 +282,7 @@ class Compute(Instruction):
 
 
 @kind
-class Send(Instruction):
+class Deliver(Instruction):
     """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it."""
 
     name: str

@@ -48,7 +48,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 rows = len(x.picks.table(device))
                 traffic.add(x.verb, rows * row[x.cache], rows)
-            case moves.Send():
+            case moves.Deliver():
                 traffic.add("write", entries["destinations"] * row[x.name])
             case moves.Fetch() | moves.SendBack():
                 rows = x.halo.rows if device == 0 else 0  # of the rank, whatever its devices

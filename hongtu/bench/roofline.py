@@ -1,0 +1,99 @@
+"""The least time that a model's epoch can take on this machine (Williams, Waterman and Patterson's roofline, 2009).
+
+Every kernel is bound by its bytes or by its operations: a dense product reads and writes its rows in order, an
+aggregate finds a row for every edge, forward and again for the gradient. What no exact system can leave out is counted:
+everything stays in memory, nothing runs twice, the sum of the input's neighbours is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn.functional import embedding_bag
+
+from hongtu.bench.profile.rates import best_seconds
+from hongtu.plan.cost.work import Extent, missed_share, pass_work
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import Pass
+
+COLUMNS = 128  # rows of 512 bytes
+FAR_ROWS = 2**19  # 256 MiB: more than a cache holds
+NEAR_ROWS = 2**9  # 256 KiB: what a core keeps beside it
+FOUND = 2**18  # rows found by one call
+BAG = 64  # of them summed to one
+PRODUCT = 2**13, 256  # rows and columns of a product that operations bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What this machine does at most.
+
+    Attributes:
+        stream: bytes per second of rows read and written in order.
+        far_rows, near_rows: bytes per second of rows found by an index, in memory and in a cache.
+        products: float32 operations per second of torch's dense products.
+    """
+
+    stream: float
+    far_rows: float
+    near_rows: float
+    products: float
+
+
+def measured_rates(device: str = "cpu") -> Rates:
+    """The rates of a torch device, each measured alone; about a second."""
+    rows, columns = PRODUCT
+    left, right = torch.ones(rows, columns, device=device), torch.ones(columns, columns, device=device)
+    far, other = (torch.ones(FAR_ROWS, COLUMNS, device=device) for _ in range(2))
+    return Rates(
+        stream=2 * far.nbytes / _seconds(lambda: other.copy_(far), far.device),
+        far_rows=_found_rate(far),
+        near_rows=_found_rate(far[:NEAR_ROWS].clone()),
+        products=2 * rows * columns * columns / _seconds(lambda: torch.mm(left, right), far.device),
+    )
+
+
+def least_seconds(plan: ExecutionPlan, rates: Rates, cache: int | None) -> float:
+    """Seconds of an epoch that a model's kernels need at least, one after the other on one device.
+
+    Args:
+        plan: of the model in memory.
+        cache: bytes of rows that the device finds in its cache; None: it finds none.
+    """
+    return sum(_least_of_pass(plan, p, rates, cache) for p in plan.passes.train)
+
+
+def _least_of_pass(plan: ExecutionPlan, p: Pass, rates: Rates, cache: int | None) -> float:
+    item, view, width, wanted = plan.shape.itemsize, plan.view(p), plan.passes.width, plan.passes.wanted
+    edges = int(view.chunk_edges.sum())
+    work = pass_work(plan, p, Extent(int(view.num_dst.sum()), edges, int(view.num_sources.sum())))
+    products = max(work.product_bytes / rates.stream, work.flops / rates.products)
+    gradients = max(work.weight_bytes / rates.stream, work.weight_flops / rates.products)
+    row = item * sum(  # what depends on nothing that is trained is the same in every epoch
+        width[name] for name in (p.exchange, p.flush) if name is not None and (name == p.flush or name in wanted)
+    )
+    if not row:
+        return products + gradients
+    far = 1.0 if cache is None else missed_share(view, slice(None), cache / row)
+    return products + gradients + edges * row * (far / rates.far_rows + (1 - far) / rates.near_rows)
+
+
+def _found_rate(rows: torch.Tensor) -> float:
+    """Bytes per second of a table's rows, summed in bags: next to nothing is written."""
+    generator = torch.Generator(rows.device).manual_seed(0)
+    index = torch.randint(len(rows), (FOUND // BAG, BAG), generator=generator, device=rows.device)
+    return index.numel() * rows[0].nbytes / _seconds(partial(embedding_bag, index, rows, mode="sum"), rows.device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Of the fastest of some calls, to the end of what they queue."""
+
+    def finished() -> None:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return best_seconds(finished)
