@@ -1,4 +1,4 @@
 """Replays a plan: pass by pass, batch by batch, one chunk on every device.
 
-Uses: the top; ``graph``, ``kernels``, ``plan``, ``nn``, ``device`` and ``model``.
+Uses: the top; ``graph``, ``kernels``, ``ranks``, ``plan``, ``nn``, ``device`` and ``model``.
 """
