@@ -34,7 +34,7 @@ class Halo:
         >>> [Halo(2, (), (), ()).hops(layers) for layers in range(4)]  # layer 2 reads what other ranks computed
         [None, 1, 0, 0]
         """
-        return max(self.first - layers, 0) if layers else None
+        return max(self.first - layers, 0) if layers or not self.first else None
 
     @property
     def rows(self) -> int:

@@ -6,12 +6,14 @@ passes that would flush the gradient of features; the optimizer is torch's own a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from hongtu.graph.artifact import Artifact
 
 NAME = "embedding.weight"
 
@@ -45,33 +47,49 @@ class VertexRows:
 
 
 class Embedding(VertexRows):
-    """One learned row per vertex.
+    """One learned row per vertex. Of several ranks each learns its own vertices' rows; all call ``ordered`` and
+    ``state``, which have everybody's.
 
     Args:
-        original_id: int32 [V], original id of every new id.
-        width: columns.
+        artifact: whose features are learned, or a rank's share of it.
         make_optimizer: as the trainer's, called with this one parameter.
         seed: of the first rows, which do not depend on the partitioning.
+        each: every rank's tensor, by rank, given this one's.
 
     Attributes:
-        weight: [V, width], in new order.
+        weight: [V, width], in new order; of a share its rows, of which those beside own ones may be anything.
     """
 
     weight: nn.Parameter
 
     def __init__(
         self,
-        original_id: np.ndarray,
-        width: int,
+        artifact: Artifact,
         make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         seed: int,
         dtype: torch.dtype,
+        each: Callable[[Tensor], Iterator[Tensor]],
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        rows = torch.randn((len(original_id), width), generator=generator)
-        super().__init__(original_id, rows)
+        whole = artifact.whole
+        rows = torch.randn((whole.num_vertices, whole.feature_width), generator=generator)
+        super().__init__(artifact.original_id, rows)
+        self._artifact, self._each = artifact, each
+        self._whole = VertexRows(whole.original_id, rows[:0])
         self.weight = nn.Parameter(self.renumbered(rows).to(dtype))
         self.optimizer = make_optimizer([self.weight])
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        return self._whole.ordered(self._of_all(rows))
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Those of this rank's vertices."""
+        return self._artifact.own(rows)
+
+    def _of_all(self, rows: Tensor) -> Tensor:
+        """[V, ...] in new order."""
+        parts = list(self._each(self.own(rows)))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def step(self) -> None:
         """Update every row by ``weight.grad``."""
@@ -83,13 +101,26 @@ class Embedding(VertexRows):
         return {
             "weight": self.ordered(self.weight.detach()),
             "trained": self.weight.requires_grad,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self._moved(self.optimizer.state_dict(), len(self.weight), self._of_all),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.set(state["weight"])
         self.weight.requires_grad_(state.get("trained", True))
-        self.optimizer.load_state_dict(state["optimizer"])
+        length = len(state["weight"])
+        self.optimizer.load_state_dict(self._moved(state["optimizer"], length, self._whole_to_here))
+
+    def _whole_to_here(self, rows: Tensor) -> Tensor:
+        return rows if self._artifact.whole is self._artifact else self.renumbered(self._whole.ordered(rows))
+
+    def _moved(self, state: dict[str, Any], length: int, move: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """An optimizer's state, what it has of every row moved from or to all ranks."""
+        shape = (length, self.weight.shape[1])
+        moved = {
+            number: {name: move(x) if isinstance(x, Tensor) and x.shape == shape else x for name, x in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        return state | {"state": moved}
 
     @property
     def state_bytes(self) -> int:

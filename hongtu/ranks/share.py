@@ -27,7 +27,7 @@ def share_of(artifact: Artifact, rank: int, ranks: int, layers: int, first: int)
 
     Args:
         layers: of the model that exchange rows.
-        first: the first of them whose rows other ranks send; ``layers``: none.
+        first: the first of them whose rows other ranks send; ``layers``: none. With 0 features are those of own rows.
 
     Raises:
         InputError: when there are more ranks than partitions.
@@ -35,9 +35,9 @@ def share_of(artifact: Artifact, rank: int, ranks: int, layers: int, first: int)
     bounds = deal_partitions(artifact, ranks)
     if ranks == 1:
         return artifact
-    share = Share(artifact, bounds[rank], bounds[rank + 1], hops=first)
+    share = Share(artifact, bounds[rank], bounds[rank + 1], hops=max(first, 1))
     if first < layers:
-        share.halo = share.halo_of(artifact.topology.partition_start[bounds])
+        share.halo = share.halo_of(first, artifact.topology.partition_start[bounds])
     return share
 
 
@@ -106,20 +106,21 @@ class Share(Artifact):
     def own_end(self) -> np.ndarray:
         return self._own_end
 
-    def halo_of(self, bounds: np.ndarray) -> Halo:
+    def halo_of(self, first: int, bounds: np.ndarray) -> Halo:
         """The rows that this rank and the others read of one another over one in-edge.
 
         Args:
+            first: as for ``share_of``.
             bounds: int64 [k + 1], the first vertex of every rank, then V.
         """
         row_of = np.empty(self.whole.num_vertices, dtype=np.int64)
         row_of[self.rows] = np.arange(len(self.rows))
         read = np.sort(self.rows[self.depth == 1])
         takes = np.split(row_of[read], np.searchsorted(read, bounds[1:-1]))
-        depths = (hops_from(self.whole.topology, first, end, 1) for first, end in pairwise(bounds.tolist()))
+        depths = (hops_from(self.whole.topology, *rows, 1) for rows in pairwise(bounds.tolist()))
         gives = [row_of[self.span][depth[self.span] == 1] for depth in depths]
         fields = tuple(self.depth <= hops for hops in range(self.hops))
-        return Halo(self.hops, fields, tuple(takes), tuple(gives))
+        return Halo(first, fields, tuple(takes), tuple(gives))
 
     def own(self, rows: Rows) -> Rows:
         """Those of the rank's own vertices, in the artifact's order."""

@@ -20,19 +20,23 @@ from hongtu.engine.engine import Engine
 from hongtu.errors import AnomalyError
 from hongtu.model.network import Network
 from hongtu.nn.block import Rows
+from hongtu.ranks.together import Together
 from hongtu.train.survey.edges import tensors_in
 
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
 
 
-def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn.Parameter]) -> None:
+def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn.Parameter], ranks: Together) -> None:
     """Look at the loss and the gradients of an epoch.
+
+    Args:
+        ranks: who has other gradients than this one, and looks at the same time.
 
     Raises:
         AnomalyError: when one is not finite; says where the first such value of the epoch appears.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if math.isfinite(loss) and all(_finite(gradient) for gradient in gradients):
+    if all(ranks.gather(math.isfinite(loss) and all(_finite(gradient) for gradient in gradients))):
         return
     for name, parameter in engine.network.modules.named_parameters():
         if not _finite(parameter):

@@ -91,6 +91,7 @@ class Trainable(Protocol):
     history: list[dict[str, Any]]
     waiting: Waiting
     ranks: Together
+    embedding: Any
 
     @property
     def validates(self) -> bool: ...
@@ -169,8 +170,11 @@ class _Loop:
     def save_interrupted(self) -> None:
         """Write the snapshot of the last epoch that was trained, where it is whole; other ranks may be elsewhere, and
         help with nothing now."""
-        if self._trained is not None and self.trainer.ranks.size == 1:
+        alone = self.trainer.ranks.size == 1
+        if self._trained is not None and alone:
             self._book()
+        if not alone and self.trainer.embedding is not None:
+            return
         if self.options.save_every and self.records and self.trainer.epoch == self._booked:
             self._save()
 
@@ -216,8 +220,10 @@ class _Loop:
     def _keep_best(self) -> None:
         if self.options.run_dir is None:
             self._best = self.trainer.weights()
-        elif self.directory is not None:
-            self.directory.save_best(self.trainer.state())
+            return
+        state = self.trainer.state()
+        if self.directory is not None:
+            self.directory.save_best(state)
 
     def _restore_best(self) -> None:
         best = self.trainer.ranks.first(self._read_best)
@@ -229,8 +235,9 @@ class _Loop:
         return read_snapshot(self.directory.best) if self.directory is not None and there else self._best
 
     def _save(self) -> None:
+        state = self.trainer.state()
         if self.directory is not None:
-            self.directory.save(self.trainer.epoch, self.trainer.state())
+            self.directory.save(self.trainer.epoch, state)
 
 
 def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, scored: bool) -> None:

@@ -16,6 +16,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
 from hongtu.model.edge_loss import LinkLoss
+from hongtu.model.embedding import Embedding
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
 from hongtu.model.wiring import Entry, as_modules
@@ -25,6 +26,7 @@ from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.share import share_of
+from hongtu.ranks.together import Together
 from hongtu.train.planning import adam, make_loss, plan_network
 
 ALONE = "start one process, without torchrun"
@@ -55,8 +57,11 @@ def check_ranked(
         )
     if isinstance(loss, LinkLoss):
         raise InputError(f"loss: a LinkLoss needs the output of all vertices in one process; {ALONE}")
-    if artifact.learns_features:
-        raise InputError(f"{artifact.path}: its features are learned embeddings, which ranks do not share yet; {ALONE}")
+    if artifact.learns_features and dependencies == "cache":
+        raise InputError(
+            f"{artifact.path}: its features are learned embeddings, which change, so that no rank can compute from "
+            "those of others again; use dependencies 'comm'"
+        )
     for index, module in enumerate(network.modules):
         drawn = [part for part in module.modules() if type(part).__module__.startswith("torch.") and is_random(part)]
         if drawn:
@@ -65,6 +70,34 @@ def check_ranked(
                 "of several ranks; use hongtu.nn.Dropout, which draws by vertex"
             )
     network.must_not_draw = True
+
+
+BY_ENTRY = ("SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop")
+
+
+def check_rows_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse one for rows of which every rank has some, unless it looks at each number alone.
+
+    Raises:
+        InputError: naming it.
+    """
+    if (name := type(optimizer).__name__) not in BY_ENTRY:
+        raise InputError(
+            f"embedding_optimizer: {name} may look at all rows at once, and every rank has its own; use one of "
+            f"{', '.join(BY_ENTRY)}, or {ALONE}"
+        )
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], most: float, rows: Embedding | None, ranks: Together) -> None:
+    """``torch.nn.utils.clip_grad_norm_`` of all parameters, of which every rank has its own ``rows``."""
+    if rows is None or rows.weight.grad is None or ranks.size == 1:
+        torch.nn.utils.clip_grad_norm_(parameters, most)
+        return
+    found = [p.grad for p in parameters if p.grad is not None and p is not rows.weight]
+    squares = sum(float(gradient.double().square().sum()) for gradient in found)
+    squares += ranks.sum(float(rows.own(rows.weight.grad).double().square().sum()))
+    for gradient in (*found, rows.weight.grad):
+        gradient.mul_(min(1.0, most / (squares**0.5 + 1e-6)))
 
 
 def exchanging_layers(network: Network) -> int:
@@ -127,7 +160,7 @@ def plan_ranks(
     def seconds(first: int) -> list[float]:
         return [epoch_seconds(lambda: share_and_plan(rank, first)[1], hardware) for rank in range(ranks)]  # noqa: B023
 
-    first = first_fetched(count, dependencies, seconds)
+    first = 0 if artifact.learns_features else first_fetched(count, dependencies, seconds)
     return [share_and_plan(rank, first) for rank in range(ranks)]
 
 

@@ -36,14 +36,22 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.share import share_of
-from hongtu.ranks.together import Together, current
+from hongtu.ranks.together import Alone, Together, current
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
 from hongtu.train.planning import OptimizerFactory, adam, check_precision, make_loss, make_optimizer, plan_network
 from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
-from hongtu.train.ranked import check_ranked, described, epoch_seconds, exchanging_layers, first_fetched
+from hongtu.train.ranked import (
+    check_ranked,
+    check_rows_optimizer,
+    clip_gradients,
+    described,
+    epoch_seconds,
+    exchanging_layers,
+    first_fetched,
+)
 from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.runtime import MakePlan, Runtime
@@ -152,8 +160,6 @@ class Trainer:
             self.scheduler = None if scheduler is None else scheduler(self.optimizer)
             self.embedding: Embedding | None = None
             make = embedding_optimizer or optimizer
-            if self.artifact.learns_features:
-                self.embedding = Embedding(self.artifact.original_id, self.artifact.feature_width, make, seed, dtype)
         self.ranks.check_same(self._given(loss))
         layers_on_ranks = exchanging_layers(self._network)
 
@@ -174,9 +180,15 @@ class Trainer:
                 )
             return self.ranks.gather(own)
 
-        first = first_fetched(layers_on_ranks, dependencies if self.ranks.size > 1 else "cache", seconds)
+        first = 0
+        if not self.artifact.learns_features:
+            first = first_fetched(layers_on_ranks, dependencies if self.ranks.size > 1 else "cache", seconds)
         with self.ranks.agreed():
             self._share, self._loss, make_plan = share_and_plan(first)
+            if self.artifact.learns_features:
+                self.embedding = Embedding(self._share, make, seed, dtype, self.ranks.each)
+                if self.ranks.size > 1:
+                    check_rows_optimizer(self.embedding.optimizer)
             if metric is not None and isinstance(self._loss, EdgeLoss):
                 raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
             self._runtime = Runtime(
@@ -230,7 +242,7 @@ class Trainer:
     def _step(self, start: float, loss: float, parameters: list[nn.Parameter]) -> EpochRecord:
         self._engine.observe()
         if self.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
+            clip_gradients(parameters, self.clip_grad_norm, self.embedding, self.ranks)
         self.optimizer.step()
         if self.embedding is not None:
             self.embedding.step()
@@ -252,10 +264,10 @@ class Trainer:
                 rows = self.embedding.weight
                 rows.grad = engine.host[gradient(FEATURES)]
                 call_hooks(rows, parameter_hooks(rows))
-                self._gradients[NAME] = self.embedding.ordered(rows.grad)
+                self._gradients[NAME] = rows.grad.clone()
                 parameters.append(rows)
             if self.detect_anomaly:
-                check_epoch(engine, self.epoch, loss, parameters)
+                check_epoch(engine, self.epoch, loss, parameters, Alone() if self.embedding is None else self.ranks)
         return start, loss, parameters
 
     @property
@@ -279,7 +291,9 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay."""
-        return self._gradients
+        if self.embedding is None or NAME not in self._gradients:
+            return self._gradients
+        return self._gradients | {NAME: self.embedding.ordered(self._gradients[NAME])}
 
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
@@ -406,7 +420,8 @@ class Trainer:
         Raises:
             OutputError: when it cannot be written; a file that was there before stays.
         """
-        self.ranks.first(lambda: write_snapshot(path, self.state()))
+        state = self.state()
+        self.ranks.first(lambda: write_snapshot(path, state))
 
     @torch.inference_mode(False)
     def load(self, path: str | os.PathLike[str]) -> None:

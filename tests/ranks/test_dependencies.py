@@ -14,6 +14,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
 from hongtu.hardware import CPU
+from hongtu.model.embedding import NAME
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.train.ranked import plan_ranks
 from tests import problems, training
@@ -290,6 +291,63 @@ def test_a_module_that_draws_is_refused_when_it_does():
             Model("draws", lambda f, c: [hnn.GCNConv(f, H), Draws(), hnn.GCNConv(H, c)], lambda f, c: []),
             problems.awkward(), (2, 3), ranks=group,
         ).train_epoch())  # fmt: skip
+
+
+def learning(path):
+    """An artifact whose features are learned."""
+    problem = problems.awkward()
+    return hongtu.preprocess_graph(
+        problem.edges, problem.num_vertices, path, features="embedding:5", labels=problem.labels, masks=problem.masks,
+        partitions=4, chunks=3,
+    )  # fmt: skip
+
+
+def test_what_learned_embeddings_cannot_have_on_ranks_is_refused(tmp_path):
+    artifact, layers = learning(tmp_path / "artifact"), [hnn.GCNConv(5, 3)]
+    for options, named in (
+        ({}, "learned embeddings, which change, .* use dependencies 'comm'"),
+        (
+            {"dependencies": "comm", "embedding_optimizer": torch.optim.Adafactor},
+            "Adafactor may look at all rows at once",
+        ),
+    ):
+        text, every = refusal(2, layers, artifact=artifact, **options)
+        assert len(every) == 1 and re.search(named, text), text
+
+
+def both(f, c):
+    return [(hnn.GraphNorm(f), "x -> n"), (hnn.SAGEConv(f, H), "n -> h"), (nn.ReLU(), "h -> h"),
+            (hnn.JumpingKnowledge("cat"), "h, x -> h"), (hnn.GCNConv(H + f, c), "h -> h")]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ("none", "full"))
+@pytest.mark.parametrize(
+    "layers", (lambda f, c: [hnn.SAGEConv(f, H), nn.ReLU(), hnn.GATConv(H, c)], both), ids=("sage", "norm")
+)
+def test_learned_embeddings_are_fetched(tmp_path, layers, strategy):
+    """Two epochs on three ranks, two more on two: rows, their gradients and optimizer are one process's."""
+    artifact = learning(tmp_path / "artifact")
+
+    def epochs(group, before, after):
+        torch.manual_seed(0)
+        trainer = hongtu.Trainer(
+            artifact, layers(5, 3), optimizer=lambda p: torch.optim.Adam(p, lr=0.05), dtype=torch.float64,
+            strategy=strategy, clip_grad_norm=0.01, dependencies="comm" if group else "cache", ranks=group,
+        )  # fmt: skip
+        if before is not None:
+            trainer.load(before)
+        found = training.train(trainer, 2)
+        trainer.save(after)
+        return found, trainer.evaluate(), trainer.predict(), trainer.gradients()[NAME], trainer.state()["embedding"]
+
+    first = epochs(None, None, tmp_path / "one.pt")
+    alone = epochs(None, tmp_path / "one.pt", tmp_path / "end.pt")
+    begun = run_ranks(3, lambda group: epochs(group, None, tmp_path / "three.pt"))
+    ended = run_ranks(2, lambda group: epochs(group, tmp_path / "three.pt", tmp_path / "two.pt"))
+    for expected, runs in ((first, begun), (alone, ended)):
+        for found, *others in runs:
+            training.assert_same(found, expected[0], SAME)
+            torch.testing.assert_close(others, list(expected[1:]), rtol=1e-9, atol=1e-11)
 
 
 def test_a_snapshot_does_not_depend_on_ranks(tmp_path):
