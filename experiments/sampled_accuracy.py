@@ -59,7 +59,7 @@ class Recipe:
 RECIPES = {
     "planetoid-citeseer": Recipe(hidden=32, batch_size=32, epochs=30),
     "coauthor-physics": Recipe(hidden=32, batch_size=256, epochs=10),
-    "ogbn-arxiv": Recipe(hidden=64, batch_size=1024, epochs=5, dropout=0.2, weight_decay=0.0),
+    "ogbn-arxiv": Recipe(hidden=64, batch_size=1024, epochs=3, dropout=0.2, weight_decay=0.0),
 }
 
 

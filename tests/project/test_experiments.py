@@ -82,7 +82,7 @@ def test_sampling(graph, tmp_path, monkeypatch, capsys):
     out = tmp_path / "sampling.jsonl"
     run(monkeypatch, sampling, tmp_path / "artifact", "--rounds", 2, "--batch-size", 100, "--out", out)
     (row,) = [json.loads(line) for line in out.read_text().splitlines()]
-    assert row["edges_drawn"]["hongtu"] > 0
+    assert row["edges_drawn"]["hongtu"] > 0 and row["uniform"]["hongtu"] > 0.01
     for found in row["seeds_per_second"].values():
         assert all(len(found[kind]) == 2 and min(found[kind]) > 0 for kind in ("clock", "processor"))
     assert "seeds/s" in capsys.readouterr().out
