@@ -8,5 +8,5 @@ from setuptools import find_packages, setup
 
 setup(
     packages=find_packages(include=["hongtu", "hongtu.*"]),
-    package_data={"hongtu.cuda_ext": ["*.cu", "*.cuh"], "hongtu.bench.report": ["*.html"]},
+    package_data={"hongtu": ["py.typed"], "hongtu.cuda_ext": ["*.cu", "*.cuh"], "hongtu.bench.report": ["*.html"]},
 )

@@ -6,14 +6,16 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, OutputError
 
 Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
+PARTIAL = ".partial-"  # in the name of a file that is not complete
 
 
 def open_npy(file: Path, remedy: str) -> np.ndarray:
@@ -49,6 +51,38 @@ def check_output(path: Path, *, force: bool, marker: str) -> None:
         raise InputError(f"{path}: already exists; choose another path or pass --force to replace it")
     if not path.is_dir() or (any(path.iterdir()) and not (path / marker).exists()):
         raise InputError(f"{path}: --force replaces artifacts only, and this is not one; choose another path")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to be filled: it takes that place in the end, or is gone where anything went wrong.
+
+    Raises:
+        OutputError: when it cannot be written; what was at ``path`` stays.
+    """
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
+        os.close(descriptor)
+        yield Path(partial)
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise OutputError(path, error) from error
+    finally:
+        if partial is not None and os.path.exists(partial):
+            os.unlink(partial)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename last through a loss of power."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def temporary_sibling(path: Path) -> Path:

@@ -37,6 +37,7 @@ ABILITIES = (
     Ability("give blocks to torch-sparse's kernels", ("torch_sparse",),
             "pip install --no-build-isolation 'hongtu[torch-sparse]'"),
     Ability("score with OGB's evaluators", ("ogb",), "pip install 'hongtu[ogb]'"),
+    Ability("write and read safetensors", ("safetensors",), "pip install 'hongtu[safetensors]'"),
     Ability("log to TensorBoard", ("tensorboard",), "pip install 'hongtu[tensorboard]'"),
     Ability("draw pictures of benchmarks", ("matplotlib",), "pip install 'hongtu[report]'"),
 )  # fmt: skip

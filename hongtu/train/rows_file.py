@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
-from hongtu.errors import InputError, OutputError
-from hongtu.files import reserve
+from hongtu.errors import InputError
+from hongtu.files import reserve, whole_file
 from hongtu.ranks.together import Together
 
 BLOCK = 1 << 22  # numbers copied in one step
@@ -61,14 +60,9 @@ def write_rows(path: Path, rows: Tensor, ids: Tensor, ranks: Together) -> np.nda
 
 def _write(path: Path, parts: Iterable[tuple[Tensor, Tensor]], shape: tuple[int, int], dtype: np.dtype) -> None:
     step = max(1, BLOCK // max(shape[1], 1))
-    partial = None
-    try:
-        descriptor, partial = tempfile.mkstemp(
-            prefix=f".{path.name}.partial-", suffix=".npy", dir=path.absolute().parent
-        )
-        os.close(descriptor)
+    with whole_file(path) as partial:
         into = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
-        reserve(Path(partial))
+        reserve(partial)
         with tqdm(total=shape[0], desc=path.name, delay=2, disable=None) as bar:
             for rows, ids in parts:
                 found, order = rows.numpy(), ids.numpy()
@@ -76,11 +70,3 @@ def _write(path: Path, parts: Iterable[tuple[Tensor, Tensor]], shape: tuple[int,
                     into[order[lo : lo + step]] = found[lo : lo + step]
                     bar.update(len(order[lo : lo + step]))
         into.flush()
-        del into
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except OSError as error:
-        raise OutputError(path, error) from error
-    finally:
-        if partial is not None and os.path.exists(partial):
-            os.unlink(partial)

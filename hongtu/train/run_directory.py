@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError, OutputError
+from hongtu.files import PARTIAL
 from hongtu.metrics import EpochRecord
-from hongtu.train.snapshot import PARTIAL, read_snapshot, write_snapshot
+from hongtu.train.snapshot import read_snapshot, write_snapshot
 
 LOG = "epochs.jsonl"
 _SNAPSHOT = re.compile(r"snapshot-(\d+)\.pt")

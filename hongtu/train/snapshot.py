@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-from hongtu.errors import InputError, OutputError
+from hongtu.errors import InputError
+from hongtu.files import whole_file
 
 FORMAT = "hongtu-snapshot"
 VERSION = 2
-PARTIAL = ".partial-"  # in the name of a file that is not complete
 SECTIONS = {"identity", "model", "optimizer", "scheduler", "embedding", "epoch", "history", "stopping", "seed", "rng"}
 BLOCK = 1 << 20
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
@@ -34,30 +33,16 @@ def write_snapshot(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         InputError: for a value that could not be loaded again without executing code.
         OutputError: when the file cannot be written.
     """
-    path = Path(path)
     for name, section in state.items():
         _check_plain(name, section)
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as stream:
-            body = _Hashed(stream)
-            torch.save(state, cast(IO[bytes], body))
-            if body.error is not None:
-                raise body.error
-            stream.write(_last_line(body.digest.hexdigest()))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
-    except BaseException as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise OutputError(path, error) from error
-        raise
+    with whole_file(Path(path)) as partial, open(partial, "wb") as stream:
+        body = _Hashed(stream)
+        torch.save(state, cast(IO[bytes], body))
+        if body.error is not None:
+            raise body.error
+        stream.write(_last_line(body.digest.hexdigest()))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -174,12 +159,3 @@ def _check_hash(path: Path) -> None:
 
 def _last_line(digest: str) -> bytes:
     return f"\n{FORMAT} {VERSION} {digest}\n".encode()
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename last through a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

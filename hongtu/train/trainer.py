@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
 
 T = TypeVar("T")
 
@@ -414,14 +415,29 @@ class Trainer:
         )  # fmt: skip
         return fit(self, options)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a snapshot: all of ``state()``. Atomic; of several ranks the first writes it.
+    def save(self, path: str | os.PathLike[str], *, format: str = "snapshot") -> None:
+        """Write a file, atomically; of several ranks the first writes it.
+
+        Args:
+            path: the file; the directory is made.
+            format: "snapshot": all of ``state()``, for ``load``. "safetensors": the weights alone, by their names in
+                ``model``, for other programs and ``load_weights``; the path ends in .safetensors.
 
         Raises:
             OutputError: when it cannot be written; a file that was there before stays.
         """
+        if format not in ("snapshot", "safetensors"):
+            raise InputError(f"save: format {format!r}, expected 'snapshot' or 'safetensors'")
+        if (format == "safetensors") != (Path(path).suffix == SAFETENSORS):
+            raise InputError(
+                f"save: {path} with format {format!r}; safetensors, and nothing else, end in {SAFETENSORS}"
+            )
         state = self.state()
-        self.ranks.first(lambda: write_snapshot(path, state))
+        if format == "snapshot":
+            self.ranks.first(lambda: write_snapshot(path, state))
+            return
+        rows = {} if state["embedding"] is None else {NAME: state["embedding"]["weight"]}
+        self.ranks.first(lambda: write_weights(path, state["model"] | rows, state["identity"]))
 
     @torch.inference_mode(False)
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -434,15 +450,22 @@ class Trainer:
         self._restore(path, self.ranks.first(lambda: read_snapshot(path)))
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
-        """Take the weights of a snapshot, or of a run's newest, of the same layers, and nothing else: to predict, or to
-        begin with. The artifact may be another one, with the same columns of features.
+        """Take the weights of a snapshot, a run's newest, or safetensors, of the same layers, and nothing else: to
+        predict, or to begin with. The artifact may be another one, with the same columns of features.
 
         Raises:
             InputError: when it is damaged, has other layers, or weights of single vertices.
         """
-        state, own = self.ranks.first(lambda: read_snapshot(newest_snapshot(path))), self._identity()
-        check_identity(path, state["identity"], {"layers": own["layers"]})
-        if self.embedding is not None and state["identity"]["artifact"] != own["artifact"]:
+        read = read_weights if Path(path).suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
+        state, own = self.ranks.first(lambda: read(path)), self._identity()
+        if state["identity"]:
+            check_identity(path, state["identity"], {"layers": own["layers"]})
+        elif different := _shapes(state["model"]) ^ _shapes(self.model.state_dict()):
+            name, shape = min(different)
+            raise InputError(
+                f"{path}: {name} {list(shape)} is in one of the file and the model only; rename its weights"
+            )
+        if self.embedding is not None and state["identity"].get("artifact") != own["artifact"]:
             raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
         self.set_weights(state)
 
@@ -542,3 +565,7 @@ class Trainer:
             "dtype": str(self._dtype),
             "autocast": str(self._network.autocast),
         }
+
+
+def _shapes(weights: Mapping[str, Any]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(value.shape)) for name, value in weights.items()}

@@ -48,10 +48,11 @@ def full_disk(monkeypatch):
 
     def make(**options):
         descriptor, name = real(**options)
-        os.close(descriptor)
-        return os.open("/dev/full", os.O_WRONLY), name
+        os.unlink(name)
+        os.symlink("/dev/full", name)
+        return descriptor, name
 
-    return lambda: monkeypatch.setattr("hongtu.train.snapshot.tempfile.mkstemp", make)
+    return lambda: monkeypatch.setattr("hongtu.files.tempfile.mkstemp", make)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = {".py", ".cu", ".cuh", ".html"}
+SOURCES = {".py", ".cu", ".cuh", ".html", ".typed"}
 
 
 def run(code, cwd, **environment):

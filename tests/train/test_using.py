@@ -126,6 +126,41 @@ def test_exported_weights_load_in_torch_geometric(run, capsys):
     assert "no such snapshot" in capsys.readouterr().err
 
 
+def test_exported_safetensors(run, capsys):
+    load = pytest.importorskip("safetensors.torch").load_file
+    assert main(["export", "run", "weights.pt"]) == main(["export", "run", "weights.safetensors"]) == 0
+    expected, found = torch.load("weights.pt", weights_only=True), load("weights.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_weights_saved_as_safetensors_predict_the_same(tmp_path):
+    library = pytest.importorskip("safetensors.torch")
+    trained, file = make(), tmp_path / "new" / "weights.safetensors"
+    trained.train_epoch()
+    trained.save(file, format="safetensors")
+    other = make()
+    assert not torch.equal(other.predict(), trained.predict())
+    other.load_weights(file)
+    assert torch.equal(other.predict(), trained.predict()) and other.epoch == 0
+    theirs = tmp_path / "theirs.safetensors"  # written by another program: nothing but names and shapes says whose
+    library.save_file(trained.model.state_dict(), theirs)
+    other = make()
+    other.load_weights(theirs)
+    assert torch.equal(other.predict(), trained.predict())
+    library.save_file({"0.bias": torch.zeros(4)}, theirs)
+    (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:100])
+    short = hongtu.Trainer(problems.prepare(problem(), 2, 3), [hnn.GCNConv(6, 3)])
+    for trainer, path, message in (
+        (other, theirs, r"0.bias \[4\] is in one"), (other, tmp_path / "cut.safetensors", "not a readable file"),
+        (other, tmp_path / "no.safetensors", "no such file"), (short, file, "has 3 layers, this run has 1"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            trainer.load_weights(path)
+    for path, form in ((file, "snapshot"), (tmp_path / "w.pt", "safetensors"), (file, "onnx")):
+        with pytest.raises(InputError, match="save: "):
+            trained.save(path, format=form)
+
+
 # --------------------------------------------------------------------------------------------------------- metrics
 
 
