@@ -59,7 +59,7 @@ class PreprocessConfig:
             [N] are one class per vertex, floats [N, C] from 0 to 1 many.
         random_split: replaces the input's masks: fractions of train, val and test over the labelled vertices; None
             keeps the input's.
-        split: which row of ``[S, N]`` masks to use.
+        split: which row of ``[S, N]`` masks to use, where there are several splits.
         as_paper: as the HongTu paper does it, which makes the published system with the strategy "paper": partitioner
             "metis", order "input", a number of chunks.
         force: replace an artifact that already exists.
@@ -81,7 +81,7 @@ class PreprocessConfig:
     labels: str | None = None
     task: str | None = None
     random_split: tuple[float, float, float] | None = None
-    split: int = 0
+    split: int | None = None
     as_paper: bool = False
     force: bool = False
     resume: bool = False
@@ -98,7 +98,8 @@ class PreprocessConfig:
         if self.chunks != "auto":
             set_field(self, "chunks", _integer("chunks", self.chunks, 1, "; or 'auto'"))
         set_field(self, "seed", _integer("seed", self.seed, 0))
-        set_field(self, "split", _integer("split", self.split, 0))
+        if self.split is not None:
+            set_field(self, "split", _integer("split", self.split, 0))
         if self.as_paper:
             for name, needed in (("partitioner", "metis"), ("order", "input")):
                 if getattr(self, name) not in ("auto", needed):

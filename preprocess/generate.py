@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,20 @@ def generate(
         force: replace a directory that this function made.
 
     Raises:
-        InputError: for arguments that no such graph has, or when the output exists.
+        InputError: for arguments that no such graph has, or when the output exists and is another graph.
     """
     path = Path(output)
     _check_arguments(kind, vertices, edges, features, classes, seed)
-    _check_output(path, force)
+    meta = {"generator": GENERATOR, "kind": kind, "nodes": vertices, "edges": edges, "features": features}
+    meta |= {"classes": classes, "seed": seed}
+    found = _meta(path)
+    if found == meta and not force:
+        print(f"hongtu: note: {path}: is there already, of the same kind, sizes and seed", file=sys.stderr)
+        return path
+    if force and os.path.lexists(path) and found.get("generator") != GENERATOR:
+        raise InputError(f"{path}: --force replaces generated graphs only, and this is not one; choose another path")
+    if not force or not os.path.lexists(path):
+        check_output(path, force=False, marker="meta.json")
     rng = np.random.default_rng((seed, sorted(KINDS).index(kind)))
     temporary = temporary_sibling(path)
     try:
@@ -67,8 +77,7 @@ def generate(
         np.save(temporary / "labels.npy", labels.astype(np.int64))
         _write_masks(temporary, vertices, rng)
         _write_features(temporary / "features.npy", labels, features, classes, rng)
-        meta = {"generator": GENERATOR, "kind": kind, "nodes": vertices, "edges": edges, "features": features}
-        (temporary / "meta.json").write_text(json.dumps({**meta, "classes": classes, "seed": seed}, indent=1) + "\n")
+        (temporary / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
         replace_directory(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -92,17 +101,13 @@ def _check_arguments(kind: str, vertices: int, edges: int, features: int, classe
         raise InputError(f"edges: {edges}, but a {kind} graph of {vertices} vertices has at most {most}")
 
 
-def _check_output(path: Path, force: bool) -> None:
-    if not (force and os.path.lexists(path)):
-        check_output(path, force=False, marker="meta.json")
-        return
+def _meta(path: Path) -> dict[str, Any]:
+    """The meta.json of a directory, or nothing."""
     try:
         meta: Any = json.loads((path / "meta.json").read_text())
-        ours = isinstance(meta, dict) and meta.get("generator") == GENERATOR
     except (OSError, ValueError):
-        ours = False
-    if not ours:
-        raise InputError(f"{path}: --force replaces generated graphs only, and this is not one; choose another path")
+        return {}
+    return meta if isinstance(meta, dict) else {}
 
 
 def _write_masks(directory: Path, vertices: int, rng: np.random.Generator) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 from hongtu.config import SWITCHES, PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
-from hongtu.graph.format import VERSION
+from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.host import available_bytes
 from hongtu.preprocess import (
@@ -31,7 +32,7 @@ from hongtu.preprocess import (
     reorganize,
     volume,
 )
-from hongtu.preprocess.workspace import Workspace
+from hongtu.preprocess.workspace import Workspace, check_origin, input_hash
 
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
@@ -42,7 +43,8 @@ def preprocess_directory(
     """Preprocess a graph on disk: a directory in the neutral format, or any other that ``read_input`` knows.
 
     Raises:
-        InputError: when the input is wrong or the output exists; nothing is written then.
+        InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
+            written then.
     """
     path = Path(source)
     return _run(lambda scratch: read.read_input(path, config, scratch), artifact, config, lambda: _files(path))
@@ -68,11 +70,13 @@ def preprocess_graph(
     """Preprocess in-memory arrays (numpy, or anything ``numpy.asarray`` takes, such as CPU torch tensors).
 
     Args:
-        edges: int32 or int64 [2, E], row 0 = source, row 1 = destination.
-        num_vertices: V.
+        edges: int32 or int64 [2, E], row 0 = source, row 1 = destination; or a sparse matrix of scipy, torch or
+            torch_sparse whose entry (i, j) is the edge i -> j, with its value as weight where they are not all 1.
+        num_vertices: V; None: that of the matrix.
         artifact: directory to write.
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
-            others are given) or a NetworkX graph, whose vertices then have the graph's order and names.
+            others are given) or ``HeteroData``, or a NetworkX graph, whose vertices then have the graph's order and
+            names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
             [V] or [V, C] (NaN = none).
@@ -88,7 +92,8 @@ def preprocess_graph(
         **config: the other fields of ``hongtu.config.PreprocessConfig``.
 
     Raises:
-        InputError: when the input is wrong or the output exists; nothing is written then.
+        InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
+            written then.
     """
     unknown = set(config) - {field.name for field in fields(PreprocessConfig)}
     if unknown:
@@ -159,9 +164,13 @@ def _run(
 ) -> Artifact:
     m = config.partitions
     given = None if files is None else files()
-    identity = None if given is None else {"files": given, "settings": config.settings(), "version": VERSION}
-    with Workspace(Path(path), identity, force=config.force, resume=config.resume) as work:
+    source = None if given is None else input_hash({"files": given})
+    made_of = {"input": source, "settings": config.settings(), "version": VERSION}
+    if (Path(path) / MANIFEST).is_file() and not config.force:
+        return _reopen(load, Path(path), made_of)
+    with Workspace(Path(path), made_of if source else None, force=config.force, resume=config.resume) as work:
         raw = work.stage("read", lambda: read.to_pieces(load(work.scratch)))
+        work.origin = made_of if source else made_of | {"input": input_hash(raw)}
         n, e = config.resolve_chunks(raw["vertices"]), raw["input_edges"]
         partitioner = _plan(raw, config, work)
         graph = work.stage("csc", lambda: _csc(raw, config, work), e)
@@ -193,6 +202,17 @@ def _run(
             shape["vertex_types"] = [int(raw[f"features_{k}"].shape[1]) for k in range(raw["feature_parts"])]
         work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
+
+
+def _reopen(load: Callable[[Path], read.RawGraph], path: Path, made_of: dict[str, Any]) -> Artifact:
+    """An artifact that is there already, if it is of the same input and settings; one in memory is read for that."""
+    if made_of["input"] is None:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as scratch:
+            made_of = made_of | {"input": input_hash(read.to_pieces(load(Path(scratch))))}
+    check_origin(path, made_of)
+    artifact = open_artifact(path)
+    print(f"hongtu: note: {path}: is there already, of the same input and settings", file=sys.stderr)
+    return artifact
 
 
 def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str:

@@ -35,5 +35,6 @@ def write(directory: Path, arrays: dict[str, Any], meta: dict[str, Any] | None =
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file of a directory, by name, less the log of an artifact's stages, which holds times."""
-    return {file.name: file.read_bytes() for file in sorted(directory.iterdir()) if file.name != "stages.jsonl"}
+    """Every file of a directory, by name, less what is no part of an artifact: its log, and what it was made of."""
+    beside = ("stages.jsonl", "origin.json")
+    return {file.name: file.read_bytes() for file in sorted(directory.iterdir()) if file.name not in beside}

@@ -11,14 +11,14 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.collect import complete
-from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.sparse import to_csr
+from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
+from hongtu.preprocess.read.sparse import to_csr, to_edges
 from hongtu.preprocess.read.typed import make_typed
 
 
 def from_arrays(
     edges: Any,
-    num_vertices: int,
+    num_vertices: int | None,
     config: PreprocessConfig,
     *,
     features: Any = None,
@@ -34,14 +34,21 @@ def from_arrays(
     Raises:
         InputError: for everything the neutral format refuses.
     """
+    matrix = to_edges(edges, "edges")
+    vertices = matrix.vertices if matrix is not None and num_vertices is None else num_vertices
     try:
-        count = operator.index(num_vertices)
+        count = operator.index(vertices)
     except TypeError:
         raise InputError(f"num_vertices is {num_vertices!r}, expected an integer") from None
+    if matrix is not None:
+        if matrix.values is not None and edge_weight is not None:
+            raise InputError("edges: a matrix that holds weights, and so does edge_weight; remove one")
+        edge_weight = matrix.values if edge_weight is None else edge_weight
+        edges = np.stack([matrix.row, matrix.column]).astype(np.int64)
     raw = RawGraph(
         edges=_edges(edges),
         num_vertices=count,
-        vertices_from=f"num_vertices={count}",
+        vertices_from=f"num_vertices={count}" if num_vertices is not None else f"edges is a matrix of {count} rows",
         features=None if config.features else as_features(features, vertex_type),
         masks=None if config.random_split or masks is None else as_masks(masks),
         names={split: f"masks[{split!r}]" for split in SPLITS},
@@ -90,6 +97,4 @@ def as_masks(masks: Any) -> dict[str, np.ndarray]:
     given = {split: as_array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
     if "train" not in given:
         raise InputError("masks: 'train' is missing; give it, or pass random_split=(0.6, 0.2, 0.2)")
-    train = given["train"]
-    none = np.zeros(train.shape if train.dtype == bool else 0, dtype=train.dtype)  # numbers of vertices: no number
-    return {split: given.get(split, none) for split in SPLITS}
+    return {split: given.get(split, blank_mask(given["train"])) for split in SPLITS}

@@ -307,33 +307,34 @@ def _check_columns(raw: RawGraph) -> None:
         )
 
 
-def _choose_split(raw: RawGraph, split: int) -> None:
+def _choose_split(raw: RawGraph, split: int | None) -> None:
     vertices, several = raw.num_vertices, False
     chosen = {}
     for name, mask in raw.masks.items():
-        mask = _of_numbers(mask, vertices)
+        mask = of_numbers(mask, vertices)
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
         remedy = "save one value for each vertex" if mask.dtype == bool else "save it as numpy.bool_"
         expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
         _expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
         if mask.ndim == 2:
             several = True
-            if split >= len(mask):
+            if split is None and len(mask) > 1:
+                raise InputError(
+                    f"{raw.name(name)}: {len(mask)} splits; pass one, --split 0 to --split {len(mask) - 1}"
+                )
+            if split is not None and split >= len(mask):
                 raise InputError(f"{raw.name(name)}: {len(mask)} splits, but --split is {split}; pass a smaller one")
-            mask = mask[split]
+            mask = mask[split or 0]
         chosen[name] = np.array(mask)
-    if several and not split and len(mask := raw.masks["train"]) > 1 and mask.ndim == 2:
-        note = f"{raw.name('train')}: {len(mask)} splits, of which the first is used; --split K takes another"
-        print(f"hongtu: note: {note}", file=sys.stderr)
     if split and not several:
         raise InputError(f"{raw.name('train')}: one split only, but --split is {split}; leave --split out")
     raw.masks = chosen
 
 
-def _of_numbers(mask: np.ndarray, vertices: int) -> np.ndarray:
+def of_numbers(mask: np.ndarray, vertices: int) -> np.ndarray:
     """The mask of distinct vertex numbers, as OGB gives splits; anything else as it is.
 
-    >>> _of_numbers(np.array([3, 0]), 4).tolist()
+    >>> of_numbers(np.array([3, 0]), 4).tolist()
     [True, False, False, True]
     """
     if mask.dtype.kind not in "iu" or mask.ndim != 1 or len(mask) >= vertices:

@@ -74,3 +74,8 @@ class RawGraph:
             except NotIntegers:
                 continue
         return f"{self.title}: edge {edge}"
+
+
+def blank_mask(train: np.ndarray) -> np.ndarray:
+    """A mask of no vertex, in the form of the train mask: flags, or numbers of vertices."""
+    return np.zeros(train.shape if train.dtype == bool else 0, dtype=train.dtype)

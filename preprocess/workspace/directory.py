@@ -6,6 +6,7 @@
         scratch/              arrays that only later stages need
         artifact/             the artifact's arrays, then its manifest: renamed to NAME
             stages.jsonl      seconds and peak memory of every stage; no part of the manifest
+            origin.json       what it is made of; no part of the manifest
 
 The kernel keeps what a killed process wrote, so nothing is flushed for that; a reboot may lose it, so a run is not
 continued after one.
@@ -30,6 +31,7 @@ from hongtu.errors import InputError, OutputError
 from hongtu.files import Create, check_output
 from hongtu.graph.format import ARRAYS, MANIFEST
 from hongtu.graph.writer import ArtifactWriter, create_array
+from hongtu.preprocess.workspace.origin import ORIGIN
 from hongtu.preprocess.workspace.progress import Progress
 from hongtu.preprocess.workspace.watch import Watch
 
@@ -56,6 +58,7 @@ class Workspace:
         if resume and identity is None:
             raise InputError("resume: only a graph on disk can be continued; leave it out")
         self.path, self.force, self.identity = path, force, identity
+        self.origin: dict[str, Any] = {}  # what the artifact is made of
         self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
         self.directory = path.absolute().parent / f".{path.name}.partial"
         self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
@@ -178,6 +181,7 @@ class Workspace:
             for name in ARRAYS:
                 if (self.artifact / f"{name}.npy").is_file():
                     writer.adopt(name)
+            (self.artifact / ORIGIN).write_text(json.dumps(self.origin))
             writer.commit(header)
 
     def put(self, name: str, array: np.ndarray) -> np.ndarray:

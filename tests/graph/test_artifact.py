@@ -127,10 +127,37 @@ def test_regression(columns, tmp_path):
     assert np.array_equal(found.labels, expected, equal_nan=True)
 
 
-def test_existing_path_is_refused_without_force(source, artifact, capsys):
+def test_the_same_again_opens_and_another_is_refused_without_force(source, artifact, capsys):
     before = contents(artifact)
+    assert preprocess(source, artifact) == 0 and "there already, of the same input" in capsys.readouterr().err
+    assert preprocess(source, artifact, "--seed", "3") == 2
+    assert "out: already exists, made with seed 0 (now 3); choose another path" in capsys.readouterr().err
+    (source / "labels.npy").touch()
     assert preprocess(source, artifact) == 2
-    assert "out: already exists" in capsys.readouterr().err and contents(artifact) == before
+    assert "out: already exists, made of another input; choose another path or pass --force" in capsys.readouterr().err
+    (artifact / "origin.json").unlink()
+    assert preprocess(source, artifact) == 2
+    assert "does not say what it was made of" in capsys.readouterr().err
+    assert contents(artifact) == before
+
+
+def test_the_same_arrays_again_open(tmp_path):
+    given = pieces()
+    masks = {split: given.pop(f"{split}_mask") for split in ("train", "val", "test")}
+    options = {"partitions": 2, "chunks": 3, "num_vertices": 24, "artifact": tmp_path / "out", "masks": masks}
+    made = hongtu.preprocess_graph(**given, **options)
+    written = (made.path / "manifest.json").stat().st_mtime_ns
+    again = hongtu.preprocess_graph(
+        given["edges"].tolist(), **options, **{k: v for k, v in given.items() if k != "edges"}
+    )
+    assert again.manifest == made.manifest and (made.path / "manifest.json").stat().st_mtime_ns == written
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    given["features"] = given["features"] + np.float32(1)
+    with pytest.raises(InputError, match="made of another input; choose another path or pass force=True"):
+        hongtu.preprocess_graph(**given, **options)
+    with pytest.raises(InputError, match=r"made with chunks 3 \(now 4\)"):
+        hongtu.preprocess_graph(**given, **options | {"chunks": 4})
+    assert hongtu.preprocess_graph(**given, **options, force=True).manifest != made.manifest
 
 
 def test_force_replaces_artifacts_only(source, artifact, capsys):

@@ -97,8 +97,10 @@ def test_refused(kind, vertices, edges, more, message, tmp_path):
 def test_existing_output(tmp_path):
     size = {"vertices": 9, "edges": 5}
     path = generate("rmat", tmp_path / "g", **size)
+    made = (path / "edges.npy").stat().st_mtime_ns
+    assert generate("rmat", path, **size) == path and (path / "edges.npy").stat().st_mtime_ns == made
     with pytest.raises(InputError, match="already exists"):
-        generate("rmat", path, **size)
+        generate("rmat", path, **size, seed=1)
     generate("web", path, **size, force=True)
     assert json.loads((path / "meta.json").read_text())["kind"] == "web"
     (path / "meta.json").write_text('{"nodes": 9}')

@@ -7,14 +7,15 @@ import pickle
 import networkx
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, coalesce, sort_edge_index, to_undirected
 
 import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
-from hongtu.nn import GCNConv
+from hongtu.nn import GCNConv, RGCNConv, TypedLinear
 from tests.neutral import contents, pieces, write
 
 SMALL = ["--partitions", "2", "--chunks", "3"]
@@ -40,6 +41,138 @@ def test_data_in_memory(tmp_path, expected):
     mapping = data().to_dict()
     hongtu.preprocess_graph(data=mapping, artifact=tmp_path / "mapping", partitions=2, chunks=3)
     assert contents(tmp_path / "mapping") == expected
+
+
+def by_source():
+    """The edges in the order in which a matrix in CSR has them; some are equal."""
+    edges = pieces()["edges"]
+    return edges[:, np.argsort(edges[0], kind="stable")]
+
+
+def adjacency(form, transposed=False):
+    row, column = by_source()[::-1] if transposed else by_source()
+    if form == "coo":
+        return torch.sparse_coo_tensor(torch.from_numpy(np.stack([row, column])), torch.ones(60), (24, 24))
+    if form == "torch_sparse":
+        return SparseTensor(row, column)
+    order = np.argsort(row, kind="stable")
+    start, others = np.searchsorted(row[order], np.arange(25)), column[order]
+    if form == "scipy":
+        return scipy.sparse.csr_matrix((np.ones(60), others, start), (24, 24))
+    return torch.sparse_csr_tensor(torch.from_numpy(start), torch.from_numpy(others), torch.ones(60), (24, 24))
+
+
+class SparseTensor:
+    """As torch_sparse's, by its methods."""
+
+    def __init__(self, row, column):
+        self._parts = torch.from_numpy(row.copy()), torch.from_numpy(column.copy()), None
+
+    def coo(self):
+        return self._parts
+
+    def sparse_sizes(self):
+        return 24, 24
+
+
+@pytest.mark.parametrize("form", ["scipy", "coo", "csr", "torch_sparse"])
+def test_matrices_are_edges_everywhere(form, tmp_path):
+    """Entry (i, j) is the edge i -> j, of ``adj_t`` j -> i; equal edges stay two."""
+    options = {"partitions": 2, "chunks": 3}
+    source = write(tmp_path / "neutral", {**pieces(), "edges": by_source()})
+    assert main(["preprocess", str(source), str(tmp_path / "expected"), *SMALL]) == 0
+    expected = contents(tmp_path / "expected")
+    matrix, rest = adjacency(form), pieces()
+    hongtu.preprocess_graph(data=data(edge_index=matrix).to_dict(), artifact=tmp_path / "field", **options)
+    transposed = data(edge_index=None, adj_t=adjacency(form, transposed=True))
+    hongtu.preprocess_graph(data=transposed, artifact=tmp_path / "adj_t", **options)
+    given = {piece: rest[piece] for piece in ("features", "labels")}
+    given["masks"] = {split: rest[f"{split}_mask"] for split in ("train", "val", "test")}
+    hongtu.preprocess_graph(matrix, artifact=tmp_path / "edges", **given, **options)
+    hongtu.preprocess_graph(data=matrix, artifact=tmp_path / "data", **given, **options)
+    for name in ("field", "adj_t", "edges", "data"):
+        assert contents(tmp_path / name) == expected, name
+
+
+def test_values_of_a_matrix_are_weights(tmp_path):
+    values = torch.linspace(0, 1, 60)
+    weighted = torch.sparse_coo_tensor(data().edge_index, values, (24, 24))
+    options = {"partitions": 1, "chunks": 1}
+    artifact = hongtu.preprocess_graph(data=data(edge_index=weighted), artifact=tmp_path / "out", **options)
+    assert sorted(artifact.topology.edge_weight.tolist()) == sorted(values.tolist())
+    with pytest.raises(InputError, match=r"data.edge_index: holds weights, and so does data.edge_weight"):
+        hongtu.preprocess_graph(data=data(edge_index=weighted, edge_weight=values), artifact=tmp_path / "other")
+
+
+def test_vertex_numbers_as_masks(tmp_path):
+    """As many as are in the split; the others may be missing."""
+    graph = data(train_mask=torch.tensor([5, 3]), val_mask=None, test_mask=torch.tensor([0]))
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=1, chunks=1)
+    chosen = {split: np.sort(artifact.original_id[mask]).tolist() for split, mask in artifact.masks.items()}
+    assert chosen == {"train": [3, 5], "val": [], "test": [0]}
+
+
+def hetero():
+    torch.manual_seed(0)
+    graph = HeteroData()
+    graph["paper"].x, graph["author"].x = torch.randn(9, 4), torch.randn(6, 2)
+    graph["paper"].y, graph["paper"].train_mask = torch.arange(9) % 3, torch.arange(9) < 6
+    graph["paper"].val_mask = torch.tensor([7, 8])
+    for key, size in {("author", "writes", "paper"): (6, 9), ("paper", "cites", "paper"): (9, 9)}.items():
+        graph[key].edge_index = torch.stack([torch.randint(n, (12,)) for n in size])
+    return graph
+
+
+def test_typed_vertices_and_edges(tmp_path):
+    """The numbering is that of ``to_homogeneous``."""
+    graph = hetero()
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=2, chunks=2)
+    assert artifact.vertex_type_widths == (4, 2) and artifact.num_edge_types == 2
+    order = np.argsort(artifact.original_id)
+    expected = graph.to_homogeneous()
+    rows = np.array(artifact.features)[order]
+    assert np.array_equal(rows[:, 0], expected.node_type)
+    assert np.array_equal(rows[:9, 1:], graph["paper"].x) and np.array_equal(rows[9:, 1:3], graph["author"].x)
+    assert np.array(artifact.labels)[order].tolist() == [*graph["paper"].y.tolist(), *[-1] * 6]
+    assert np.flatnonzero(np.array(artifact.masks["val"])[order]).tolist() == [7, 8]
+    topology = artifact.topology
+    destination = np.repeat(artifact.original_id, np.diff(topology.in_edge_start))
+    source = artifact.original_id[topology.global_sources()]
+    found = sorted(zip(source.tolist(), destination.tolist(), topology.edge_type.tolist()))
+    assert found == sorted(zip(*expected.edge_index.tolist(), expected.edge_type.tolist()))
+    layers = [TypedLinear(artifact.vertex_type_widths, 8), RGCNConv(8, 3, artifact.num_edge_types)]
+    assert hongtu.Trainer(artifact, layers).fit(1, progress=False)[0].loss > 0
+
+
+def without_rows(graph):
+    del graph["author"].x
+    graph["author"].num_nodes = 6
+
+
+def two_labels(graph):
+    graph["author"].y = torch.zeros(6, dtype=torch.long)
+
+
+def one_attribute(graph):
+    graph["paper", "cites", "paper"].edge_attr = torch.randn(12, 2)
+
+
+def beyond(graph):
+    graph["author", "writes", "paper"].edge_index[0, 0] = 6
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (without_rows, r"data\['author'\]: no x, as other types have; give it one .* features='embedding:64'"),
+    (two_labels, r"data\['paper'\].y and data\['author'\].y: labels of two vertex types"),
+    (one_attribute, "0 and 2 columns, expected as many for every edge type"),
+    (beyond, r"data\['author', 'writes', 'paper'\].edge_index: vertex 6, expected 0 to 5, as there are 'author'"),
+])  # fmt: skip
+def test_what_one_graph_cannot_hold(change, message, tmp_path):
+    graph = hetero()
+    change(graph)
+    with pytest.raises(InputError, match=message):
+        hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=1, chunks=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_and_splits(tmp_path):
@@ -112,12 +245,14 @@ class Harmful:
 @pytest.mark.parametrize("content, message", [
     (Harmful(), "cannot be opened safely"),
     ({"x": torch.ones(3, 1)}, "no edge_index"),
+    (data(edge_index=None, adj_t=torch.ones(24, 25).to_sparse()), "adj_t: a matrix of 24 x 25, expected a square"),
+    (torch.ones(24, 24, dtype=torch.complex64).to_sparse(), "entries of type complex64, expected real numbers"),
     ({"edge_index": torch.zeros(3, 2)}, r"shape (3, 2), expected [2, E]"),
     (data(edge_index=torch.tensor([[0, 1], [1, 24]])), "edge 1: vertex 24, expected 0 to 23"),
     (data(edge_index=torch.tensor([[0, 1], [1, -1]])), "edge 1: vertex -1, expected 0"),
     (data(edge_index=torch.zeros(2, 3)), "vertex ids of type float32"),
     (data(train_mask=None), "train_mask and the other masks: missing"),
-    ([1, 2], "no edge_index (fields of one homogeneous graph are expected), found a list"),
+    ([1, 2], "no edge_index and no sparse adj_t (fields of one graph are expected), found a list"),
     (data(edge_weight=torch.ones(60, dtype=torch.complex64)), "edge_weight: complex64, expected real numbers"),
     (data(edge_weight=["a"] * 60), "edge_weight: <U1, expected real numbers"),
     (data(num_nodes="many").to_dict(), "num_nodes: 'many', expected an integer"),

@@ -4,62 +4,121 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
 from hongtu.preprocess.read.source import array_blocks
-from hongtu.preprocess.read.sparse import to_csr
+from hongtu.preprocess.read.sparse import to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
 
 
-def from_data(data: Any, name: str = "data") -> RawGraph:
-    """One graph from ``edge_index``, ``edge_weight``, ``edge_attr``, ``edge_type``, ``x``, ``y`` and the masks.
+class Ends(NamedTuple):
+    """The edges of a graph, and what lies beside them.
 
-    A one-column ``edge_attr`` without ``edge_weight`` is the weights; any other is edge features.
+    Attributes:
+        source, destination: integers [E].
+        weight: float [E] or None.
+        features: float [E, F] or None.
+        vertices: V, or None where no matrix says it.
+        title: what messages call the edges.
+    """
+
+    source: np.ndarray
+    destination: np.ndarray
+    weight: np.ndarray | None
+    features: np.ndarray | None
+    vertices: int | None
+    title: str
+
+
+def from_data(data: Any, name: str = "data") -> RawGraph:
+    """One graph from ``edge_index`` (or ``adj_t``), ``edge_weight``, ``edge_attr``, ``edge_type``, ``x``, ``y`` and the
+    masks.
 
     Args:
-        data: a ``Data`` or a mapping with its fields.
+        data: a ``Data`` or a mapping with its fields, or an adjacency matrix alone.
         name: what messages call it.
 
     Raises:
         InputError: when there is no edge list, or a field is no array.
     """
-
-    def field(key: str) -> np.ndarray | None:
-        value = _get(data, key)
-        return None if value is None else _array(f"{name}.{key}", value)
-
-    edges = field("edge_index")
-    if edges is None:
-        raise InputError(f"{name}: no edge_index (fields of one homogeneous graph are expected), found {_fields(data)}")
-    if edges.ndim != 2 or edges.shape[0] != 2:
-        raise InputError(f"{name}.edge_index: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
-    attributes, labels, sparse = field("edge_attr"), field("y"), to_csr(_get(data, "x"), f"{name}.x")
-    features = _floats(field("x") if sparse is None else sparse)
-    are_weights = field("edge_weight") is None and attributes is not None and attributes.size == edges.shape[1]
-    weight = _weight(field, name, edges.shape[1], "edge_attr" if are_weights else "edge_weight")
-    if attributes is not None and attributes.ndim == 1:
-        attributes = attributes[:, None]
-    masks = {split: field(FIELDS[split]) for split in SPLITS}
-    given = masks["train"] is not None
-    splits = [mask.T if mask is not None and mask.ndim == 2 else mask for mask in masks.values()]
-    blank = np.zeros_like(splits[0]) if given else None
+    edges, vertices = edges_of(data, name), _num_vertices(data, name)
     return RawGraph(
         title=name,
-        blocks=array_blocks(f"{name}.edge_index", edges[0], edges[1], weight),
-        num_vertices=_num_vertices(data, name),
-        features=features,
-        labels=labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
-        masks={s: blank if mask is None else mask for s, mask in zip(SPLITS, splits)} if given else None,
-        edge_features=None if are_weights else _floats(attributes),
-        edge_type=field("edge_type"),
+        blocks=array_blocks(edges.title, edges.source, edges.destination, edges.weight),
+        num_vertices=edges.vertices if vertices is None else vertices,
+        edge_features=edges.features,
+        edge_type=_field(data, name, "edge_type"),
         names={piece: f"{name}.{key}" for piece, key in (FIELDS | EDGE_FIELDS).items()},
+        **vertex_fields(data, name),
     )
+
+
+def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
+    """``edge_index`` [2, E], or a matrix whose entry (i, j) is the edge i -> j; or ``adj_t``, where it is j -> i. A
+    one-column ``edge_attr`` without ``edge_weight`` is the weights; any other is edge features. Values of a matrix are
+    weights, too, where they are not all 1.
+
+    Args:
+        square: both ends are vertices of the same kind.
+
+    Raises:
+        InputError: when there are no edges, or what lies beside them does not fit.
+    """
+    source, destination, values, vertices, title = _ends(data, name, square=square)
+    attributes, weight = _field(data, name, "edge_attr"), _field(data, name, "edge_weight")
+    if values is not None and values.ndim == 2 and attributes is None:
+        attributes, values = values, None
+    elif values is not None and weight is not None:
+        raise InputError(f"{title}: holds weights, and so does {name}.edge_weight; remove one")
+    what, weight = "edge_weight", weight if values is None else values
+    if weight is None and attributes is not None and attributes.size == len(source):
+        what, weight, attributes = "edge_attr", attributes, None
+    if attributes is not None and attributes.ndim == 1:
+        attributes = attributes[:, None]
+    weight = _weight(weight, f"{name}.{what}", len(source))
+    return Ends(source, destination, weight, _floats(attributes), vertices, title)
+
+
+def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int | None, str]:
+    """Sources, destinations, values beside them, how many vertices there are, and what messages call the edges."""
+    for key, value in (("edge_index", _get(data, "edge_index")), ("adj_t", _get(data, "adj_t")), ("", data)):
+        title = f"{name}.{key}" if key else name
+        found = None if value is None else to_edges(value, title, square=square)
+        if found is not None:
+            ends = (found.column, found.row) if key == "adj_t" else (found.row, found.column)
+            return *ends, found.values, found.vertices if square else None, title
+        if value is not None and key == "edge_index":
+            edges = _array(title, value)
+            if edges.ndim != 2 or edges.shape[0] != 2:
+                raise InputError(f"{title}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
+            return edges[0], edges[1], None, None, title
+    raise InputError(
+        f"{name}: no edge_index and no sparse adj_t (fields of one graph are expected), found {_fields(data)}"
+    )
+
+
+def vertex_fields(data: Any, name: str) -> dict[str, Any]:
+    """``x``, ``y`` and the masks, as features, labels and masks."""
+    labels, sparse = _field(data, name, "y"), to_csr(_get(data, "x"), f"{name}.x")
+    masks = {split: _field(data, name, FIELDS[split]) for split in SPLITS}
+    turned = {split: mask.T if mask is not None and mask.ndim == 2 else mask for split, mask in masks.items()}
+    train = turned["train"]
+    return {
+        "features": _floats(_field(data, name, "x") if sparse is None else sparse),
+        "labels": labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
+        "masks": None if train is None else {s: blank_mask(train) if m is None else m for s, m in turned.items()},
+    }
+
+
+def _field(data: Any, name: str, key: str) -> np.ndarray | None:
+    value = _get(data, key)
+    return None if value is None else _array(f"{name}.{key}", value)
 
 
 def _array(name: str, value: Any) -> np.ndarray:
@@ -69,14 +128,13 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise InputError(f"{name}: not convertible to an array ({error}); pass a detached CPU tensor") from None
 
 
-def _weight(field: Any, name: str, count: int, what: str) -> np.ndarray | None:
-    weight = field(what)
+def _weight(weight: np.ndarray | None, title: str, count: int) -> np.ndarray | None:
     if weight is None:
         return None
     if weight.size != count:
-        raise InputError(f"{name}.{what}: {weight.size} values for {count} edges, expected one each")
+        raise InputError(f"{title}: {weight.size} values for {count} edges, expected one each")
     if weight.dtype.kind not in "biuf":
-        raise InputError(f"{name}.{what}: {weight.dtype}, expected real numbers; save one float a edge")
+        raise InputError(f"{title}: {weight.dtype}, expected real numbers; save one float a edge")
     return weight.ravel()
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import array_blocks, weights_of
-from hongtu.preprocess.read.sparse import check_compressed
+from hongtu.preprocess.read.source import array_blocks
+from hongtu.preprocess.read.sparse import check_compressed, to_edges
 
 ENDINGS = (".npz",)
 
@@ -22,15 +22,10 @@ def open_scipy_matrix(path: Path) -> RawGraph:
     Raises:
         InputError: when it is unreadable or not square.
     """
-    name, matrix = str(path), load_matrix(path).tocoo()
-    rows, columns = matrix.shape
-    if rows != columns:
-        raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
-    if matrix.data.dtype.kind not in "biuf":
-        raise InputError(f"{name}: entries of type {matrix.data.dtype}, expected real numbers; keep the real part")
-    source, destination = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
-    blocks = array_blocks(name, source, destination, weights_of(matrix.data))
-    return RawGraph(title=name, blocks=blocks, num_vertices=rows)
+    found = to_edges(load_matrix(path), str(path))
+    assert found is not None
+    blocks = array_blocks(str(path), found.row, found.column, found.values)
+    return RawGraph(title=str(path), blocks=blocks, num_vertices=found.vertices)
 
 
 def load_matrix(path: Path) -> Any:
