@@ -11,12 +11,14 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from typing_extensions import Self
 
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
+from hongtu.nn.lazy import LazyLayer, is_lazy
 
 Skip = Tensor | tuple[Tensor, ...] | None
 Activation = str | Callable[[Tensor], Tensor] | None
@@ -202,12 +204,19 @@ class Common(TypedDict, total=False):
 
 
 class Convolution(Layer):
-    """A built-in layer: optional dropout of its input and activation of its output, neither with parameters.
+    """A built-in layer: optional dropout of its input and activation of its output, neither with parameters. With
+    ``in_channels`` -1 a Trainer makes it, when it knows how many columns the layer is given.
 
     Args:
         activation: name of a function in ``torch.nn.functional`` ("relu", "elu", ...), a callable, or None.
         input_dropout: probability with which elements of ``h`` are dropped before everything else.
     """
+
+    def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        if is_lazy(cls, args, kwargs):
+            kwargs.pop("in_channels", None)
+            return LazyLayer(cls, args[1:], kwargs)  # type: ignore[return-value]
+        return super().__new__(cls)
 
     def __init__(self, activation: Activation = None, input_dropout: float = 0.0) -> None:
         super().__init__()

@@ -42,6 +42,7 @@ from hongtu.ranks.share import Share
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.tracing import constant_layers, trace
+from hongtu.train.survey.widths import fill_widths
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -100,7 +101,9 @@ def plan_model(
         BudgetError: when the budget is too small; names the smallest that works.
     """
     artifact.check_bounds()
-    network = Network(as_modules(layers).to(dtype=dtype), RowContext())
+    modules = as_modules(layers)
+    fill_widths(modules, artifact, dtype)
+    network = Network(modules.to(dtype=dtype), RowContext())
     budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss = make_loss(artifact, loss)
     made = optimizer(network.modules.parameters())

@@ -56,6 +56,7 @@ from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+from hongtu.train.survey.widths import fill_widths
 from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
 
 T = TypeVar("T")
@@ -152,6 +153,7 @@ class Trainer:
 
             self._context = RowContext(seed=seed)
             self.model = as_modules(layers)
+            fill_widths(self.model, self.artifact, dtype)
             check_tensors(self.model)
             self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
             self._network = Network(self.model, self._context, autocast)

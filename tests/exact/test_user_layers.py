@@ -228,10 +228,10 @@ def test_skip_that_is_z(layer, strategy):
     check(model, problems.awkward(), (2, 3), strategy=strategy, device_memory="smallest", epochs=2)
 
 
-def wrapped(name, first, second):
+def wrapped(name, first, second, **options):
     return Model(
         name,
-        lambda f, c: [hnn.PyGLayer(first(f)), nn.ReLU(), hnn.PyGLayer(second(c))],
+        lambda f, c: [hnn.PyGLayer(first(f), **options), nn.ReLU(), hnn.PyGLayer(second(c), **options)],
         lambda f, c: [Wrapped(first(f)), nn.ReLU(), Wrapped(second(c))],
     )
 
@@ -245,6 +245,7 @@ PYG = (
         lambda c: pyg.GATConv(2 * H, c, add_self_loops=False),
     ),
     wrapped("TransformerConv", lambda f: pyg.TransformerConv(f, H, 2), lambda c: pyg.TransformerConv(2 * H, c)),
+    wrapped("ClusterGCNConv", lambda f: pyg.ClusterGCNConv(f, H), lambda c: pyg.ClusterGCNConv(H, c), square=True),
 )
 
 

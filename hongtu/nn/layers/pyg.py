@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import typing
 from typing import Any
@@ -25,7 +26,8 @@ _EQUIVALENT = {
 
 
 class PyGLayer(Layer):
-    """Runs ``conv((h, h[:D]), edge_index)`` on every block; the whole layer is recomputed in backward.
+    """Runs ``conv((h, h[:D]), edge_index)`` on every block, or with ``square`` ``conv(h, edge_index)[:D]``; the whole
+    layer is recomputed in backward.
 
     Edge weights, features and types are passed when the convolution takes ``edge_weight``, ``edge_attr`` (and its
     ``edge_dim``, if it has one, is given) or ``edge_type``, and the graph has them. Parameters keep their names under
@@ -33,47 +35,91 @@ class PyGLayer(Layer):
 
     Args:
         conv: a ``torch_geometric.nn.MessagePassing`` that runs on bipartite graphs, between [S, F] and [D, F].
+        square: it takes one tensor [V, F], and what it gives for a vertex depends on that vertex, its in-edges and
+            their sources alone, which is tried on a small graph.
 
     Raises:
-        ValueError: for a convolution that needs the whole square graph (GCNConv) or caches one (``cached=True``).
+        ValueError: for a convolution that takes no pair, without ``square``; that needs more of the graph (degrees of
+            sources, as GCNConv, or several hops), with it; or that caches a graph (``cached=True``).
     """
 
     edge_data_optional = True
 
-    def __init__(self, conv: torch.nn.Module) -> None:
+    def __init__(self, conv: torch.nn.Module, square: bool = False) -> None:
         super().__init__()
-        _check(conv)
+        _check(conv, square)
+        self.square = square
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
         self._takes_size = "size" in parameters
         self._takes_weight = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
+        if square:
+            _check_local(self)
 
     def forward(self, block: Block, h: Tensor) -> Tensor:
-        options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if self._takes_size else {}
+        bipartite = self._takes_size and not self.square
+        options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
         if self._takes_weight and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
         if block.edge_features is not None:
             options["edge_attr"] = block.edge_features
         if block.edge_type is not None:
             options["edge_type"] = block.edge_type.long()
+        if self.square:
+            return self.conv(h, block.edge_index, **options)[: block.num_dst]
         return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
 
 
-def _check(conv: torch.nn.Module) -> None:
+def _check_local(layer: PyGLayer) -> None:
+    """Refuse a square convolution that gives other rows where edges into other vertices, and vertices that none of the
+    edges has, are left out.
+
+    Raises:
+        ValueError: with what to use instead.
+    """
+    conv, name = copy.deepcopy(layer.conv).eval().cpu(), type(layer.conv).__name__
+    dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
+    width, edges = getattr(conv, "in_channels", None), torch.arange(48)
+    source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
+    x = torch.sin(torch.arange(16 * (width if isinstance(width, int) and width > 0 else 4))).reshape(16, -1).to(dtype)
+    options = {}
+    if layer.uses_edge_features and isinstance(edge_dim := getattr(conv, "edge_dim", None), int):
+        options["edge_attr"] = torch.cos(torch.arange(48 * edge_dim)).reshape(48, -1).to(dtype)
+    if layer.uses_edge_type:
+        options["edge_type"] = torch.zeros(48, dtype=torch.long)
+    own = destination < 3
+    rows = torch.unique(torch.cat([destination[own], source[own]]))  # 0 to 2 first, as they are destinations
+    near = torch.stack([torch.searchsorted(rows, ends[own]) for ends in (source, destination)])
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        whole = conv(x, torch.stack([source, destination]), **options)[:3]
+        part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})[:3]
+    if not torch.allclose(whole, part, rtol=1e-4, atol=1e-5):
+        raise ValueError(
+            f"PyGLayer({name}, square=True): what {name} gives for a vertex depends on more than its in-edges and "
+            f"their sources, which is all that a chunk has; {_remedy(name)}"
+        )
+
+
+def _remedy(name: str) -> str:
+    return f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
+
+
+def _check(conv: torch.nn.Module, square: bool) -> None:
     name = type(conv).__name__
     if not isinstance(conv, torch.nn.Module):
         raise TypeError(f"PyGLayer({conv!r}): expected a convolution of torch_geometric, as PyGLayer(SAGEConv(16, 32))")
-    remedy = f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
+    remedy = _remedy(name)
     if getattr(conv, "cached", False):
         raise ValueError(f"PyGLayer({name}): cached=True keeps one graph, chunks are many; {remedy} or cached=False")
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
         raise ValueError(f"PyGLayer({name}): flow={conv.flow!r}, expected 'source_to_target'; reverse the edges")
-    if not _takes_pair(conv):
+    if not square and not _takes_pair(conv):
         raise ValueError(
             f"PyGLayer({name}): {name} does not run on bipartite blocks: it wants the "
-            f"whole graph, for self-loops or degrees that a chunk does not show; {remedy}"
+            f"whole graph, for self-loops or degrees that a chunk does not show; {remedy}, or pass PyGLayer(conv, "
+            "square=True) if what it gives for a vertex depends on its in-edges and their sources alone"
         )
 
 

@@ -1,0 +1,42 @@
+"""Input widths that are not known when layers are made, learned from what comes before them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from hongtu.graph.artifact import Artifact
+from hongtu.model.network import Network
+from hongtu.model.wiring import INPUT, Modules, resolve
+from hongtu.nn.context import RowContext
+from hongtu.nn.layer import Layer
+from hongtu.nn.lazy import LazyLayer
+from hongtu.plan.passes.shapes import EdgeData
+from hongtu.train.survey.tracing import trace
+
+
+class _End(Layer):
+    """A graph layer that keeps columns as they are."""
+
+    reduce = "sum"
+
+
+def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> None:
+    """Make the layers that do not know how many columns they are given, in their order: the artifact's features, or
+    what the layer before gives.
+
+    Raises:
+        InputError: when a module before does not accept what it is given.
+    """
+    for index, (first, *_) in enumerate(resolve(modules)):
+        layer = modules[index]
+        if isinstance(layer, LazyLayer):
+            layer.fill(artifact.feature_width if first == INPUT else _columns(modules, first, artifact, dtype))
+
+
+def _columns(modules: Modules, number: int, artifact: Artifact, dtype: torch.dtype) -> int:
+    """Of what module ``number`` gives, all before it being made."""
+    before = Modules([*copy.deepcopy(list(modules)[: number + 1]), _End()], [*modules.headers[: number + 1], None])
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    return trace(Network(before.to("cpu", dtype), RowContext()), artifact.feature_width, dtype, edges).output
