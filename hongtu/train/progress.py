@@ -6,11 +6,12 @@ import sys
 import warnings
 
 from tqdm import TqdmWarning
-from tqdm.auto import tqdm as bar
-
-__all__ = ["bar", "hidden"]
 
 warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)  # the notebook then shows a line of text
+
+from tqdm.auto import tqdm as bar  # noqa: E402 - it warns when it is imported
+
+__all__ = ["bar", "hidden"]
 
 
 def hidden(progress: bool | None) -> bool | None:
