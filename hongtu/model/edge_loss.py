@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import edge_id_starts
 from hongtu.kernels.dispatch import NUMBA
+from hongtu.model.checks import drops
 from hongtu.model.loss_terms import check_alone
 from hongtu.nn.dropout import dropout_key, hashes
 
+DECODER = "decoder"  # what its weights are called, before their own names
 _EVALUATION = 1  # a stream of its own: scores do not depend on the epoch
 
 Decoder = Callable[[Tensor, Tensor], Tensor]
@@ -46,25 +49,35 @@ def logistic(positive: Tensor, negative: Tensor) -> Tensor:
 class LinkLoss:
     """A training loss: the mean over positive edges of ``loss(score of the edge, scores of its negatives)``.
 
-    The negatives of edge u -> v are u -> w for ``negatives`` uniform vertices w (which may by chance be neighbours),
-    new ones in every epoch, decided by the trainer's seed, the epoch and the edge alone.
+    The negatives of edge u -> v are u -> w for K vertices w: uniform ones (which may by chance be neighbours), new in
+    every epoch, decided by the trainer's seed, the epoch and the edge alone; or yours.
 
     Attributes:
         edges: integers [2, P] in the original ids; None: every edge of the graph.
-        negatives: per positive edge, at least 1.
-        decoder: rows of sources and destinations [B, C] each -> scores [B]; without parameters.
+        negatives: how many uniform ones per positive edge, at least 1; or integers [P, K], the vertices w of each of
+            ``edges``; or a function (sources [B], destinations [B], epoch) -> integers [B, K].
+        decoder: rows of sources and destinations [B, C] each -> scores [B]; parameters of a ``torch.nn.Module`` are
+            trained with the model's, on the host.
         loss: scores [B] and [B, K] -> losses [B].
         val_edges, test_edges: integers [2, P'], which ``evaluate`` scores; not trained on.
+        val_negatives, test_negatives: integers [P', K'], their negatives; None: as many uniform ones.
         block: pairs scored at a time.
     """
 
     edges: Any = None
-    negatives: int = 1
+    negatives: Any = 1
     decoder: Decoder = dot
     loss: PairLoss = logistic
     val_edges: Any = None
     test_edges: Any = None
+    val_negatives: Any = None
+    test_negatives: Any = None
     block: int = 1 << 16
+
+
+def trained_decoder(loss: Any) -> nn.Module | None:
+    """The decoder of a ``LinkLoss`` that is a module, whose parameters are trained."""
+    return loss.decoder if isinstance(loss, LinkLoss) and isinstance(loss.decoder, nn.Module) else None
 
 
 class EdgeLoss:
@@ -81,8 +94,12 @@ class EdgeLoss:
     watch: Any = None  # it is one number, of whole vertex rows: nobody is shown its parts
 
     def __init__(self, given: LinkLoss, artifact: Artifact) -> None:
-        if given.negatives < 1 or given.block < 1:
+        drawn = isinstance(given.negatives, Integral)
+        if (drawn and given.negatives < 1) or given.block < 1:
             raise InputError(f"LinkLoss: negatives {given.negatives}, block {given.block}; expected at least 1")
+        self._decoder = trained_decoder(given)
+        if self._decoder is not None and drops(self._decoder):
+            raise InputError("LinkLoss: its decoder drops at random, by block of pairs; leave dropout to the layers")
         self._given, self._artifact = given, artifact
         vertices = artifact.num_vertices
         self._new_id = np.empty(vertices, dtype=np.int32)
@@ -95,17 +112,38 @@ class EdgeLoss:
         in_edge_start = artifact.topology.in_edge_start
         self._first_id = edge_id_starts(in_edge_start, artifact.original_id) if own else np.empty(0, np.int64)
         self._count = artifact.num_edges if own else self._edges["train"].shape[1]
+        others = {"val": given.val_negatives, "test": given.test_negatives}
+        others |= {} if drawn or callable(given.negatives) else {"train": given.negatives}
+        self._fixed = {split: self._fix(split, others[split]) for split in others if others[split] is not None}
+        self._uniform = int(given.negatives) if drawn else 1
+        self._columns: dict[str, int] = {split: rows.shape[1] for split, rows in self._fixed.items()}
+        if callable(given.negatives):
+            source, destination, _ = next(self._blocks("train"))
+            self._columns["train"] = self._own(source[:2], destination[:2], 0).shape[1]
 
     @property
     def nbytes(self) -> int:
-        return self._new_id.nbytes + self._first_id.nbytes + sum(edges.nbytes for edges in self._edges.values())
+        arrays = (self._new_id, self._first_id, *self._edges.values(), *self._fixed.values())
+        return sum(array.nbytes for array in arrays) + self._decoder_bytes
 
     @property
     def predicted_bytes(self) -> int:
-        """``nbytes`` by sizes alone: a new id per vertex, two per given edge; an edge id per vertex for own edges."""
-        given = (self._given.edges, self._given.val_edges, self._given.test_edges)
-        pairs = sum(np.shape(edges)[1] for edges in given if edges is not None)
-        return self._artifact.num_vertices * (12 if given[0] is None else 4) + 8 * pairs
+        """``nbytes`` by sizes alone: a new id per vertex, two per given edge, one per given negative; an edge id per
+        vertex for own edges; a decoder's parameters and their gradients."""
+        given = self._given
+        pairs = [np.shape(edges)[1] for edges in (given.edges, given.val_edges, given.test_edges) if edges is not None]
+        negatives = (given.negatives, given.val_negatives, given.test_negatives)
+        fixed = [int(np.prod(np.shape(rows))) for rows in negatives if len(np.shape(rows)) == 2]
+        vertices = self._artifact.num_vertices * (12 if given.edges is None else 4)
+        return vertices + 8 * sum(pairs) + 4 * sum(fixed) + self._decoder_bytes
+
+    @property
+    def _decoder_bytes(self) -> int:
+        return sum(p.nbytes * (2 if p.requires_grad else 1) for p in self._learned)
+
+    @property
+    def _learned(self) -> list[nn.Parameter]:
+        return [] if self._decoder is None else list(self._decoder.parameters())
 
     @property
     def validates(self) -> bool:
@@ -125,16 +163,17 @@ class EdgeLoss:
         Raises:
             InputError: naming its shape, or what mixes.
         """
-        rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in (1, 1, self._given.negatives)]
+        negatives = self._columns.get("train", self._uniform)
+        rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in (1, 1, negatives)]
         with torch.enable_grad():
             losses = self._losses(*rows)
         for leaf in _leaves(losses):
-            if not any(leaf is given for given in rows):
+            if not any(leaf is given for given in (*rows, *self._learned)):
                 raise InputError(
                     f"LinkLoss: its decoder or loss has parameters, one of shape {tuple(leaf.shape)}, which would not "
-                    "be trained; give them to a layer"
+                    "be trained; pass the torch.nn.Module that has them as decoder, or give them to a layer"
                 )
-        ends = [2, 2, 2 * self._given.negatives]
+        ends = [2, 2, 2 * negatives]
         numbers = torch.sin(torch.arange(sum(ends) * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
         check_alone("LinkLoss: its decoder or loss", self._losses, *numbers.split(ends))
 
@@ -145,8 +184,11 @@ class EdgeLoss:
             the loss.
         """
         total, key = 0.0, dropout_key(seed, epoch, 0, 0)
+        for parameter in self._learned:
+            parameter.grad = None
         for source, destination, ids in self._blocks("train"):
-            ends = [torch.from_numpy(x) for x in (source, destination, self._negatives(ids, key).ravel())]
+            others = self._negatives("train", (source, destination, ids), key, epoch)
+            ends = [torch.from_numpy(x) for x in (source, destination, others.ravel())]
             with torch.enable_grad():
                 rows = [out_VC.index_select(0, end).requires_grad_() for end in ends]
                 losses = self._losses(*rows)
@@ -167,37 +209,73 @@ class EdgeLoss:
         return {split: self._auc(split, out_VC, seed) for split in ("train", "val", "test")}
 
     def negatives(self, ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """int64 [B, K]: original ids of the negative destinations of edges, given by number: their position in
+        """int64 [B, K]: original ids of the uniform negative destinations of edges, given by number: their position in
         ``edges``, or the edge id of a graph's own."""
-        return self._artifact.original_id[self._negatives(ids, dropout_key(seed, epoch, 0, 0))].astype(np.int64)
+        return self._artifact.original_id[self._drawn(ids, dropout_key(seed, epoch, 0, 0))].astype(np.int64)
 
     def _losses(self, source: Tensor, destination: Tensor, other: Tensor) -> Tensor:
-        decode, k = self._given.decoder, self._given.negatives
-        return self._given.loss(decode(source, destination), self._decode_negatives(source, other).view(-1, k))
+        return self._given.loss(self._given.decoder(source, destination), self._decode_negatives(source, other))
 
     def _decode_negatives(self, source: Tensor, other: Tensor) -> Tensor:
-        return self._given.decoder(source.repeat_interleave(self._given.negatives, dim=0), other)
+        """[B, K]."""
+        each = len(other) // len(source)
+        return self._given.decoder(source.repeat_interleave(each, dim=0), other).view(-1, each)
 
     @torch.no_grad()
     def _auc(self, split: str, out_VC: Tensor, seed: int) -> float:
         key, wins, pairs = dropout_key(seed, 0, _EVALUATION, ("train", "val", "test").index(split)), 0.0, 0
         for source, destination, ids in self._blocks(split):
-            ends = [torch.from_numpy(x) for x in (source, destination, self._negatives(ids, key).ravel())]
+            others = self._negatives(split, (source, destination, ids), key, 0)
+            ends = [torch.from_numpy(x) for x in (source, destination, others.ravel())]
             first, second, other = (out_VC.index_select(0, end) for end in ends)
             positive = self._given.decoder(first, second).unsqueeze(1)
-            negative = self._decode_negatives(first, other).view(len(source), -1)
+            negative = self._decode_negatives(first, other)
             wins += float((positive > negative).sum()) + 0.5 * float((positive == negative).sum())
             pairs += negative.numel()
         return wins / pairs if pairs else float("nan")
 
-    def _negatives(self, ids: np.ndarray, key: int) -> np.ndarray:
+    def _negatives(self, split: str, pairs: Pairs, key: int, epoch: int) -> np.ndarray:
         """int32 [B, K], new ids."""
-        drawn = hashes(torch.from_numpy(ids), self._given.negatives, key).numpy().view(np.uint64)
+        source, destination, ids = pairs
+        if split in self._fixed:
+            return self._fixed[split][ids]
+        if split == "train" and callable(self._given.negatives):
+            return self._own(source, destination, epoch)
+        return self._drawn(ids, key)
+
+    def _drawn(self, ids: np.ndarray, key: int) -> np.ndarray:
+        drawn = hashes(torch.from_numpy(ids), self._uniform, key).numpy().view(np.uint64)
         return self._new_id[drawn % np.uint64(self._artifact.num_vertices)]
+
+    def _own(self, source: np.ndarray, destination: np.ndarray, epoch: int) -> np.ndarray:
+        """int32 [B, K], new ids: what the caller's function gives for edges in new ids."""
+        ends = (torch.from_numpy(self._artifact.original_id[side].astype(np.int64)) for side in (source, destination))
+        found = np.asarray(self._given.negatives(*ends, epoch))
+        columns = self._columns.get("train", found.shape[1] if found.ndim == 2 else 0)
+        return self._checked("what negatives returns", found, (len(source), columns))
+
+    def _fix(self, split: str, negatives: Any) -> np.ndarray:
+        if split not in self._edges:
+            raise InputError(f"LinkLoss: negatives of {split} edges, which are not given; pass them, too")
+        found = np.asarray(negatives)
+        columns = found.shape[1] if found.ndim == 2 else 0
+        return self._checked(f"negatives of {split} edges", found, (self._edges[split].shape[1], columns))
+
+    def _checked(self, title: str, found: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        vertices = self._artifact.num_vertices
+        if found.dtype.kind not in "iu" or found.shape != shape or not shape[1]:
+            columns = shape[1] or "K"
+            raise InputError(
+                f"LinkLoss: {title}: {found.dtype} {found.shape}, expected integers [{shape[0]}, {columns}]"
+            )
+        if found.min() < 0 or found.max() >= vertices:
+            bad = found.min() if found.min() < 0 else found.max()
+            raise InputError(f"LinkLoss: {title}: vertex {bad}, expected 0 to {vertices - 1}")
+        return self._new_id[found]
 
     def _blocks(self, split: str) -> Iterator[Pairs]:
         """Sources and destinations int32 [B] (new ids) and numbers int64 [B] of edges, ``block`` pairs at a time."""
-        step = max(1, self._given.block // (1 + self._given.negatives))
+        step = max(1, self._given.block // (1 + self._columns.get(split, self._uniform)))
         if split not in self._edges:
             yield from self._own_blocks(step) if split == "train" else ()
             return

@@ -23,7 +23,7 @@ from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.model.checks import check_default_device
-from hongtu.model.edge_loss import EdgeLoss, LinkLoss
+from hongtu.model.edge_loss import EdgeLoss, LinkLoss, trained_decoder
 from hongtu.model.embedding import predict_state_bytes, state_bytes
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Forms, Network
@@ -105,8 +105,8 @@ def plan_model(
     fill_widths(modules, artifact, dtype)
     network = Network(modules.to(dtype=dtype), RowContext())
     budget = None if device_memory is None else parse_bytes(device_memory)
-    mean_loss = make_loss(artifact, loss)
-    made = optimizer(network.modules.parameters())
+    mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)
+    made = optimizer([*network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())])
     return plan_network(artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware, optimizer)
 
 

@@ -24,7 +24,7 @@ from hongtu.hardware import Hardware
 from hongtu.kernels.torch_private import parameter_hooks
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
-from hongtu.model.edge_loss import EdgeLoss, LinkLoss
+from hongtu.model.edge_loss import DECODER, EdgeLoss, LinkLoss, trained_decoder
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
@@ -105,6 +105,7 @@ class Trainer:
 
     Attributes:
         model: ModuleList of the layers.
+        decoder: the module that a :class:`~hongtu.model.edge_loss.LinkLoss` scores pairs with, or None.
         embedding: the learned rows (:class:`~hongtu.model.embedding.Embedding`), or None.
         epoch: epochs trained so far.
         history: epoch, loss, seconds and metrics of every epoch of ``fit``, those before a snapshot included.
@@ -159,7 +160,10 @@ class Trainer:
             self._network = Network(self.model, self._context, autocast)
             check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
             self.dependencies = dependencies
-            self.optimizer = make_optimizer(optimizer, self.model.parameters())
+            self.decoder = trained_decoder(loss)
+            if self.decoder is not None:
+                self.decoder.to("cpu", dtype)  # where pairs are scored
+            self.optimizer = make_optimizer(optimizer, iter(self._learned))
             self.scheduler = None if scheduler is None else scheduler(self.optimizer)
             self.embedding: Embedding | None = None
             make = embedding_optimizer or optimizer
@@ -257,12 +261,14 @@ class Trainer:
 
     def _differentiate(self, engine: Engine) -> tuple[float, float, list[nn.Parameter]]:
         """When it began, the loss, and all that is learned, with its gradients."""
-        start = perf_counter()
-        parameters = list(self.model.parameters())
+        start, parameters = perf_counter(), self._learned
         with deterministic_torch(self.deterministic):
-            with hooks_once(self.model.parameters(), self._resting):
+            with hooks_once(parameters, self._resting):
                 loss = self.ranks.add_gradients(parameters, engine.train(self.epoch))
-            self._gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+            named = [*self.model.named_parameters()]
+            if self.decoder is not None:
+                named += self.decoder.named_parameters(prefix=DECODER)
+            self._gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
             if self.embedding is not None and self.embedding.weight.requires_grad:
                 rows = self.embedding.weight
                 rows.grad = engine.host[gradient(FEATURES)]
@@ -272,6 +278,11 @@ class Trainer:
             if self.detect_anomaly:
                 check_epoch(engine, self.epoch, loss, parameters, Alone() if self.embedding is None else self.ranks)
         return start, loss, parameters
+
+    @property
+    def _learned(self) -> list[nn.Parameter]:
+        """What the optimizer steps."""
+        return [*self.model.parameters(), *(() if self.decoder is None else self.decoder.parameters())]
 
     @property
     def _engine(self) -> Engine:
@@ -439,6 +450,7 @@ class Trainer:
             self.ranks.first(lambda: write_snapshot(path, state))
             return
         rows = {} if state["embedding"] is None else {NAME: state["embedding"]["weight"]}
+        rows |= {f"{DECODER}.{name}": value for name, value in (state["decoder"] or {}).items()}
         self.ranks.first(lambda: write_weights(path, state["model"] | rows, state["identity"]))
 
     @torch.inference_mode(False)
@@ -501,6 +513,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "embedding": None if self.embedding is None else self.embedding.state(),
+            "decoder": None if self.decoder is None else self.decoder.state_dict(),
             "epoch": self.epoch,
             "history": self.history,
             "stopping": [self.waiting.best, self.waiting.since],
@@ -518,7 +531,8 @@ class Trainer:
 
     def weights(self) -> dict[str, Any]:
         """Copies of all that is learned, and of what normalisations have seen."""
-        return copy.deepcopy({name: value for name, value in self.state().items() if name in ("model", "embedding")})
+        learned = ("model", "embedding", "decoder")
+        return copy.deepcopy({name: value for name, value in self.state().items() if name in learned})
 
     def set_weights(self, weights: dict[str, Any]) -> None:
         """Take what ``weights()`` gave, or a snapshot's; optimizer and epoch stay."""
@@ -526,6 +540,8 @@ class Trainer:
             self.model.load_state_dict(weights["model"])
             if self.embedding is not None:
                 self.embedding.set(weights["embedding"]["weight"])
+            if self.decoder is not None and weights.get("decoder") is not None:
+                self.decoder.load_state_dict(weights["decoder"])
 
     def _take(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -533,6 +549,8 @@ class Trainer:
             parameter.requires_grad_(state.get("trained", {}).get(name, parameter.requires_grad))
         for name, module in self.model.named_modules():
             module.training = state.get("training", {}).get(name, module.training)
+        if self.decoder is not None:
+            self.decoder.load_state_dict(state["decoder"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -566,6 +584,7 @@ class Trainer:
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._dtype),
             "autocast": str(self._network.autocast),
+            **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.files import whole_file
+from hongtu.model.edge_loss import DECODER
 from hongtu.model.embedding import NAME
 
 SAFETENSORS = ".safetensors"
@@ -47,7 +48,8 @@ def write_weights(
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a file of safetensors says of a snapshot: "model", "embedding" and "identity", {} where others wrote it.
+    """What a file of safetensors says of a snapshot: "model", "embedding", "decoder" and "identity", which is {} where
+    others wrote it.
 
     Raises:
         InputError: when it is absent or damaged.
@@ -63,8 +65,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
             weights = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path}: not a readable file of safetensors ({error}); use another one") from None
-    rows = weights.pop(NAME, None)
-    return {"model": weights, "embedding": None if rows is None else {"weight": rows}, "identity": identity}
+    rows, prefix = weights.pop(NAME, None), f"{DECODER}."
+    decoder = {name.removeprefix(prefix): weights.pop(name) for name in [*weights] if name.startswith(prefix)}
+    embedding = None if rows is None else {"weight": rows}
+    return {"model": weights, "embedding": embedding, "decoder": decoder or None, "identity": identity}
 
 
 def _safetensors(path: object) -> ModuleType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,80 @@ from tests.training import EXACT, check
 
 GCN = SIX[0]
 BILINEAR = nn.Bilinear(3, 3, 1, bias=False)
+
+
+class Scores(nn.Module):
+    """A decoder that learns."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        torch.manual_seed(5)
+        self.parts = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), *parts, nn.Linear(4, 1))
+
+    def forward(self, source, destination):
+        return self.parts(torch.cat([source, destination], dim=1)).squeeze(1)
+
+
+def shifted(source, destination, epoch):
+    """Negatives of one's own, for whatever edges are asked for."""
+    return torch.stack([(source + destination + epoch) % 64, (3 * source + 1) % 64], dim=1)
+
+
+NEGATIVES = {
+    "uniform": 2, "function": shifted, "array": shifted(*torch.from_numpy(some_edges()), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("negatives", NEGATIVES)
+@pytest.mark.parametrize("grain", [(1, 1), (2, 3)], ids=str)
+def test_a_decoder_learns_as_on_the_whole_graph(grain, negatives, tmp_path):
+    """Its gradients, and the model's, are those of one graph in memory; snapshots and safetensors hold it."""
+    problem, edges = problems.awkward(), torch.from_numpy(some_edges())
+    link = hongtu.LinkLoss(some_edges(), NEGATIVES[negatives], decoder=Scores(), block=30, val_edges=some_edges(40, 1))
+    trainer = training.make_trainer(GCN, problem, grain, loss=link, seed=additions.SEED, device_memory="64KiB")
+    reference, decoder = GCN.build_reference(problem), copy.deepcopy(trainer.decoder)
+    optimizer = training.sgd([*reference.parameters(), *decoder.parameters()])
+    for epoch in range(3):
+        others = NEGATIVES[negatives]
+        if negatives == "uniform":
+            sampler = EdgeLoss(link, problems.prepare(problem, 1, 1))
+            others = torch.from_numpy(sampler.negatives(np.arange(90), additions.SEED, epoch))
+        elif negatives == "function":
+            others = shifted(*edges, epoch)
+        out = GCN.run_reference(reference, problem)
+        scores = [decoder(out[edges[0]], out[ends]) for ends in (edges[1], *others.T)]
+        truth = torch.zeros(90, 3, dtype=torch.float64).index_fill(1, torch.tensor([0]), 1)
+        loss = nn.functional.binary_cross_entropy_with_logits(torch.stack(scores, dim=1), truth)
+        optimizer.zero_grad()
+        loss.backward()
+        record = trainer.train_epoch()
+        assert record.loss == pytest.approx(float(loss.detach()), rel=EXACT)
+        assert (record.bytes, record.arena_bytes) == (trainer.plan.bytes, trainer.plan.arena_bytes)
+        wanted = {f"decoder.{name}": p.grad for name, p in decoder.named_parameters()}
+        wanted |= {name: p.grad for name, p in reference.named_parameters()}
+        found = trainer.gradients()
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-12)
+        optimizer.step()
+    if negatives == "uniform":
+        trainer.save(tmp_path / "run.pt")
+        trainer.save(tmp_path / "run.safetensors", format="safetensors")
+        for load in ("load", "load_weights"):
+            other = hongtu.LinkLoss(some_edges(), 2, decoder=Scores(), val_edges=some_edges(40, 1))
+            again = training.make_trainer(GCN, problem, grain, loss=other, seed=additions.SEED)
+            getattr(again, load)(tmp_path / ("run.pt" if load == "load" else "run.safetensors"))
+            assert again.evaluate() == pytest.approx(trainer.evaluate(), nan_ok=True)
+            assert all(map(torch.equal, again.decoder.parameters(), trainer.decoder.parameters()))
+
+
+def test_negatives_of_evaluation():
+    """Given ones count, so that the score is known."""
+    held = some_edges(40, 1)
+    link = hongtu.LinkLoss(val_edges=held, val_negatives=held[1][:, None], test_edges=held)
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), GCN.build(problems.awkward()), loss=link)
+    found = trainer.evaluate()
+    assert found["val"] == 0.5 and found["test"] != 0.5  # each edge against itself
 
 
 @pytest.mark.parametrize("budget", ["smallest", None])
@@ -98,8 +174,12 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         (hongtu.LinkLoss(np.zeros((3, 2), int)), r"train edges int64 \(3, 2\)"),
         (hongtu.LinkLoss(np.full((2, 1), 64)), "hold vertex 64, expected 0 to 63"),
         (hongtu.LinkLoss(val_edges=np.zeros((2, 0), int)), "val edges"),
-        (hongtu.LinkLoss(decoder=BILINEAR), r"has parameters, one of shape \(1, 3, 3\), which would not be trained"),
-        (hongtu.LinkLoss(decoder=lambda u, v: BILINEAR(u, v).squeeze(1)), r"one of shape \(1, 3, 3\)"),
+        (hongtu.LinkLoss(decoder=lambda u, v: BILINEAR(u, v).squeeze(1)), r"one of shape \(1, 3, 3\), which would not"),
+        (hongtu.LinkLoss(decoder=Scores(nn.Dropout(0.5))), "its decoder drops at random"),
+        (hongtu.LinkLoss(negatives=np.zeros((90, 2), int)), "negatives of train edges, which are not given"),
+        (hongtu.LinkLoss(some_edges(), np.zeros((89, 2), int)), r"int64 \(89, 2\), expected integers \[90, 2\]"),
+        (hongtu.LinkLoss(some_edges(), np.full((90, 2), 64)), "negatives of train edges: vertex 64, expected 0 to 63"),
+        (hongtu.LinkLoss(some_edges(), lambda u, v, epoch: v), r"what negatives returns: int64 \(2,\), expected"),
         (hongtu.LinkLoss(decoder=lambda u, v: (u * v).sum(1).softmax(0)), "decoder or loss mixes the rows"),
         (hongtu.LinkLoss(loss=lambda p, n: logistic(p - p.mean(), n), negatives=2), "decoder or loss mixes the rows"),
     ],
