@@ -10,7 +10,7 @@ import socket
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hongtu.errors import InputError, RankLost
-from hongtu.ranks.words import last_words
+from hongtu.ranks.words import last_words, silent
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
@@ -181,6 +181,7 @@ class Ranks(Together):
         if "gloo" not in dist.get_backend(group):
             group = dist.new_group(self._members, backend="gloo")
         self._weakly = None if group is None else weakref.ref(group)
+        self._hosts = ["unknown"] * self.size
         self._hosts = self.gather(socket.gethostname())
 
     @property
@@ -191,7 +192,7 @@ class Ranks(Together):
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
-        with _others_there():
+        with self._there():
             dist.all_gather_object(found, value, group=self._group)
         return found
 
@@ -200,19 +201,19 @@ class Ranks(Together):
         for rank, shape in enumerate(self.gather(tuple(tensor.shape))):
             part = tensor if rank == self.rank else tensor.new_empty(shape)
             if part.numel():
-                with self._there(rank):
+                with self._there():
                     dist.broadcast(part, self._members[rank], group=self._group)
             yield part
 
     def told(self, value: T) -> T:
         found: list[Any] = [value]
-        with _others_there():
+        with self._there():
             dist.broadcast_object_list(found, self._members[0], group=self._group)
         return found[0]
 
     def take_from_first(self, tensor: Tensor) -> None:
         there = tensor.detach().cpu().contiguous()
-        with _others_there():
+        with self._there():
             dist.broadcast(there, self._members[0], group=self._group)
         tensor.detach().copy_(there)
 
@@ -227,17 +228,22 @@ class Ranks(Together):
             with self._there(rank):
                 work.wait()
 
-    def _there(self, rank: int) -> AbstractContextManager[None]:
-        return _others_there(f"rank {rank} ({self._hosts[rank]})")
+    @contextmanager
+    def _there(self, rank: int | None = None) -> Iterator[None]:
+        """Say what became of the others where the network fails.
 
-
-@contextmanager
-def _others_there(who: str = "another rank") -> Iterator[None]:
-    """Say what became of the others where the network fails."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RankLost(last_words(wait=1.0) or f"{who} does not answer, or its network ({error})") from error
+        Args:
+            rank: that this one waits for, where it is one.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if words := last_words(wait=0.5):
+                raise RankLost(words) from error
+            lost = silent(self._members[self.rank], self._members, wait=1.0)
+            found = [r for r in range(self.size) if self._members[r] in lost] or ([] if rank is None else [rank])
+            who = " and ".join(f"rank {r} ({self._hosts[r]})" for r in found) or "another rank"
+            raise RankLost(f"{who} does not answer, or its network ({error})") from error
 
 
 def current() -> Together:

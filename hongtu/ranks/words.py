@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 KEY = "hongtu: why a rank stopped"
+WAITS = "hongtu: waits for another: rank {}"
 PATIENCE = timedelta(seconds=5)
 
 
@@ -34,6 +36,21 @@ def last_words(wait: float = 0.0) -> str:
         return str(store.get(KEY), "utf-8")
     except (KeyError, ValueError, RuntimeError):
         return ""
+
+
+def silent(rank: int, others: Iterable[int], wait: float) -> list[int]:
+    """Of processes that wait for one another in vain, those that do not say so within some seconds, as this does."""
+    until = time.monotonic() + wait
+    try:
+        store = _store()
+        store.set(WAITS.format(rank), "")
+        while found := [other for other in others if not store.check([WAITS.format(other)])]:
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.05)
+        return found
+    except (KeyError, ValueError, RuntimeError):
+        return []
 
 
 def _store() -> dist.TCPStore:

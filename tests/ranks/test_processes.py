@@ -95,24 +95,25 @@ class Fails(torch.nn.Module):
         return x * 1
 
 with joined(timeout=5) as ranks:
-    layers = [hongtu.nn.GCNConv(6, 4), Fails(), hongtu.nn.GCNConv(4, 3)]
+    layers = [hongtu.nn.GCNConv(6, 4), Fails(), {norm}hongtu.nn.GCNConv(4, 3)]
     hongtu.Trainer(sys.argv[1], layers, dependencies="comm").fit(1000000)
 """
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("what", "said"),
-    [("raise MemoryError('no more')", r"rank 1 \(.*, pid \d+\) stopped: no more"),
-     ("time.sleep(100)", r"rank 1 \(.+\) does not answer, or its network")],
-    ids=["stops", "hangs"],
+    ("what", "norm", "said", "layer"),
+    [("raise MemoryError('no more')", "", r"rank 1 \(.*, pid \d+\) stopped: no more", 1),
+     ("time.sleep(100)", "", r"rank 1 \(.+\) does not answer, or its network", 1),
+     ("time.sleep(100)", "torch.nn.BatchNorm1d(4), ", r"rank 1 \(.+\) does not answer, or its network", 0)],
+    ids=["stops", "hangs", "hangs-in-statistics"],
 )  # fmt: skip
-def test_a_rank_that_is_lost_is_named_by_the_others(artifact, tmp_path, what, said):
-    (tmp_path / "script.py").write_text(FAILING.format(what=what))
+def test_a_rank_that_is_lost_is_named_by_the_others(artifact, tmp_path, what, norm, said, layer):
+    (tmp_path / "script.py").write_text(FAILING.format(what=what, norm=norm))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run([*torchrun, tmp_path / "script.py", artifact], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
-    assert re.search(rf"RankLost: {said}.*; this rank waited for it in pass 'f\w+ 1'", done.stderr), done.stderr
+    assert re.search(rf"RankLost: {said}.*; this rank waited for it in pass 'f\w+ {layer}'", done.stderr), done.stderr
 
 
 def test_a_trainer_without_a_process_group_is_alone(artifact):
