@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
@@ -22,6 +24,7 @@ from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 
 STATED = "HONGTU_HOST_MEMORY"  # environment variable: what is available, whatever the system says
+MOUNTS, IN_MEMORY = Path("/proc/self/mounts"), ("tmpfs", "ramfs")
 MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUP = Path("/sys/fs/cgroup")
@@ -61,6 +64,38 @@ def check_host(needed: int) -> None:
             "with more memory, fewer hidden columns or fewer layers; where the system understates its memory, say "
             f"how much there is: {STATED}=48GiB"
         )
+
+
+def check_disk(directory: str | os.PathLike[str], needed: int) -> None:
+    """Refuse a directory that rows cannot be spilled to; warn of one that is memory.
+
+    Args:
+        needed: bytes that will lie there.
+
+    Raises:
+        InputError: with the bytes needed and those that are free.
+    """
+    path = Path(directory)
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        raise InputError(f"spill {directory}: not a writable directory; make it, or give another (--spill DIR)")
+    free = shutil.disk_usage(path).free
+    if needed > free:
+        raise InputError(
+            f"spill {directory}: the run takes {needed} bytes there, {free} are free; free some space, give another "
+            "directory (--spill DIR), or more host_memory (--host-memory)"
+        )
+    if _file_system(path) in IN_MEMORY:
+        warnings.warn(f"spill {directory}: this file system is memory; give a directory on a disk", stacklevel=2)
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that a directory is on, or "" where that cannot be told."""
+    try:
+        mounts = [line.split()[1:3] for line in MOUNTS.read_text().splitlines()]
+    except OSError:
+        return ""
+    around = {str(parent) for parent in (path.resolve(), *path.resolve().parents)}
+    return max((mount for mount in mounts if mount[0] in around), key=lambda mount: len(mount[0]), default=["", ""])[1]
 
 
 def drop_pages(array: np.ndarray) -> None:

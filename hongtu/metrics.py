@@ -3,7 +3,8 @@
 ``load, pull, push, flush`` move sparse rows (host->device, peer->device, device->peer gradient, device->host
 gradient); ``read`` and ``write`` move a chunk's own contiguous rows (host->device, device->host); ``topology``
 moves chunk structure and plan arrays (host->device). ``fetch`` and ``send`` move sparse rows between ranks: values from
-their owners, gradients to them; counted where they are read.
+their owners, gradients to them; counted where they are read. ``disk`` moves rows that host memory does not hold, to
+and from files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from hongtu.config import size
 
-LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send")
+LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send", "disk")
 ROW_LINKS = ("load", "pull", "push", "flush", "fetch", "send")
 
 
@@ -57,8 +58,8 @@ class EpochRecord:
         seconds: wall-clock seconds.
         bytes: bytes moved per link (see the module docstring).
         rows: rows moved per sparse link.
-        peak_bytes: per memory ("device 0", ..., "pinned host", "pageable host"): highest total of planned buffers and
-            workspace.
+        peak_bytes: per memory ("device 0", ..., "pinned host", "pageable host", and "disk" where rows are spilled):
+            highest total of planned buffers and workspace.
         arena_bytes: per memory: highest total of planned buffers alone; equals the plan's prediction.
         phases: seconds per phase.
         pass_seconds: wall-clock seconds per pass, by its name.

@@ -38,6 +38,7 @@ class Interpreter:
         self.placed = [{} for _ in range(partitions)]
         self.pieces = [defaultdict(dict) for _ in range(partitions)]
         self.graphs = [{} for _ in range(partitions)]
+        self.disk = {}  # rows by their first byte
 
     def run(self, passes):
         for p in passes:
@@ -48,6 +49,7 @@ class Interpreter:
             ]
             for step, self.batch in enumerate(p.order):
                 self.set, self.brought = step % p.sets, {}
+                self.buckets = [{} for _ in self.placed]
                 self.chunks = [Chunk(self, i, number) for i, number in p.busy(self.batch)]
                 self.do(p.body)
             self.do((*p.after, *p.frees))
@@ -96,7 +98,8 @@ class Interpreter:
 
     def load(self, x):
         for i, (rows, slots) in enumerate(zip(self.brought["load_rows"], self.brought["load_slots"], strict=True)):
-            self.memory(i, x.cache)[slots] = self.host[x.tensor][rows]
+            host = self.host if x.column == "row" else self.buckets[i]
+            self.memory(i, x.cache)[slots] = host[x.tensor][rows]
             self.count(x, rows)
 
     def pull(self, x):
@@ -122,10 +125,36 @@ class Interpreter:
 
     def flush(self, x):
         for i, slots in enumerate(self.brought["flush_slots"]):
-            pick, rows = x.picks.of(i, self.batch), x.picks.column("row", i, self.batch)
-            put(self.host[x.tensor], rows, self.memory(i, x.cache)[slots], x.stores[i].of(pick))
+            pick, rows = x.picks.of(i, self.batch), x.picks.column(x.column, i, self.batch)
+            if x.column == "place":
+                self.buckets[i][x.tensor] = undefined((len(rows), self.memory(i, x.cache).shape[1]))
+            host = self.host if x.column == "row" else self.buckets[i]
+            put(host[x.tensor], rows, self.memory(i, x.cache)[slots], x.stores[i].of(pick))
             self.memory(i, x.cache)[slots] = np.nan
             self.count(x, rows)
+
+    def spilled(self, begin, rows):
+        """Rows go to the disk, from a byte on."""
+        for k, row in enumerate(rows):
+            self.disk[begin + k * row.nbytes] = row.copy()
+        self.moved["disk"] += len(rows) * rows.shape[1]
+
+    def recalled(self, begin, count, columns):
+        self.moved["disk"] += count * columns
+        return np.array([self.disk[begin + k * columns * 8] for k in range(count)]).reshape(count, columns)
+
+    def recall_picks(self, x):
+        for i, (buckets, begin) in enumerate(zip(x.region.buckets, x.region.begin, strict=True)):
+            columns = self.buffers[i]["cache"].shape[-1]
+            first, count = buckets.begin[self.batch].min(), buckets.count[self.batch].sum()
+            self.buckets[i][x.tensor] = self.recalled(begin + first * columns * 8, count, columns)
+
+    def spill_picks(self, x):
+        for i, (buckets, begin) in enumerate(zip(x.region.buckets, x.region.begin, strict=True)):
+            rows, at = self.buckets[i][x.tensor], 0
+            for first, count in zip(buckets.begin[self.batch], buckets.count[self.batch], strict=True):
+                self.spilled(begin + first * rows.shape[1] * 8, rows[at : at + count])
+                at += count
 
     def compute(self, x):
         for chunk in self.chunks:
@@ -150,6 +179,7 @@ class Chunk:
         self.rows = np.arange(self.first, self.end) if self.chunk.active is None else self.chunk.active
         self.index, self.own_rows = self.rows - self.first, self.rows - self.view.partition_start[i]
         self.leaves, self.outs, self.sent = {}, [], {}
+        self.all_rows = {}  # of the chunk, on their way between the host and the disk
 
     def values(self, *names):
         return [torch.as_tensor(self.registers[name]) for name in names]
@@ -157,7 +187,8 @@ class Chunk:
     # what comes, what goes
 
     def read(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, self.at.host[x.name][self.rows])
+        rows = self.all_rows[x.name][self.index] if x.name in self.all_rows else self.at.host[x.name][self.rows]
+        self.registers[x.name] = self.at.stage(self.i, x.name, rows)
 
     def array(self, name):
         return self.index if name == "row_in_chunk" else getattr(self.chunk, name)
@@ -182,7 +213,45 @@ class Chunk:
         self.part(x)[...] = x.slots.of(self.i, self.at.batch)
 
     def deliver(self, x):
-        put(self.at.host[x.name], self.rows, self.sent.pop(x.name), x.stores.of(self.rows))
+        sent = self.sent.pop(x.name)
+        if x.name in self.at.host:
+            put(self.at.host[x.name], self.rows, sent, x.stores.of(self.rows))
+        else:
+            self.all_rows[x.name] = undefined((self.end - self.first, sent.shape[1]))
+            put(self.all_rows[x.name], self.index, sent, x.stores.of(self.rows))
+
+    # the disk
+
+    def recall(self, x):
+        columns = self.at.buffers[self.i][x.name].shape[-1]
+        self.all_rows[x.name] = rows = np.zeros((self.end - self.first, columns))
+        for given in x.given:
+            number = self.number - self.i * self.view.chunks
+            for piece in given.pieces(self.i, number, self.first, self.end, columns * 8):
+                found = self.at.recalled(piece.begin, piece.rows, columns)
+                put(rows, piece.row - self.first, found if piece.take is None else found[piece.take], piece.stores)
+
+    def recall_given(self, x):
+        self.all_rows[x.name] = self.at.host[x.name][self.first : self.end]
+        self.at.moved["disk"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
+
+    def lay_out(self, x):
+        self.recall_given(x)
+        self.give(x)
+
+    def spill(self, x):
+        if x.own is not None:
+            rows = self.all_rows[x.name]
+            self.at.spilled(x.own + self.first * rows.shape[1] * 8, rows)
+        self.give(x)
+
+    def give(self, x):
+        rows, chunk = self.all_rows[x.name], self.number - self.i * self.view.chunks
+        for region in x.takers:
+            buckets = region.buckets[self.i]
+            for first, count in zip(buckets.begin[:, chunk], buckets.count[:, chunk], strict=True):
+                picked = rows[buckets.row[first : first + count] - self.first]
+                self.at.spilled(region.begin[self.i] + first * rows.shape[1] * 8, picked)
 
     # registers
 

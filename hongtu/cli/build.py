@@ -163,6 +163,8 @@ def make_trainer(config: TrainConfig) -> Trainer:
         scheduler=scheduler,
         device=backend,
         device_memory=budget,
+        host_memory=config.host_memory,
+        spill=config.spill,
         strategy=config.strategy,
         seed=config.seed,
         hardware=hardware,

@@ -12,6 +12,7 @@ from hongtu.cli.info import check_plot
 from hongtu.cli.settings import add_settings, configure
 from hongtu.cli.train import add_source, settings_of
 from hongtu.cli.train_config import ModelConfig
+from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def run(options: argparse.Namespace) -> None:
         device_memory=budget,
         strategy=config.strategy,
         hardware=hardware,
+        host_memory=config.host_memory,
+        spill=config.spill is not None,
     )
     if options.check:
         from hongtu.plan.program.check import check_program
@@ -97,6 +100,8 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
+    if config.host_memory is not None or config.spill is not None:
+        raise InputError("--host-memory and --spill: are for one process; leave them, or --ranks, out")
     for option in ("explain", "plot", "listing", "check"):
         if getattr(options, option) not in (None, False):
             raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
@@ -168,6 +173,8 @@ def describe(
         "preprocessed": {name: artifact.manifest["settings"].get(name) for name in ("partitioner", "order")},
         "hardware": hardware.name,
         "device_memory": budget,
+        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
+        "spilled": sorted(plan.choice.spilled),
         "vertices": artifact.num_vertices,
         "partitions": artifact.topology.partitions,
         "chunks": artifact.topology.chunks,

@@ -167,7 +167,8 @@ def _pass_table(result: dict[str, Any]) -> list[str]:
     v = result["vertices"]
     header = ("pass", "host rows", "/ |V|", "host link", "peer rows", "peer link", "own rows", "structure", "slots",
               "device peak", "seconds")  # fmt: skip
-    rows = [header]
+    spills = result["bytes"]["disk"] > 0
+    rows = [(*header, "disk") if spills else header]
     epoch = {"name": "epoch", "slots": [], "arena_bytes": {}, "seconds": result["seconds_per_epoch"]}
     for p in [*result["passes"], epoch | {"rows": result["rows"], "bytes": result["bytes"]}]:
         moved, count = p["bytes"], p["rows"]
@@ -185,6 +186,7 @@ def _pass_table(result: dict[str, Any]) -> list[str]:
             _range(p["slots"]),
             size(peak) if peak else "",
             f"{p['seconds']:.2g}",
+            *([size(moved["disk"])] if spills else []),
         ))  # fmt: skip
     return _columns(rows)
 
@@ -214,15 +216,21 @@ def _ladder_table(result: dict[str, Any]) -> list[str]:
 
 
 def _memory_table(result: dict[str, Any]) -> list[str]:
-    budget = result["device_memory"]
+    budget, host = result["device_memory"], result["host_memory"]
     rows = [("memory", "planned", "peak", "of")]
     for name, planned in result["arena_bytes"].items():
         limit = "" if budget is None or name.endswith("host") else size(budget)
         rows.append((name, size(planned), size(result["peak_bytes"][name]), limit))
     lines = _columns(rows)
+    if host is not None:
+        lines.append(f"  (what the host keeps, within its limit of {size(host)}; on the disk: {_spilled(result)})")
     if budget is None:
         lines.append("  (without a limit the layers' own tensors are not bounded and come on top)")
     return lines
+
+
+def _spilled(result: dict[str, Any]) -> str:
+    return ", ".join(result["spilled"]) or "nothing"
 
 
 def _seconds_lines(result: dict[str, Any]) -> list[str]:

@@ -31,6 +31,8 @@ class ModelConfig:
         heads: attention heads of gat, gatv2 and transformer
         device_memory: bytes per partition, like 2GiB, or a share of what is needed without a limit, like 25%; not set:
             no limit (`plan`: what the hardware has, less a margin)
+        host_memory: bytes of all that the run keeps on the host, like 8GiB; not set: what there is
+        spill: directory for vertex rows that --host-memory cannot hold; `plan` only says what would lie there
         strategy: full: every saving; paper: what the HongTu paper does; p2p: that without reuse between batches; none:
             without sharing between devices, too
         dependencies: of ranks, where what they read of one another comes from: cache: they compute it again; comm: they
@@ -46,6 +48,8 @@ class ModelConfig:
     dropout: float = 0.0
     heads: int = 1
     device_memory: str | None = None
+    host_memory: str | None = None
+    spill: str | None = None
     strategy: Literal["full", "paper", "p2p", "none"] = "full"
     dependencies: Literal["cache", "comm", "hybrid"] = "cache"
     hardware: str | None = None
@@ -129,7 +133,8 @@ class TrainConfig(ModelConfig):
 
 # what does not change which numbers come out
 _ELSEWHERE = {
-    "artifact", "epochs", "device_memory", "strategy", "dependencies", "hardware", "device", "deterministic", "on_oom",
-    "rank_timeout", "eval_every", "patience", "keep_best", "restore_best", "run", "save_every", "keep", "resume",
+    "artifact", "epochs", "device_memory", "host_memory", "spill", "strategy", "dependencies", "hardware", "device",
+    "deterministic", "on_oom", "rank_timeout", "eval_every", "patience", "keep_best", "restore_best", "run",
+    "save_every", "keep", "resume",
 }  # fmt: skip
 DECIDING = tuple(field.name for field in fields(TrainConfig) if field.name not in _ELSEWHERE)

@@ -62,6 +62,8 @@ class Device(ABC):
         self._placed: dict[str, Tensor] = {}
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self.empty, SLACK)
+        self._host: dict[str, Tensor] = {}  # the host's side of staging memory
+        self._staging_pool = Pool()
         self._workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
         self._running, self._counted = ("", 0), True
@@ -99,8 +101,15 @@ class Device(ABC):
         self._buffers[name] = self._make((sets, *shape), dtype)
         self._sets[name] = tuple(self._buffers[name])
 
+    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """The host's side of a pass's staging memory."""
+        self._host[name] = self._staging_pool.take((sets, *shape), dtype)
+
     def release_all(self) -> None:
-        """Free every planned buffer of a pass."""
+        """Free every planned buffer of a pass, and the host's side of it."""
+        for staging in self._host.values():
+            self._staging_pool.give(staging)
+        self._host.clear()
         for buffer in self._buffers.values():
             self.arena -= buffer.nbytes
             self._pool.give(buffer)
@@ -121,6 +130,15 @@ class Device(ABC):
         tensor = self._placed.pop(name)
         self.arena -= tensor.nbytes
         self._pool.give(tensor)
+
+    def beside(self, name: str, number: int) -> Tensor:
+        """The host's side of a pass's staging memory, of one set."""
+        return self._host[name][number]
+
+    @property
+    def staged_bytes(self) -> int:
+        """What the host's side takes now."""
+        return sum(staging.nbytes for staging in self._host.values())
 
     def placed(self) -> set[str]:
         """The names of the tensors that stay."""
@@ -300,11 +318,6 @@ class Device(ABC):
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
     ) -> None:  # fmt: skip
         """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
-
-    def prepare_staging(  # noqa: B027
-        self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> None:
-        """The host's side of a pass's staging memory."""
 
     def begin(self) -> None:  # noqa: B027
         """Before work is queued: wait for what was done to the device's tensors outside of its streams."""

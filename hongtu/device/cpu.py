@@ -33,6 +33,11 @@ class Backend:
         """Makes host memory that the devices read, or None: they read any."""
         return None
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the devices' memory is the host's own."""
+        return self.where(0).type == "cpu"
+
     def gpu_of(self, partition: int) -> int:
         """What a partition's parameters live on; partitions on the same one share them."""
         return 0

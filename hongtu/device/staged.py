@@ -49,16 +49,6 @@ class StagedDevice(Device):
         super().__init__(name, budget, traffic, streams, kernels)
         self.where, self._reaches, self._adds = where, reaches, adds or reaches
         self._staging_pool = Pool(pinned, room=available_bytes)
-        self._host: dict[str, Tensor] = {}
-
-    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._host[name] = self._staging_pool.take((sets, *shape), dtype)
-
-    def release_all(self) -> None:
-        super().release_all()
-        for staging in self._host.values():
-            self._staging_pool.give(staging)
-        self._host.clear()
 
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))

@@ -106,7 +106,9 @@ class Chunk:
         return self.p.view.chunk(self.number)
 
     def _on_host(self, name: str) -> Tensor:
-        return self.host[name][self.first : self.end]
+        if name in self.host:
+            return self.host[name][self.first : self.end]
+        return self.device.beside(f"disk {name}", self.set)[: self.end - self.first]
 
     def read(self, x: moves.Read) -> None:
         self.registers[x.name] = self.device.bring(x.name, self.set, self._on_host(x.name), x.link, self.index)

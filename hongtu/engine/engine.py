@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from hongtu.device.backends import Backend
+from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor, Spot
 from hongtu.engine.host_rows import make_host
 from hongtu.engine.messages import Messages
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
-from hongtu.host import check_host, drop_pages, reuse_freed_memory
+from hongtu.host import check_disk, check_host, drop_pages, reuse_freed_memory
 from hongtu.kernels.torch_private import storage_id
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.model.checks import modes_kept
@@ -25,6 +27,7 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
+from hongtu.plan.search.host import needed
 from hongtu.ranks.together import Together
 
 
@@ -34,6 +37,7 @@ class Engine:
     Args:
         budget: bytes per device, or None.
         ranks: who trains the other shares of the graph.
+        spill: directory of the rows that the host does not hold, where the plan has such.
 
     Attributes:
         host: vertex tensors in new order.
@@ -56,9 +60,12 @@ class Engine:
         dtype: torch.dtype,
         backend: Backend,
         ranks: Together,
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
-        on_host = backend.where(0).type == "cpu"  # the devices' memory is the host's own
-        check_host(sum((plan.peak_bytes if on_host else plan.host_bytes).values()))
+        check_host(needed(plan, has_devices=backend.on_host))
+        if plan.choice.spilled:
+            assert spill is not None
+            check_disk(spill, plan.disk.nbytes)
         self.artifact, self.network, self.plan, self.loss = artifact, network, plan, loss
         self._embedding = embedding
         self.setup: EpochRecord | None = None
@@ -73,9 +80,12 @@ class Engine:
         messages = None
         if plan.message_numbers:
             messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
+        self._disk = None
+        if plan.choice.spilled:
+            self._disk = Disk(str(spill), plan.disk.nbytes, self._traffic, artifact.features)
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
-            artifact.whole.num_vertices, artifact.own_end, ranks, messages,
+            artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk,
         )  # fmt: skip
         self._counted = False
 
@@ -176,7 +186,8 @@ class Engine:
 
     def record(self, epoch: int, loss: float, seconds: float) -> EpochRecord:
         """What was counted since ``reset_counters``."""
-        peaks = {d.name: d.peak for d in self._devices} | self.host.peak_bytes
+        beside = self.host.peak_bytes | ({} if self._disk is None else {"disk": self._disk.nbytes})
+        peaks = {d.name: d.peak for d in self._devices} | beside
         self.peaks = {name: max(peak, self.peaks.get(name, 0)) for name, peak in peaks.items()}
         return EpochRecord(
             epoch=epoch,
@@ -185,7 +196,7 @@ class Engine:
             bytes=dict(self._traffic.bytes),
             rows=dict(self._traffic.rows),
             peak_bytes=peaks,
-            arena_bytes={d.name: d.arena_peak for d in self._devices} | self.host.peak_bytes,
+            arena_bytes={d.name: d.arena_peak for d in self._devices} | beside,
             phases=dict(self._traffic.seconds),
             pass_seconds=dict(self._executor.seconds),
         )

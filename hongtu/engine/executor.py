@@ -17,6 +17,7 @@ from torch import Tensor
 from hongtu.device.base import Device
 from hongtu.device.streams import Turn
 from hongtu.engine.chunk import Chunk, Partition
+from hongtu.engine.disk import Disk
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
 from hongtu.errors import RankLost
@@ -52,6 +53,7 @@ class Executor:
         own_end: int64 [m], the row behind the last of every partition that is this rank's own; None: all rows are.
         ranks: who runs the other shares.
         messages: between ranks, or None where the program has none.
+        disk: has the rows that the host does not hold, or None where the program spills none.
 
     Attributes:
         seconds: of every pass of the last ``run``, by name.
@@ -69,8 +71,9 @@ class Executor:
         own_end: np.ndarray | None = None,
         ranks: Together | None = None,
         messages: Messages | None = None,
+        disk: Disk | None = None,
     ) -> None:
-        self.messages, self.ranks = messages, ranks or Alone()
+        self.messages, self.disk, self.ranks = messages, disk, ranks or Alone()
         self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
         start = program.setup[0].view.partition_start
         self.partitions = [
@@ -142,12 +145,11 @@ class Executor:
             getattr(self, x.verb)(x)
 
     def _allocate(self, p: PassProgram) -> None:
-        staging = [buffer for buffers in p.staging for buffer in buffers.values()]
-        self.host.staging(sum(buffer.nbytes(self.host.dtype.itemsize) for buffer in staging))
         for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
             for make, buffers in ((device.allocate, own), (device.prepare_staging, beside)):
                 for name, buffer in buffers.items():
                     make(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
+        self.host.staging(sum(device.staged_bytes for device in self.devices))
 
     def _dtype(self, name: str) -> torch.dtype:
         return self.host.dtype if name == FLOAT else getattr(torch, name)
@@ -253,7 +255,13 @@ class Executor:
     def load(self, x: moves.Load) -> None:
         rows, slots = self._brought["load_rows"], self._brought["load_slots"]
         for i, device in enumerate(self.devices):
-            device.load_rows(self.host[x.tensor], rows[i], device.buffer(x.cache), slots[i])
+            device.load_rows(self._host_rows(x, device), rows[i], device.buffer(x.cache), slots[i])
+
+    def _host_rows(self, x: moves.Load | moves.Flush, device: Device) -> Tensor:
+        """What the rows of a column are counted in."""
+        if x.column == "row":
+            return self.host[x.tensor]
+        return device.beside(f"bucket {x.tensor}", self._turn.set)
 
     def pull(self, x: moves.Pull) -> None:
         source, target = self._brought["pull_from"], self._brought["pull_to"]
@@ -276,10 +284,24 @@ class Executor:
 
     def flush(self, x: moves.Flush) -> None:
         for i, device in enumerate(self.devices):
-            rows = x.picks.column("row", i, self._batch)
+            rows = x.picks.column(x.column, i, self._batch)
             stores = x.stores[i].of(x.picks.of(i, self._batch))
             cache, slots = device.buffer(x.cache), self._brought["flush_slots"][i]
-            device.flush_rows(self._turn.set, cache, slots, self.host[x.tensor], rows, stores)
+            device.flush_rows(self._turn.set, cache, slots, self._host_rows(x, device), rows, stores)
+
+    # ------------------------------------------------------------------------------------------------------ the disk
+
+    def _chunks_on_disk(self, x: Instruction) -> None:
+        for chunk in self._chunks:
+            getattr(self.disk, x.verb)(x, chunk)
+
+    recall = recall_given = lay_out = spill = _chunks_on_disk
+
+    def _picks_on_disk(self, x: Instruction) -> None:
+        for i, device in enumerate(self.devices):
+            getattr(self.disk, x.verb)(x, device, i, self._batch, self._turn.set)
+
+    recall_picks = spill_picks = _picks_on_disk
 
     # -------------------------------------------------------------------------------------------------------- chunks
 

@@ -98,6 +98,9 @@ class HostStore:
         """Count memory that is held elsewhere for the whole run."""
         self._pageable += nbytes
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 

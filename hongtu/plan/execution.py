@@ -71,19 +71,23 @@ class ExecutionPlan(PlannedMemory):
         for i in self._devices:
             found = list(device_peaks((*setup, *train), i, self.shape.itemsize))[len(setup) :]
             peaks[f"device {i}"] = self.shape.model_bytes + max(found)
-        return peaks | {"pinned host": self._pinned(train), "pageable host": self._pageable}
+        return peaks | {"pinned host": self._pinned(train), "pageable host": self._pageable} | self._on_disk
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """What a run in a budget stays under, evaluation included: planned buffers and, where it was probed, the
         workspace, which a run without a limit may exceed."""
-        return self.device_bytes | self.host_bytes
+        return self.device_bytes | self.host_bytes | self._on_disk
 
     @property
     def host_bytes(self) -> dict[str, int]:
         """Planned peak bytes of the host: vertex rows, which are pinned where there is a GPU, and everything else."""
         groups = ((), self.program.train, self.program.evaluate)
         return {"pinned host": max(map(self._pinned, groups)), "pageable host": self._pageable}
+
+    @property
+    def _on_disk(self) -> dict[str, int]:
+        return {"disk": self.disk.nbytes} if self.choice.spilled else {}
 
     def to_dict(self) -> dict[str, Any]:
         """What ``hongtu plan --json`` and run records show."""
@@ -105,6 +109,7 @@ class ExecutionPlan(PlannedMemory):
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
         item, setup = self.shape.itemsize, self.program.setup
         features = self.topology.num_vertices * self.passes.width[FEATURES] * item
-        kept = {FEATURES: features} if self.shape.sparse_input is None else {}  # else pageable
+        held = self.shape.sparse_input is None and FEATURES not in self.choice.spilled  # else pageable, or in its file
+        kept = {FEATURES: features} if held else {}
         peaks = list(host_peaks((*setup, *passes), kept, item))
         return max(peaks[len(setup) :] if passes else peaks)

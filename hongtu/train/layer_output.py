@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from functools import partial
 from numbers import Integral
 
@@ -19,6 +20,7 @@ from hongtu.model.wiring import Modules
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.together import Together
 from hongtu.train.planning import make_loss, plan_network
 from hongtu.train.runtime import Runtime
@@ -53,6 +55,8 @@ def layer_runtime(
     backend: Backend,
     on_oom: str,
     ranks: Together,
+    limit: HostLimit | None,
+    spill: str | os.PathLike[str] | None,
 ) -> Runtime:
     """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
     beside whatever the trainer holds."""
@@ -63,9 +67,10 @@ def layer_runtime(
         embedding = copy.copy(embedding)
         embedding.weight = nn.Parameter(embedding.weight.detach())
     make_plan = partial(
-        plan_network, artifact, loss=loss, optimizer=optimizer, strategy=strategy, dtype=dtype, hardware=hardware
-    )
+        plan_network, artifact, loss=loss, optimizer=optimizer, strategy=strategy, dtype=dtype, hardware=hardware,
+        limit=limit,
+    )  # fmt: skip
     return Runtime(
         artifact, network, loss, make_plan, rows=embedding, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom,
-        ranks=ranks,
+        ranks=ranks, spill=spill,
     )  # fmt: skip

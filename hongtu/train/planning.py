@@ -37,6 +37,7 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import sketch_plan
+from hongtu.plan.search.host import HostLimit, fit_host
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.share import Share
 from hongtu.train.survey.probe import Correct, probe_workspace
@@ -90,11 +91,14 @@ def plan_model(
     strategy: str | Strategy = "full",
     dtype: torch.dtype = torch.float32,
     hardware: Hardware = CPU,
+    host_memory: int | str | None = None,
+    spill: bool = False,
 ) -> ExecutionPlan:
     """The plan of a :class:`hongtu.Trainer` with the same arguments, for a machine of the reader's choice.
 
     Args:
         hardware: what the planner compares plans by; a Trainer on the CPU has ``CPU``.
+        spill: rows that do not fit ``host_memory`` may lie on a disk.
 
     Raises:
         InputError: for anything that cannot work.
@@ -107,7 +111,33 @@ def plan_model(
     budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)
     made = optimizer([*network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())])
-    return plan_network(artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware, optimizer)
+    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, budget=budget)
+    return plan_network(
+        artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware, optimizer, limit=limit
+    )
+
+
+def host_limit(
+    host_memory: int | str | None, *, spills: bool, has_devices: bool, budget: int | None, ranks: int = 1
+) -> HostLimit | None:
+    """What a person's settings say of the host.
+
+    Raises:
+        InputError: for a combination that cannot be kept.
+    """
+    if host_memory is None:
+        if spills:
+            raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
+        return None
+    memory = parse_bytes(host_memory)
+    if has_devices and budget is None:
+        raise InputError(
+            "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
+            "(--device-memory), too"
+        )
+    if ranks > 1:
+        raise InputError("host_memory: is for one process, and there are several ranks; leave it out")
+    return HostLimit(memory=memory, spills=spills, has_devices=has_devices)
 
 
 def plan_network(
@@ -121,12 +151,14 @@ def plan_network(
     hardware: Hardware = CPU,
     make_embedding_optimizer: OptimizerFactory = adam,
     correct: Correct | None = None,
+    limit: HostLimit | None = None,
 ) -> ExecutionPlan:
     """Set ``transform_first`` and ``once_per_vertex`` of the network's layers and plan its run. Ranks that fetch rows
     of one another get the same sides and savings, or are refused.
 
     Args:
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
+        limit: what the host may hold; None: anything.
     """
 
     traced: dict[tuple[tuple[bool, ...], ...], tuple[NetworkShape, Forms]] = {}
@@ -163,7 +195,7 @@ def plan_network(
         return with_paper_edges(stored, edges, artifact.degree_statistics(), str(dtype).removeprefix("torch."))
 
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
-        return plan_run(
+        found = plan_run(
             topology_with(choose_edges(used)),
             artifact.schedule_paper,
             shape_with(sides),
@@ -182,6 +214,7 @@ def plan_network(
             loss.loss_vertices,
             artifact.halo,
         )
+        return found if limit is None else fit_host(found, limit)
 
     never = (False,) * len(network.layers)
     choose_edges(strategy)

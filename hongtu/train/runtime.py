@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -54,6 +55,7 @@ class Runtime:
         budget: bytes per device, or None for what the devices have free.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
         ranks: as for ``Engine``; None: this process is alone.
+        spill: as for ``Engine``.
 
     Raises:
         InputError: for another ``on_oom``, and whatever ``make_plan`` refuses.
@@ -73,6 +75,7 @@ class Runtime:
         backend: Backend,
         on_oom: str = "raise",
         ranks: Together | None = None,
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
@@ -81,7 +84,7 @@ class Runtime:
         self._probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
         self._make_engine = partial(
             Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend,
-            ranks=self._ranks,
+            ranks=self._ranks, spill=spill,
         )  # fmt: skip
         self._budget = budget
         self._excess = Excess()

@@ -21,6 +21,7 @@ from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
+from hongtu.host import check_disk
 from hongtu.kernels.torch_private import parameter_hooks
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
@@ -41,7 +42,15 @@ from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
-from hongtu.train.planning import OptimizerFactory, adam, check_precision, make_loss, make_optimizer, plan_network
+from hongtu.train.planning import (
+    OptimizerFactory,
+    adam,
+    check_precision,
+    host_limit,
+    make_loss,
+    make_optimizer,
+    plan_network,
+)
 from hongtu.train.random_state import deterministic_torch, random_state, set_random_state
 from hongtu.train.ranked import (
     check_ranked,
@@ -76,6 +85,10 @@ class Trainer:
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "simulated": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
+        host_memory: bytes (or "8GiB") of all that the run keeps on the host: vertex rows, staging memory, the graph's
+            structure, plan arrays and labels; on the CPU the devices', too. None: what there is. Pages of files that
+            the system keeps for itself, and gives up, are not counted.
+        spill: a directory; vertex rows that ``host_memory`` cannot hold lie in a file there while the Trainer exists.
         strategy: "full", "paper", "p2p", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
@@ -125,6 +138,8 @@ class Trainer:
         optimizer: OptimizerFactory = adam,
         device: str | torch.device | Backend = "cpu",
         device_memory: int | str | None = None,
+        host_memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
         strategy: str | Strategy = "full",
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
@@ -149,6 +164,12 @@ class Trainer:
             self._backend = get_backend(device)
             self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
             self._budget = None if device_memory is None else parse_bytes(device_memory)
+            self._spill, self._limit = spill, host_limit(
+                host_memory, spills=spill is not None, has_devices=self._backend.on_host, budget=self._budget,
+                ranks=self.ranks.size,
+            )  # fmt: skip
+            if spill is not None:
+                check_disk(spill, 0)
             self._dtype, self._on_oom = dtype, on_oom
             self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
 
@@ -175,7 +196,7 @@ class Trainer:
             of_share = make_loss(share, loss)
             return share, of_share, partial(
                 plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=dtype,
-                hardware=self.hardware, make_embedding_optimizer=make,
+                hardware=self.hardware, make_embedding_optimizer=make, limit=self._limit,
             )  # fmt: skip
 
         def seconds(first: int) -> list[float]:
@@ -200,7 +221,7 @@ class Trainer:
                 raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
             self._runtime = Runtime(
                 self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
-                dtype=dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks,
+                dtype=dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=spill,
             )  # fmt: skip
         self.ranks.take_model(self.model)
 
@@ -384,7 +405,7 @@ class Trainer:
         return layer_runtime(
             self._share, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
             autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
-            on_oom=self._on_oom, ranks=self.ranks,
+            on_oom=self._on_oom, ranks=self.ranks, limit=self._limit, spill=self._spill,
         )  # fmt: skip
 
     def fit(

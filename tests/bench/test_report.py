@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib")
 MACHINE = {"command": "hongtu bench <x> & y", "hongtu": "0", "python": "3", "torch": "2", "cores": 2, "processor": "P"}
 GRAPH = {"graph": "g", "vertices": 100, "edges": 500, "partitions": 1, "chunks": 4, "model": "gcn", "hidden": 8,
          "layers": 2}  # fmt: skip
-LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send")
+LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send", "disk")
 
 
 HEADINGS = [

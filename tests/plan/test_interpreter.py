@@ -16,6 +16,7 @@ from hongtu.plan.passes.prune import receptive_field
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program.check import check_program
 from hongtu.plan.search.build import make_plan, sketch_plan
+from hongtu.plan.search.host import candidates
 from hongtu.plan.search.residents import _units, every_tensor
 from tests import tiny
 from tests.interpreter import Interpreter
@@ -141,9 +142,11 @@ def random_plan(rng):
         least = max(sketch_plan(topology, schedule, shape, strategy, choice).device_bytes.values())
         budget = least + int(rng.integers(0, 400))
     try:
-        return topology, mask, make_plan(topology, schedule, shape, strategy, budget, choice=choice)
+        plan = make_plan(topology, schedule, shape, strategy, budget, choice=choice)
     except BudgetError:
         return None
+    spilled = frozenset(name for name in candidates(plan) if rng.random() < 0.5) if rng.random() < 0.6 else frozenset()
+    return topology, mask, replace(plan, choice=replace(plan.choice, spilled=spilled))
 
 
 def check_numbers(topology, mask, plan, program, rng):
@@ -174,6 +177,7 @@ def check_numbers(topology, mask, plan, program, rng):
             np.testing.assert_allclose(run.host.pop(gradient(FEATURES)), features.grad, atol=1e-9)
     rows = plan.rows
     assert {name: run.moved[name] for name in rows} == {name: 2 * count for name, count in rows.items()}
+    assert run.moved["disk"] * 8 == 2 * plan.bytes["disk"]
     for found, value in zip(model.take_gradients(), expected, strict=True):
         np.testing.assert_allclose(found / 2, value, atol=1e-9)
     run.run(program.evaluate)

@@ -31,14 +31,14 @@ def test_traffic_of_a_pass_by_hand():
     structure = 4 * 8 + 4 * 12 + 6 * 8 + 6 * 4 + 6 * 4 + 6 * 4  # ids, statistics, pointers, sources, slots, weights
     assert found.bytes == {
         "load": 2 * 16, "flush": 0, "pull": 2 * 16, "push": 0, "read": 4 * 16, "write": 4 * (16 + 12),
-        "topology": structure + 4 * (2 + 2 + 2 + 2), "fetch": 0, "send": 0,
+        "topology": structure + 4 * (2 + 2 + 2 + 2), "fetch": 0, "send": 0, "disk": 0,
     }  # fmt: skip
     assert found.rows == {"load": 2, "flush": 0, "pull": 2, "push": 0, "fetch": 0, "send": 0}
     found = device_traffic(named(program, "backward 1"), 1, plan.passes.width, ITEM)
     structure = 4 * 8 + 4 * 12 + 6 * 8 + 5 * 4 + 5 * 4 + 5 * 4
     assert found.bytes == {
         "load": 0, "flush": 3 * 12, "pull": 0, "push": 2 * 12, "read": 4 * (12 + 8), "write": 4 * 12,
-        "topology": structure + 4 * (3 + 2 + 2 + 2 + 3), "fetch": 0, "send": 0,
+        "topology": structure + 4 * (3 + 2 + 2 + 2 + 3), "fetch": 0, "send": 0, "disk": 0,
     }  # fmt: skip
     total = plan.pass_traffic(plan.passes.train[1]).bytes
     assert total["load"] == (2 + 3) * 16 and total["pull"] == (2 + 2) * 16

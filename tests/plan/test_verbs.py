@@ -21,7 +21,7 @@ def kinds(module):
 
 CROSS = (moves.Fetch, moves.SendBack)
 AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
-FILLS = (moves.Fill, moves.FillRows, moves.FillSlots)
+FILLS = (moves.Fill, moves.FillRows, moves.FillSlots, moves.LayOut)
 MOVE_NOTHING = (*AROUND, *check.STREAMS, moves.Zero, moves.Compute)
 
 

@@ -31,6 +31,7 @@ class Seconds:
         peer: rows pulled from and pushed to other devices.
         contiguous: chunks' own rows, structure and plan arrays.
         network: rows fetched from other ranks, and gradients sent to them.
+        disk: rows that host memory does not hold, recalled and spilled; all devices together.
         accumulate: gradient rows added up on the host.
         aggregate: sums over in-edges and their transposes.
         rowwise: the row-wise stages and the loss, recomputation included.
@@ -43,6 +44,7 @@ class Seconds:
     peer: float = 0.0
     contiguous: float = 0.0
     network: float = 0.0
+    disk: float = 0.0
     accumulate: float = 0.0
     aggregate: float = 0.0
     rowwise: float = 0.0
@@ -107,7 +109,8 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
         moved[i % count] += traffic
     slowest = max(range(count), key=lambda k: on_device[k].total)
     added = sum(t.bytes["flush"] for t in moved) / hardware.host_add
-    s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware))
+    spilled = sum(t.bytes["disk"] for t in moved) / hardware.disk_link
+    s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware), disk=spilled)
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
     written = moved[slowest].bytes["write"] / hardware.contiguous_link
     return overlapped(plan, p, s, pushed=pushed, written=written)
@@ -123,13 +126,13 @@ def overlapped(plan: ExecutionPlan, p: Pass, s: Seconds, *, pushed: float, writt
     """
     if plan.choice.staging < 2:
         return s
-    streams = {  # ranks exchange rows between passes
+    streams = {  # ranks exchange rows between passes; nothing runs beside the disk
         "load": s.load + s.peer - pushed + s.contiguous - written,
         "compute": s.aggregate + s.rowwise + s.dispatch + pushed,
         "flush": s.flush + written,
         "host": s.accumulate,
     }
-    return s + Seconds(hidden=min(walk(plan.pass_program(p), streams) - (s.total - s.network), 0.0))
+    return s + Seconds(hidden=min(walk(plan.pass_program(p), streams) - (s.total - s.network - s.disk), 0.0))
 
 
 def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:

@@ -13,6 +13,7 @@ from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
+from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Known, disk_staging
 from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
@@ -35,6 +36,7 @@ class PlannedMemory:
         transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
         writers: who writes first, by gradient tensor on the host, where there may be several or none.
         workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
+        known: the orders of rows on a disk that were found.
     """
 
     topology: Topology
@@ -48,6 +50,7 @@ class PlannedMemory:
     transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
     writers: dict[str, Writers] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
 
     @property
     def resident(self) -> frozenset[str]:
@@ -161,7 +164,17 @@ class PlannedMemory:
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        return self._buffers(p, device)[1]
+        width, sets, spilled = self.passes.width, max(self.choice.staging, 1), self.choice.spilled
+        return self._buffers(p, device)[1] | disk_staging(p, device, self.disk, spilled, self.view, width, sets)
+
+    @cached_property
+    def disk(self) -> DiskLayout:
+        """Where rows lie on the disk."""
+        if not self.choice.spilled:
+            return DiskLayout()
+        planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
+        item, names = self.shape.itemsize, self.choice.spilled
+        return DiskPlan(names, self.passes, self.view, planned, self.topology, item, self.known).layout
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
@@ -268,7 +281,8 @@ class PlannedMemory:
         """The graph's structure and the plan's own arrays, each once."""
         found: dict[int, np.ndarray] = {}
         planned = (*self.transfers.values(), *self.writers.values())
-        _collect((self.topology, *self.views.values(), *self.schedules.values(), *planned, self.choice.halo), found)
+        beside = (*planned, self.choice.halo, self.disk.buckets)
+        _collect((self.topology, *self.views.values(), *self.schedules.values(), *beside), found)
         return list(found.values())
 
 

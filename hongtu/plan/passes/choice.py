@@ -21,6 +21,7 @@ class Choice:
         fuse: forward, loss and backward of the last layer in one pass.
         save: save what stages compute until backward.
         resident: vertex tensors that stay on the devices.
+        spilled: those of the host whose rows lie on a disk.
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or with a halo of a rank's own;
             () to compute every vertex.
         halo: the rows that ranks fetch of one another, or None.
@@ -32,6 +33,7 @@ class Choice:
     fuse: bool = False
     save: bool = False
     resident: frozenset[str] = frozenset()
+    spilled: frozenset[str] = frozenset()
     fields: tuple[np.ndarray, ...] = ()
     halo: Halo | None = None
     structure: bool = False

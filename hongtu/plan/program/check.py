@@ -1,19 +1,22 @@
 """Reads a program before anything runs, and names the first instruction that cannot be right.
 
 Registers are made before they are read, tensors placed before they are used and freed in the end; every source of a
-chunk is in its slot; the first writer of a row stores and later ones add; gradients leave the caches once; and where
-device and host have memories of their own, no wait is missing. What layers compute is not looked at.
+chunk is in its slot; the first writer of a row stores and later ones add; gradients leave the caches once; what comes
+from the disk was put there; and where device and host have memories of their own, no wait is missing. What layers
+compute is not looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
+from hongtu.plan.program.check_spilled import Spilled
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -23,10 +26,15 @@ USES_CACHE = (
     computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,
 )  # fmt: skip
 ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache)
+THROUGH = ("disk ", "bucket ", "parts ")  # names of the staging memory through which rows come from the disk
 STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
-ON_LOAD = (moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull)
+RECALLS = (moves.Recall, moves.RecallGiven, moves.RecallPicks)
+SPILLS = (moves.Spill, moves.SpillPicks)
+ON_LOAD = (
+    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull, *RECALLS,
+)  # fmt: skip
 ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
-ON_FLUSH = (moves.Deliver, moves.Flush)
+ON_FLUSH = (moves.Deliver, moves.Flush, *SPILLS)
 
 
 def check_program(program: Program) -> None:
@@ -38,11 +46,12 @@ def check_program(program: Program) -> None:
     rows = program.setup[0].view.num_vertices
     memory = _Memory(rows)
     for group, lasting in ((program.setup, True), (program.train, False), (program.evaluate, False)):
-        before = memory.alive
+        before, disk = memory.alive, deepcopy(memory.disk)
         for p in group:
             _Pass(p, memory).check()
         left = sorted(f"{name} ({where})" for name, where in memory.alive - before if name not in TAKEN)
         demand(lasting or not left, f"after pass '{group[-1].name if group else ''}': {', '.join(left)} never freed")
+        memory.disk = memory.disk if lasting else disk
         for name in TAKEN:
             memory.written.pop((name, "host"), None)
 
@@ -56,6 +65,7 @@ class _Memory:
         self.zeroed: dict[tuple[str, str], np.ndarray] = {}
         self.rows: dict[str, tuple[int, ...]] = {}
         self.slots: dict[str, dict[int, np.ndarray]] = {}  # of buffers of slots that stay, by chunk
+        self.disk = Spilled()
 
     def _all(self, value: bool) -> np.ndarray:
         return np.full(self.num_vertices, value)
@@ -109,12 +119,16 @@ class _Pass:
         p = self.p
         for x in p.before:
             self._try(x, lambda x=x: self._begin(x))
-        if any(p.staging) or any(isinstance(x, STREAMS) for x in p.body):
+        if any(isinstance(x, STREAMS) for x in p.body) or {
+            name for beside in p.staging for name in beside if not name.startswith(THROUGH)
+        }:
             self._check_waits()
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
+        self.spilled = {x.name for x in p.body if isinstance(x, moves.Spill)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
+            self.memory.disk.begin(p, batch)
             self.batch = batch
             self.registers: set[str] = set()
             self.chunks = p.busy(batch)
@@ -178,14 +192,19 @@ class _Pass:
         slots, memory = self.slots, self.memory
         if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
-        if isinstance(x, moves.Load | moves.Flush):
+        if isinstance(x, (*RECALLS, *SPILLS, moves.LayOut)):
+            getattr(memory.disk, x.verb)(x)
+        elif isinstance(x, moves.Load | moves.Flush) and x.column == "place":
+            here = isinstance(x, moves.Flush) or (x.tensor, "bucket") in memory.disk.here
+            demand(here, f"the rows of {x.tensor} were not recalled")
+        elif isinstance(x, moves.Load | moves.Flush):
             for i in range(len(self.p.buffers)):
                 rows = x.picks.column("row", i, self.batch)
                 if isinstance(x, moves.Load):
                     memory.read(x.tensor, "host", rows)
                 else:
                     memory.write(x.tensor, "host", rows, Stores(x.stores[i].of(x.picks.of(i, self.batch))))
-        elif isinstance(x, moves.Read):
+        elif isinstance(x, moves.Read) and (x.name, "rows") not in memory.disk.here:
             for _, chunk in self.chunks:
                 memory.read(x.name, "host", self._own_rows(chunk))
         elif isinstance(x, moves.BringSlots):
@@ -198,7 +217,7 @@ class _Pass:
                 memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
         elif isinstance(x, moves.Deliver):
             demand(x.name in self.sent, "nothing was written to be delivered")
-            for _, chunk in self.chunks:
+            for _, chunk in () if x.name in self.spilled else self.chunks:
                 self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Compute):
             self._compute(x)

@@ -95,17 +95,17 @@ class Slots:
         self._used[name][device][slots] = self._step
 
     def load(self, x: Load, batch: int) -> None:
-        self._open(x, batch, "load_slots", "load_rows", lost=False)
+        self._open(x, batch, "load_slots", lost=False)
 
     def zero(self, x: Zero, batch: int) -> None:
-        self._open(x, batch, x.slots, None, lost=True)
+        self._open(x, batch, x.slots, lost=True)
 
-    def _open(self, x: Load | Zero, batch: int, slot_name: str, row_name: str | None, *, lost: bool) -> None:
+    def _open(self, x: Load | Zero, batch: int, slot_name: str, *, lost: bool) -> None:
         for i in range(len(self._p.buffers)):
             rows = x.picks.column("row", i, batch)
-            if row_name is not None:
-                same = np.array_equal(self._get(row_name, i, len(rows)), rows)
-                demand(same, f"device {i}: {row_name} are of other rows")
+            if isinstance(x, Load):
+                same = np.array_equal(self._get("load_rows", i, len(rows)), x.picks.column(x.column, i, batch))
+                demand(same, f"device {i}: load_rows are of other rows")
             self._fill(x.cache, i, self._get(slot_name, i, len(rows)), rows, lost=lost)
 
     def pull(self, x: Pull, batch: int) -> None:

@@ -7,12 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 
+from hongtu.plan.memory.arena import Buffer
 from hongtu.plan.memory.buffers import PlannedMemory
+from hongtu.plan.memory.disk import is_straight
+from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body
-from hongtu.plan.program.instruction import Contended, Instruction, SlotsOfSources, Stores
-from hongtu.plan.program.operands import STAYS, Picked, gradient_cache, stores, transfers_of, value_cache, where
+from hongtu.plan.program.instruction import Contended, Given, Instruction, SlotsOfSources, Stores
+from hongtu.plan.program.operands import (
+    STAYS,
+    Picked,
+    flushed,
+    given,
+    gradient_cache,
+    stores,
+    transfers_of,
+    value_cache,
+    where,
+)
 from hongtu.plan.program.program import PassProgram, Program
 
 
@@ -20,7 +33,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
     setup = [compile_pass(plan, p) for p in plan.passes.setup]
     first = _first_pass(plan)
-    if FEATURES in plan.resident or FEATURES not in plan.passes.constant:
+    if FEATURES not in plan.choice.spilled and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
         done = moves.Free(name=FEATURES, where="host")
         setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
         if not setup:
@@ -60,10 +73,16 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         )
         before.append(_place(plan, FEATURES, zero=False))
         body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
+    staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
+    if takers := plan.disk.takers.get(("", FEATURES)):
+        body.append(moves.LayOut(name=FEATURES, takers=tuple(takers)))
+        chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
+        columns = plan.passes.width[FEATURES]
+        staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
-        buffers=tuple({} for _ in devices), staging=tuple({} for _ in devices),
+        buffers=tuple({} for _ in devices), staging=staging,
         before=tuple(before), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
 
@@ -94,14 +113,14 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         before=tuple(_before(plan, p)),
         body=tuple(_body(plan, p)),
         after=tuple(_after(plan, p)),
-        frees=tuple(moves.Free(name=name, where=where(plan, name)) for name in p.frees),
+        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if n not in plan.choice.spilled),
     )
 
 
 def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     pruned = plan.view(p).active is not None
     for name in p.creates:
-        if where(plan, name) != "chunk":
+        if where(plan, name) != "chunk" and name not in plan.choice.spilled:
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
@@ -158,11 +177,17 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     for name in p.written:
         if where(plan, name) == "host":
             yield moves.Deliver(name=name, stores=stores(plan, p, name))
+            if name in plan.choice.spilled:
+                own, takers = plan.disk.own.get((p.name, name)), plan.disk.takers.get((p.name, name), ())
+                yield moves.Spill(name=name, own=own, takers=tuple(takers))
     if p.flush is not None and picks.loads:
-        known = p.flush in p.creates and p.flush in plan.writers
-        first = plan.writers[p.flush].flush if known else [False] * plan.topology.partitions
-        ends = picks.of("end", mirrors=False)
-        yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=tuple(Stores(rows) for rows in first))
+        ends, region = picks.of("end", mirrors=False), plan.disk.flushed.get((p.name, p.flush))
+        if region is None:
+            yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=flushed(plan, p, p.flush))
+        else:
+            every = (Stores(True),) * plan.topology.partitions
+            yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=every, to_bucket=True)
+            yield moves.SpillPicks(tensor=p.flush, region=region)
     if staged:
         yield moves.Signal(stream="flush", event="sent")
         yield moves.Signal(stream="host", event="added")
@@ -175,8 +200,12 @@ def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator
     if picks.loads:
         yield moves.BringPicks(name="load_slots", picks=loads, column="slot")
     if picks.loads and p.exchange is not None:
-        yield moves.BringPicks(name="load_rows", picks=loads, column="row")
-        yield moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads)
+        region = plan.disk.loaded.get((p.name, p.exchange))
+        if region is not None:
+            yield moves.RecallPicks(tensor=p.exchange, region=region)
+        load = moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads, from_bucket=region is not None)
+        yield moves.BringPicks(name="load_rows", picks=loads, column=load.column)
+        yield load
     if picks.shares:
         yield moves.BringPicks(name="pull_to", picks=pulls, column="slot")
     if picks.shares and p.exchange is not None:
@@ -212,8 +241,26 @@ def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.Read(name="loss_bits")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
+            if name in plan.choice.spilled:
+                yield _recall(plan, p, name)
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 yield moves.Read(name=name)
             else:
                 yield moves.ReadSparse(name=name, numbers=sparse.numbers(plan.view(p)))
+
+
+def _recall(plan: PlannedMemory, p: Pass, name: str) -> Instruction:
+    """A pass's own rows of a tensor that lies on the disk."""
+    if name == FEATURES:
+        return moves.RecallGiven(name=name)
+    disk, found = plan.disk, []
+    for giver in disk.givers[p.name, name]:
+        key = giver.name, name
+        found.append(
+            Given(
+                view=plan.view(giver), schedule=plan.schedule(giver), own=disk.own.get(key),
+                stores=given(plan, giver, name), flushed=disk.flushed.get(key), flush_stores=flushed(plan, giver, name),
+            )
+        )  # fmt: skip
+    return moves.Recall(name=name, given=tuple(found), straight=is_straight(p, name, disk, plan.view))

@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from hongtu.plan.memory.disk import Region
 from hongtu.plan.memory.structure import FLOAT, SIZES
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.instruction import Instruction, Picks, Stores
@@ -198,6 +199,36 @@ class Described:
         what = f"host {x.tensor}[rows] <- {x.cache}[flush_slots]"
         return self._moved(what, x.cache, rows, note=_mixed(flags))
 
+    # ---------------------------------------------------------------------------------------------------------- disk
+
+    def lay_out(self, x: moves.LayOut) -> Line:
+        return Line(f"disk for {_count(x.takers, 'pass', 'passes')} <- {x.name} of the artifact", self._all_rows())
+
+    def recall(self, x: moves.Recall) -> Line:
+        note = "" if x.straight else "added up"
+        return Line(f"host {x.name}[chunk] = disk, by {_count(x.given, 'pass', 'passes')}", self._all_rows(), note=note)
+
+    def recall_given(self, x: moves.RecallGiven) -> Line:
+        return Line(f"host {x.name}[chunk] = of the artifact", self._all_rows())
+
+    def recall_picks(self, x: moves.RecallPicks) -> Line:
+        return Line(f"host {x.tensor}[load_rows] = disk", self._in_bucket(x.region))
+
+    def spill(self, x: moves.Spill) -> Line:
+        own = "" if x.own is None else ", to be read"
+        takers = f", for {_count(x.takers, 'pass', 'passes')} to load" if x.takers else ""
+        return Line(f"disk <- host {x.name}[chunk]{own}{takers}", self._all_rows())
+
+    def spill_picks(self, x: moves.SpillPicks) -> Line:
+        return Line(f"disk <- host {x.tensor}[rows]", self._in_bucket(x.region))
+
+    def _all_rows(self) -> tuple[int, ...]:
+        view = self._p.view
+        return tuple(int(np.diff(view.chunk_start)[c]) if view.num_dst[c] else 0 for c in self._chunks())
+
+    def _in_bucket(self, region: Region) -> tuple[int, ...]:
+        return tuple(int(buckets.count[self._batch].sum()) for buckets in region.buckets)
+
     # ------------------------------------------------------------------------------------------------------- a chunk
 
     def here(self, x: computing.Here) -> Line:
@@ -294,6 +325,10 @@ class Described:
 
     def add_to_cache(self, x: computing.AddToCache) -> Line:
         return Line(f"{x.cache}[slot_of_source] += {x.gradient}", self._entries("sources"))
+
+
+def _count(found: Sequence[object], one: str, more: str) -> str:
+    return f"{len(found)} {one if len(found) == 1 else more}"
 
 
 def _listed(names: Iterable[str]) -> str:

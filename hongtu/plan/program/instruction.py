@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from typing_extensions import dataclass_transform
 
+from hongtu.graph.topology import Topology
 from hongtu.plan.cache.intervals import Intervals
 from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
+from hongtu.plan.memory.disk import Region
 
 Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
 Transfers = tuple[DeviceTransfers | DeviceCounts, ...]  # of every device
@@ -95,9 +98,11 @@ class Picks:
         return table.retiring(batch) if self.retiring else table.opening(batch)
 
     def column(self, name: str, device: int, batch: int) -> np.ndarray:
-        """int32 [K], what the table says of these: "row", "slot", "peer" or "peer_slot"."""
-        column: np.ndarray = getattr(self.table(device), name)
-        return column[self.of(device, batch)]
+        """int32 [K], what the table says of these: "row", "slot", "peer" or "peer_slot"; "place": that of the row
+        among them, where they lie in a bucket."""
+        column: np.ndarray = getattr(self.table(device), "row" if name == "place" else name)
+        picked = column[self.of(device, batch)]
+        return picked if name != "place" else np.argsort(np.argsort(picked, kind="stable")).astype(np.int32)
 
     def by_peer(self, device: int, batch: int) -> list[tuple[int, slice]]:
         """Every peer with its range among these, the next device first: no two devices visit one peer at a time (paper
@@ -133,6 +138,74 @@ class Contended:
             again = (peer[1:] == peer[:-1]) & (slot[1:] == slot[:-1])
             found |= {(batch, owner) for owner in np.unique(peer[1:][again]).tolist()}
         return frozenset(found)
+
+
+class Piece(NamedTuple):
+    """Rows of a chunk that lie together on the disk.
+
+    Attributes:
+        begin: the first byte there; ``rows``: how many rows.
+        take: which of them count, or None for all.
+        row: int32, the vertices of these.
+        stores: whether they are stored or added.
+    """
+
+    begin: int
+    rows: int
+    take: np.ndarray | None
+    row: np.ndarray
+    stores: bool | np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What one pass gave of a tensor that lies on the disk.
+
+    Attributes:
+        view, schedule: the chunks that it computed, and when.
+        own: the first byte of their own rows, or None; ``stores``: which of them are stored.
+        flushed: the rows that its caches let go, or None; ``flush_stores``: of every device, which of them are stored.
+    """
+
+    view: Topology
+    schedule: np.ndarray
+    own: int | None
+    stores: Stores
+    flushed: Region | None
+    flush_stores: tuple[Stores, ...]
+
+    def own_rows(self, first: int, end: int) -> np.ndarray:
+        """int32, those of a range of vertices that the pass computed."""
+        active = self.view.active
+        if active is None:
+            return np.arange(first, end, dtype=np.int32)
+        rows: np.ndarray = active[slice(*np.searchsorted(active, (first, end)))]
+        return rows
+
+    def pieces(self, device: int, chunk: int, first: int, end: int, row_bytes: int) -> Iterator[Piece]:
+        """What there is of a chunk, in the order in which it was given: in a batch own rows come before those that are
+        flushed.
+
+        Args:
+            chunk: its number on the device; whoever has flushed rows has these chunks, too.
+            first, end: its vertices.
+        """
+        rows, own = self.own_rows(first, end), []
+        if self.own is not None and len(rows):
+            take = None if self.view.active is None else rows - np.int32(first)
+            own = [Piece(self.own + first * row_bytes, end - first, take, rows, self.stores.of(rows))]
+        if self.flushed is None:
+            yield from own
+            return
+        buckets, begin = self.flushed.buckets[device], self.flushed.begin[device]
+        lies = buckets.of_chunk(chunk)
+        batch = int(np.flatnonzero(self.schedule[device] == chunk)[0])
+        between = int(buckets.begin[batch, chunk]) if own else lies.start
+        for lo, hi, then in ((lies.start, between, own), (between, lies.stop, [])):
+            if lo < hi:
+                stores = self.flush_stores[device].of(buckets.interval[lo:hi])
+                yield Piece(begin + lo * row_bytes, hi - lo, None, buckets.row[lo:hi], stores)
+            yield from then
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,8 @@ def list_program(program: Program, itemsize: int, name: str | None = None, batch
     if batch is not None and not 0 <= batch < most:
         raise InputError(f"--batch {batch}: {'the pass has' if name else 'passes have'} batches 0 to {most - 1}")
     widths = {x.name: x.shape[0] for p in passes.values() for x in p.before if isinstance(x, Place) and x.shape}
+    through = (item for p in passes.values() for beside in p.staging for item in beside.items())
+    widths |= {name.removeprefix("disk "): of.shape[1] for name, of in through if name.startswith("disk ")}
     when = {
         p.name: words
         for words, group in (

@@ -11,8 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from hongtu.graph.halo import Halo
+from hongtu.plan.memory.disk import Region
 from hongtu.plan.memory.structure import Over
-from hongtu.plan.program.instruction import Contended, Instruction, Picks, SlotsOfSources, Stores, Where, kind
+from hongtu.plan.program.instruction import Contended, Given, Instruction, Picks, SlotsOfSources, Stores, Where, kind
 
 StreamName = Literal["load", "compute", "flush", "host"]
 EventName = Literal["brought", "sent", "added"]
@@ -193,7 +194,7 @@ class BringPicks(Instruction):
 
     name: str
     picks: Picks
-    column: Literal["row", "slot", "peer_slot"]
+    column: Literal["row", "place", "slot", "peer_slot"]
 
 
 @kind
@@ -231,11 +232,21 @@ class FillSlots(Instruction):
 
 @kind
 class Load(Instruction):
-    """On ``load``: ``cache[load_slots] = tensor[load_rows]`` over the host link."""
+    """On ``load``: ``cache[load_slots] = tensor[load_rows]`` over the host link.
+
+    Attributes:
+        from_bucket: the rows are those of a bucket, which is at hand.
+    """
 
     tensor: str
     cache: str
     picks: Picks
+    from_bucket: bool = False
+
+    @property
+    def column(self) -> Literal["row", "place"]:
+        """What says where the rows are."""
+        return "place" if self.from_bucket else "row"
 
 
 @kind
@@ -295,9 +306,78 @@ class Flush(Instruction):
 
     Attributes:
         stores: of every device, the intervals whose rows are stored.
+        to_bucket: the rows become a bucket, which goes to the disk.
     """
 
     tensor: str
     cache: str
     picks: Picks
     stores: tuple[Stores, ...]
+    to_bucket: bool = False
+
+    @property
+    def column(self) -> Literal["row", "place"]:
+        """What says where the rows are to be."""
+        return "place" if self.to_bucket else "row"
+
+
+# ---------------------------------------------------------------------------------------------------------- the disk
+
+
+@kind
+class LayOut(Instruction):
+    """Read the chunk's rows of a tensor from the artifact's file, and write them where others will load them."""
+
+    name: str
+    takers: tuple[Region, ...]
+
+
+@kind
+class Recall(Instruction):
+    """The destinations' rows of a tensor come from the disk to staging memory of the host, and are added up there.
+
+    Attributes:
+        given: by which passes, in their order.
+        straight: they are there as they are.
+    """
+
+    name: str
+    given: tuple[Given, ...]
+    straight: bool
+
+
+@kind
+class RecallGiven(Instruction):
+    """The same of a tensor that the artifact has."""
+
+    name: str
+
+
+@kind
+class RecallPicks(Instruction):
+    """The rows that the batch loads come from the disk to staging memory of the host, by row."""
+
+    tensor: str
+    region: Region
+
+
+@kind
+class Spill(Instruction):
+    """On ``host``: the destinations' rows go from staging memory of the host to the disk.
+
+    Attributes:
+        own: the first byte of the tensor's own rows, or None where nobody reads these.
+        takers: where later passes load them.
+    """
+
+    name: str
+    own: int | None
+    takers: tuple[Region, ...]
+
+
+@kind
+class SpillPicks(Instruction):
+    """The same of the rows that the batch flushes."""
+
+    tensor: str
+    region: Region

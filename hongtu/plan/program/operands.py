@@ -30,12 +30,26 @@ def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
 
 def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:
     """Of the writers of a row the first stores, later ones add: for all destinations, or bool [V] for each."""
+    if name in plan.choice.spilled:
+        return Stores(True)  # what is there is looked at when the rows are recalled
+    return given(plan, p, name)
+
+
+def given(plan: PlannedMemory, p: Pass, name: str) -> Stores:
+    """The same, wherever the tensor's rows are."""
     if name not in p.direct or name not in p.creates:
         return Stores(name not in p.direct)
     if name in plan.resident:  # where flushes add to zeros
         return Stores(name != p.flush)
     direct = plan.writers[name].direct if name in plan.writers else None
     return Stores(True if direct is None else direct)
+
+
+def flushed(plan: PlannedMemory, p: Pass, name: str) -> tuple[Stores, ...]:
+    """Of every device, the intervals whose gradient rows are stored."""
+    known = name in p.creates and name in plan.writers
+    first = plan.writers[name].flush if known else [False] * plan.topology.partitions
+    return tuple(Stores(rows) for rows in first)
 
 
 def transfers_of(plan: PlannedMemory, p: Pass) -> Transfers:

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from hongtu.metrics import Traffic
+from hongtu.plan.memory.disk import Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Where
@@ -48,12 +49,30 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 rows = len(x.picks.table(device))
                 traffic.add(x.verb, rows * row[x.cache], rows)
+            case moves.LayOut() | moves.RecallGiven():  # from a file of 4-byte numbers
+                read = 4 * width[x.name] * int(np.diff(p.view.chunk_start)[own][busy].sum())
+                traffic.add("disk", read + _spilled(getattr(x, "takers", ()), device, busy) * row[x.name])
+            case moves.Recall():
+                ends = p.view.chunk_start[own.start : own.stop + 1].tolist()
+                chunks = [(c, ends[c], ends[c + 1]) for c in np.flatnonzero(busy).tolist()]
+                found = (of.pieces(device, *chunk, 0) for chunk in chunks for of in x.given)
+                traffic.add("disk", sum(piece.rows for pieces in found for piece in pieces) * row[x.name])
+            case moves.RecallPicks() | moves.SpillPicks():
+                traffic.add("disk", len(x.region.buckets[device]) * row[x.tensor])
+            case moves.Spill():
+                rows = 0 if x.own is None else int(np.diff(p.view.chunk_start)[own][busy].sum())
+                traffic.add("disk", (rows + _spilled(x.takers, device, busy)) * row[x.name])
             case moves.Deliver():
                 traffic.add("write", entries["destinations"] * row[x.name])
             case moves.Fetch() | moves.SendBack():
                 rows = x.halo.rows if device == 0 else 0  # of the rank, whatever its devices
                 traffic.add(x.link, rows * row[x.tensor], rows)
     return traffic
+
+
+def _spilled(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:
+    """Rows of chunks that run which later passes load."""
+    return sum(int(region.buckets[device].count[:, busy].sum()) for region in takers)
 
 
 def device_peaks(passes: Iterable[PassProgram], device: int, itemsize: int) -> Iterator[int]:

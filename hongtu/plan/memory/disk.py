@@ -1,0 +1,176 @@
+"""Where on a disk the rows of spilled tensors lie: region by region, each for one use, in the order of that use.
+
+A pass gives a tensor's own rows, in the order of vertices; again those rows that a later pass loads, batch by batch;
+and gradient rows that its caches let go, chunk by chunk. So whatever is read is read in one piece, and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hongtu.graph.topology import Topology
+from hongtu.plan.cache.buckets import Buckets, Side, make_buckets
+from hongtu.plan.cache.transfer import TransferPlan
+from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.passes.definition import FEATURES, Pass, PassList
+
+Known = dict[tuple[int, int, Side, bool, bool], Buckets]  # by intervals, chunks and how they are sorted
+Key = tuple[str, str]  # of a pass and a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Rows that go between the chunks of one pass and the batches of another.
+
+    Attributes:
+        begin: of every device, the first byte on the disk.
+        buckets: of every device, their order.
+    """
+
+    begin: tuple[int, ...]
+    buckets: tuple[Buckets, ...]
+
+
+@dataclass(eq=False)
+class DiskLayout:
+    """All regions.
+
+    Attributes:
+        nbytes: from the first byte to the last.
+        own: where the own rows begin that a pass gives of a tensor; ``flushed``: the rows that its caches let go;
+            ``loaded``: those that it loads.
+        takers: of what a pass gives, the rows that later passes load; of the features, under "".
+        givers: which passes gave what a pass reads of a tensor, in order.
+    """
+
+    nbytes: int = 0
+    own: dict[Key, int] = field(default_factory=dict)
+    flushed: dict[Key, Region] = field(default_factory=dict)
+    loaded: dict[Key, Region] = field(default_factory=dict)
+    takers: dict[Key, list[Region]] = field(default_factory=dict)
+    givers: dict[Key, tuple[Pass, ...]] = field(default_factory=dict)
+
+    @property
+    def buckets(self) -> list[Buckets]:
+        """Of all regions."""
+        return [one for region in (*self.flushed.values(), *self.loaded.values()) for one in region.buckets]
+
+
+class DiskPlan:
+    """Lays regions out.
+
+    Args:
+        names: the tensors whose rows lie on the disk.
+        view: the chunks of a pass.
+        transfers: of the passes that exchange or flush rows, by name.
+        topology: the chunks by which the features are read.
+        itemsize: bytes of a number.
+        known: orders that were found before; others join them.
+    """
+
+    def __init__(
+        self,
+        names: frozenset[str],
+        passes: PassList,
+        view: Callable[[Pass], Topology],
+        transfers: dict[str, TransferPlan],
+        topology: Topology,
+        itemsize: int,
+        known: Known,
+    ) -> None:
+        self._passes, self._view, self._transfers, self._topology = passes, view, transfers, topology
+        self._itemsize, self._known = itemsize, known
+        self.layout = DiskLayout()
+        lasting = sorted(names & (passes.constant | {FEATURES}))
+        at = 0
+        for name in lasting:
+            at = self._add(name, passes.every, at)
+        self.layout.nbytes = at
+        for group in (passes.setup, passes.train, passes.evaluate):  # each writes over the last one's rows
+            end = at
+            for name in sorted(names.difference(lasting)):
+                end = self._add(name, group, end)
+            self.layout.nbytes = max(self.layout.nbytes, end)
+
+    def _row(self, name: str) -> int:
+        return self._passes.width[name] * self._itemsize
+
+    def _add(self, name: str, passes: Sequence[Pass], at: int) -> int:
+        """Regions of one tensor, from a byte on; returns the byte behind them."""
+        layout = self.layout
+        givers: list[Pass] = []
+        wanted: set[str] = set()
+        for p in passes:
+            writes, reads = name in p.written or p.flush == name, name in (*p.inputs, *p.gradients)
+            assert not (reads and writes), f"{p.name} reads and writes {name}"
+            if reads and name != FEATURES:
+                layout.givers[p.name, name] = tuple(givers)
+                wanted |= {giver.name for giver in givers}
+            if p.exchange == name and self._moves(p):
+                (giver,) = givers or (None,)  # values have one
+                start = self._topology.chunk_start if giver is None else self._view(giver).chunk_start
+                region, at = self._region(p, name, start, at, "batch", retiring=p.direction == "backward")
+                layout.loaded[p.name, name] = region
+                layout.takers.setdefault(("" if giver is None else giver.name, name), []).append(region)
+            if writes:
+                givers.append(p)
+        for p in givers:
+            if name in p.written and p.name in wanted:
+                layout.own[p.name, name] = at
+                at += self._topology.num_vertices * self._row(name)
+            if p.flush == name and self._moves(p):
+                start, backward = self._view(p).chunk_start, p.direction == "backward"
+                layout.flushed[p.name, name], at = self._region(p, name, start, at, "chunk", retiring=not backward)
+        return at
+
+    def _moves(self, p: Pass) -> bool:
+        return p.name in self._transfers and any(len(device.loads) for device in self._transfers[p.name].devices)
+
+    def _region(
+        self, p: Pass, name: str, chunk_start: np.ndarray, at: int, by: Side, *, retiring: bool
+    ) -> tuple[Region, int]:
+        devices, begin, buckets = self._transfers[p.name].devices, [], []
+        chunks, backward = (len(chunk_start) - 1) // len(devices), p.direction == "backward"
+        order = range(self._transfers[p.name].num_batches)[:: -1 if backward else 1]
+        for i, device in enumerate(devices):
+            key = id(device.loads), id(chunk_start), by, retiring, backward
+            if key not in self._known:
+                own = chunk_start[i * chunks : (i + 1) * chunks + 1]
+                self._known[key] = make_buckets(device.loads, own, order, by, retiring=retiring)
+            buckets.append(self._known[key])
+            begin.append(at)
+            at += len(device.loads) * self._row(name)
+        return Region(tuple(begin), tuple(buckets)), at
+
+
+def is_straight(p: Pass, name: str, layout: DiskLayout, view: Callable[[Pass], Topology]) -> bool:
+    """Whether a pass finds the rows of a tensor as they are, and need not put them together."""
+    givers = layout.givers[p.name, name]
+    return (
+        len(givers) == 1 and givers[0].flush != name and name not in givers[0].direct and view(givers[0]).active is None
+    )
+
+
+def disk_staging(
+    p: Pass, device: int, layout: DiskLayout, spilled: frozenset[str], view: Callable[[Pass], Topology],
+    width: dict[str, int], sets: int,
+) -> dict[str, Buffer]:  # fmt: skip
+    """The host memory through which a pass's rows come from the disk and go there, for one device, by name."""
+    start, n, found = view(p).chunk_start, view(p).chunks, {}
+    most = int(np.diff(start[device * n : (device + 1) * n + 1]).max())
+    for name in sorted(spilled):
+        columns = width[name]
+        if name in (*p.inputs, *p.gradients, *p.written):
+            found[f"disk {name}"] = Buffer((most, columns), FLOAT, sets)
+        if name in (*p.inputs, *p.gradients) and name != FEATURES and not is_straight(p, name, layout, view):
+            flushed = (layout.flushed.get((giver.name, name)) for giver in layout.givers[p.name, name])
+            rows = max([most, *(region.buckets[device].most("chunk") for region in flushed if region is not None)])
+            found[f"parts {name}"] = Buffer((rows, columns), FLOAT)
+        region = layout.loaded.get((p.name, name)) or layout.flushed.get((p.name, name))
+        if region is not None:
+            found[f"bucket {name}"] = Buffer((region.buckets[device].most("batch"), columns), FLOAT, sets)
+    return found

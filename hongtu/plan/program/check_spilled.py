@@ -1,0 +1,82 @@
+"""What lies on the disk, and what staging memory has of it, as the program moves it: the checker's memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hongtu.plan.memory.disk import Region
+from hongtu.plan.program import moves
+from hongtu.plan.program.check_slots import demand
+from hongtu.plan.program.program import PassProgram
+
+
+class Spilled:
+    """The rows of a program's tensors that lie on the disk.
+
+    Attributes:
+        own: by first byte, bool [V], the vertices whose own rows are there.
+        taken: by region, the chunks whose rows are there for others to load, of every device.
+        flushed: by region, the batches whose rows are there.
+        here: what staging memory has in this batch: a tensor's own rows, or a bucket of it.
+    """
+
+    def __init__(self) -> None:
+        self.own: dict[int, np.ndarray] = {}
+        self.taken: dict[int, set[tuple[int, int]]] = {}
+        self.flushed: dict[int, set[int]] = {}
+        self.here: set[tuple[str, str]] = set()
+
+    def begin(self, p: PassProgram, batch: int) -> None:
+        """A batch begins: nothing is at hand."""
+        self._p, self._batch, self._chunks = p, batch, p.busy(batch)
+        self.here.clear()
+
+    def lay_out(self, x: moves.LayOut) -> None:
+        self._give(x.takers)
+
+    def recall_given(self, x: moves.RecallGiven) -> None:
+        self.here.add((x.name, "rows"))
+
+    def recall(self, x: moves.Recall) -> None:
+        view = self._p.view
+        for i, number in self._chunks:
+            known, chunk = np.zeros(view.num_vertices, dtype=np.bool_), number - i * view.chunks
+            first, end = (int(v) for v in view.chunk_start[number : number + 2])
+            for given in x.given:
+                if given.own is not None:
+                    there = self.own.get(given.own, np.zeros_like(known))[given.own_rows(first, end)]
+                    demand(bool(there.all()), f"{x.name} of chunk {number} was never spilled")
+                for region in () if given.flushed is None else (given.flushed,):
+                    wanted = np.flatnonzero(region.buckets[i].count[:, chunk])
+                    left = set(wanted.tolist()) - self.flushed.get(id(region), set())
+                    demand(not left, f"{x.name}: what batches {sorted(left)} flush was never spilled")
+                for piece in given.pieces(i, chunk, first, end, 0):
+                    stored = np.broadcast_to(piece.stores, piece.row.shape)
+                    for store, row in zip(stored, piece.row, strict=True):
+                        demand(not (store and known[row]), f"a later writer of row {row} of {x.name} stores")
+                        known[row] = True
+            if x.straight:
+                demand(len(x.given) == 1 and x.given[0].flushed is None, f"{x.name} has to be added up")
+        self.here.add((x.name, "rows"))
+
+    def recall_picks(self, x: moves.RecallPicks) -> None:
+        for i, buckets in enumerate(x.region.buckets):
+            wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
+            left = wanted - self.taken.get(id(x.region), set())
+            demand(not left, f"device {i}: {x.tensor} of chunks {sorted(c for _, c in left)} was never spilled")
+        self.here.add((x.tensor, "bucket"))
+
+    def spill(self, x: moves.Spill) -> None:
+        if x.own is not None:
+            there = self.own.setdefault(x.own, np.zeros(self._p.view.num_vertices, dtype=np.bool_))
+            for _, number in self._chunks:
+                there[slice(*self._p.view.chunk_start[number : number + 2])] = True
+        self._give(x.takers)
+
+    def spill_picks(self, x: moves.SpillPicks) -> None:
+        self.flushed.setdefault(id(x.region), set()).add(self._batch)
+
+    def _give(self, takers: tuple[Region, ...]) -> None:
+        for region in takers:
+            chunks = {(i, number - i * self._p.view.chunks) for i, number in self._chunks}
+            self.taken.setdefault(id(region), set()).update(chunks)

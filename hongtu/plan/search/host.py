@@ -1,0 +1,91 @@
+"""Fits a plan into the memory of the host: which of its vertex tensors have their rows on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+from hongtu.config import size
+from hongtu.errors import InputError
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import FEATURES
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLimit:
+    """What a run may keep on the host.
+
+    Attributes:
+        memory: bytes.
+        spills: rows may lie on a disk.
+        has_devices: the devices' memory is the host's own.
+    """
+
+    memory: int
+    spills: bool
+    has_devices: bool
+
+
+def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
+    """The plan, with as much on the disk as has to be: first what moves there least for its bytes.
+
+    Raises:
+        InputError: when it does not fit; says what takes how much, and the smallest that works.
+    """
+
+    def need(plan: ExecutionPlan) -> int:
+        return needed(plan, has_devices=limit.has_devices)
+
+    if need(plan) <= limit.memory:
+        return plan
+    if not limit.spills:
+        raise _refusal(plan, limit, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
+    costs = {name: with_spilled(plan, {name}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
+    by_cost = sorted(costs, key=lambda name: (costs[name], name))
+    tried = [with_spilled(plan, set(by_cost[:count])) for count in range(len(by_cost) + 1)]
+    found = next((one for one in tried if need(one) <= limit.memory), None)
+    if found is None:
+        raise _refusal(min(tried, key=need), limit, "give more, or smaller chunks: a smaller device_memory")
+    for name in reversed(by_cost):  # what was not enough before may not be wanted beside what came later
+        fewer = with_spilled(plan, found.choice.spilled - {name})
+        if need(fewer) <= limit.memory:
+            found = fewer
+    return found
+
+
+def needed(plan: ExecutionPlan, *, has_devices: bool) -> int:
+    """Bytes that a run keeps on the host."""
+    devices = plan.device_bytes if has_devices else {}
+    return sum((plan.host_bytes | devices).values())
+
+
+def candidates(plan: ExecutionPlan) -> list[str]:
+    """The tensors whose rows may lie on a disk: all on the host that it does not itself work on, and that no device
+    loads for itself from others' partitions."""
+    created = {name for p in plan.passes.every for name in p.creates}
+    found = created - plan.passes.on_host - {FEATURES}
+    if plan.shape.sparse_input is None and not plan.shape.learned_input:
+        found |= {FEATURES}
+    start = plan.topology.partition_start
+    for p in plan.passes.every:
+        transfers = plan.exchange_plan(p)
+        for i, device in enumerate(() if transfers is None else transfers.devices):
+            row = device.loads.row
+            if len(row) and (row.min() < start[i] or row.max() >= start[i + 1]):
+                found -= {p.exchange, p.flush}
+    return sorted(found - plan.resident)
+
+
+def with_spilled(plan: ExecutionPlan, spilled: Set[str]) -> ExecutionPlan:
+    """The same plan with the rows of these tensors on the disk."""
+    return replace(plan, choice=replace(plan.choice, spilled=frozenset(spilled)))
+
+
+def _refusal(plan: ExecutionPlan, limit: HostLimit, remedy: str) -> InputError:
+    smallest, held = needed(plan, has_devices=limit.has_devices), plan.host_bytes
+    devices = f", {sum(plan.device_bytes.values())} on devices, whose memory is the host's" if limit.has_devices else ""
+    return InputError(
+        f"host_memory is {limit.memory} bytes, the run needs {smallest} ({size(smallest, up=True)}): "
+        f"{held['pinned host']} of vertex rows and staging memory, {held['pageable host']} of the graph's structure, "
+        f"plan arrays and labels{devices}; {remedy}"
+    )

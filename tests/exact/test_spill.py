@@ -1,0 +1,167 @@
+"""Vertex rows on a disk: every number is that of a run without, to the bit; what is counted is what was planned."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.errors import InputError
+from hongtu.plan.search import host
+from hongtu.train import planning
+from tests import problems, staged, training
+from tests.models import SIX, H, Model
+
+GRAINS = ((1, 7), (4, 8))
+NORMED = Model(
+    "normed", lambda f, c: [hnn.SAGEConv(f, H), hnn.BatchNorm(H), nn.ReLU(), hnn.GATConv(H, c)], lambda f, c: []
+)
+DEEP = Model(
+    "deep", lambda f, c: [hnn.GINConv(nn.Linear(f, H)), nn.Dropout(0.3), hnn.GGCNConv(H, H), hnn.SAGEConv(H, c)],
+    lambda f, c: [],
+)  # fmt: skip
+
+
+def everything(plan, limit, but=()):
+    """As if nothing fitted."""
+    return host.with_spilled(plan, set(host.candidates(plan)) - set(but))
+
+
+def pair(model, grain, tmp_path, fit=everything, **options):
+    """A trainer in a device budget, and one that spills."""
+    options = {"device_memory": "smallest"} | options
+    made = []
+    for spills in ({}, {"host_memory": 1, "spill": tmp_path}):
+        torch.manual_seed(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(planning, "fit_host", fit)
+            made.append(training.make_trainer(model, problems.awkward(), grain, **options | spills))
+        options["device_memory"] = made[0]._budget
+    return made
+
+
+def check_same(free, spilling, epochs=3):
+    """Losses, gradients, scores and predictions are the same bits, and what is counted is what was predicted."""
+    for _ in range(epochs):
+        expected, record = free.train_epoch(), spilling.train_epoch()
+        training.assert_counted(spilling, record)
+        assert spilling.setup.bytes == spilling.plan.setup_traffic.bytes
+        assert record.loss == expected.loss
+        assert all(torch.equal(g, free.gradients()[name]) for name, g in spilling.gradients().items())
+        assert {link: n for link, n in record.bytes.items() if link != "disk"} | {"disk": 0} == expected.bytes
+    assert spilling.evaluate() == free.evaluate()
+    assert torch.equal(spilling.predict(), free.predict())
+    return record
+
+
+@pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+@pytest.mark.parametrize("model", (*SIX, NORMED, DEEP), ids=repr)
+def test_everything_on_the_disk_gives_the_same_bits(model, grain, tmp_path):
+    free, spilling = pair(model, grain, tmp_path)
+    record = check_same(free, spilling)
+    assert record.bytes["disk"] > 0 and not list(tmp_path.iterdir()), "the file has no name"
+
+
+@pytest.mark.parametrize("kept", range(3))
+def test_some_on_the_disk_and_some_not(kept, tmp_path):
+    def some(plan, limit):
+        return everything(plan, limit, but=host.candidates(plan)[kept::3])
+
+    for model in (NORMED, DEEP):
+        check_same(*pair(model, (2, 3), tmp_path, fit=some), epochs=2)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_devices_with_memory_of_their_own(seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "fit_host", everything)
+    for model in (SIX[0], SIX[4]):
+        spills = {"host_memory": 1, "spill": tmp_path, "device": staged.simulated(seed=seed)}
+        budget = staged.budget(model, problems.awkward(), (2, 3), 1.2, device=spills["device"])
+        trainer = staged.check(model, problems.awkward(), (2, 3), device_memory=budget, **spills)
+        assert trainer.plan.choice.spilled and trainer.plan.bytes["disk"]
+
+
+def test_in_single_precision_the_features_come_as_they_are(tmp_path):
+    free, spilling = pair(SIX[1], (2, 3), tmp_path, dtype=torch.float32)
+    assert "features" in spilling.plan.choice.spilled
+    check_same(free, spilling)
+
+
+def test_a_run_goes_on_where_it_was(tmp_path):
+    (tmp_path / "rows").mkdir()
+    _, first = pair(DEEP, (2, 3), tmp_path / "rows")
+    first.train_epoch()
+    first.save(tmp_path / "snapshot.pt")
+    _, second = pair(DEEP, (2, 3), tmp_path / "rows")  # beside the first, in the same directory
+    second.load(tmp_path / "snapshot.pt")
+    assert second.train_epoch().loss == first.train_epoch().loss
+    assert torch.equal(second.predict(), first.predict())
+
+
+# ------------------------------------------------------------------------------------------------------- what fits
+
+
+@functools.cache
+def wide():
+    return problems.problem_of(problems.awkward_graph(), width=120)
+
+
+def build(**options):
+    torch.manual_seed(0)
+    layers = [hnn.SAGEConv(120, 40), nn.ReLU(), hnn.GATConv(40, 40), nn.ReLU(), hnn.SAGEConv(40, 3)]
+    artifact = problems.prepare(wide(), 2, 3)
+    return hongtu.Trainer(artifact, layers, **{"device_memory": "140KiB", "optimizer": training.sgd} | options)
+
+
+def kept(trainer):
+    return sum(bytes for name, bytes in trainer.plan.peak_bytes.items() if name != "disk")
+
+
+def test_what_does_not_fit_is_spilled_and_no_more(tmp_path):
+    free = build()
+    whole = kept(free)
+    assert not build(host_memory=whole).plan.choice.spilled
+    with pytest.raises(InputError, match=f"the run needs {whole} .* of vertex rows .*--spill DIR"):
+        build(host_memory=whole - 1)
+    with pytest.raises(InputError, match=r"host_memory is 1 bytes, .* smaller device_memory") as refused:
+        build(host_memory=1, spill=tmp_path)
+    least = int(re.search(r"needs (\d+)", str(refused.value))[1])
+    assert least < whole
+    with pytest.raises(InputError, match=f"the run needs {least}"):
+        build(host_memory=least - 1, spill=tmp_path)
+    loss, moved = free.train_epoch().loss, [0]
+    for limit in (whole - 1, (whole + least) // 2, least):
+        trainer = build(host_memory=limit, spill=tmp_path)
+        record = trainer.train_epoch()
+        training.assert_counted(trainer, record)
+        assert record.loss == loss and sum(n for name, n in record.peak_bytes.items() if name != "disk") <= limit
+        moved.append(record.bytes["disk"])
+    assert moved == sorted(moved) and moved[-1] > 0
+    assert torch.equal(trainer.embed(0), free.embed(0))
+
+
+def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
+    for options, words in (
+        ({"spill": tmp_path}, "spill: nothing says what fits; give host_memory"),
+        ({"host_memory": "1GiB", "device_memory": None}, "give device_memory"),
+        ({"host_memory": "1GiB", "spill": tmp_path / "none"}, "none: not a writable directory"),
+        ({"host_memory": "much"}, "size 'much'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            build(**options)
+    limit = kept(build()) - 1
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    with pytest.raises(InputError, match=r"the run takes \d+ bytes there, 10 are free"):
+        build(host_memory=limit, spill=tmp_path)
+
+
+def test_a_directory_in_memory_is_warned_of(tmp_path, monkeypatch):
+    (tmp_path / "mounts").write_text(f"/dev/x / ext4 rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
+    monkeypatch.setattr("hongtu.host.MOUNTS", tmp_path / "mounts")
+    with pytest.warns(UserWarning, match="this file system is memory"):
+        build(host_memory="1GiB", spill=tmp_path)
