@@ -22,15 +22,17 @@ import numpy as np
 
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
+from hongtu.threads import control_groups
 
 STATED = "HONGTU_HOST_MEMORY"  # environment variable: what is available, whatever the system says
 MOUNTS, IN_MEMORY = Path("/proc/self/mounts"), ("tmpfs", "ramfs")
 MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
-OWN_CGROUP = Path("/proc/self/cgroup")
-CGROUP = Path("/sys/fs/cgroup")
-# limit, use, and the part of it that can be had back: the page cache that nobody is using
-CGROUP_FILES = ("memory.max", "memory.current", "inactive_file")
-CGROUP_1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+# of version 2, and of version 1's controller: limit, use, and the part of it that can be had back: the page cache that
+# nobody is using
+CGROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 def available_bytes() -> int | None:
@@ -115,34 +117,17 @@ def proc_bytes(file: Path, field: str) -> int | None:
 
 
 def _cgroup() -> int | None:
-    """What the process's control group and those around it leave; version 2, or 1."""
-    try:
-        lines = [line.split(":", 2) for line in OWN_CGROUP.read_text().splitlines()]
-    except OSError:
-        lines = []
-    found = []
-    for _, controllers, path in [*lines, ("0", "", "/")]:
-        if controllers == "":
-            found += _left_in(CGROUP, path, *CGROUP_FILES)
-        elif "memory" in controllers.split(","):
-            found += _left_in(CGROUP / "memory", path, *CGROUP_1_FILES)
-    return min(found) if found else None
-
-
-def _left_in(root: Path, path: str, limit: str, use: str, reclaimable: str) -> list[int]:
-    """What each group from one to the root leaves, where it has a limit."""
+    """What the process's control group and those around it leave, where they have limits."""
     left = []
-    group = root / path.lstrip("/")
-    for directory in (group, *group.parents):
-        try:
-            most, used = (directory / limit).read_text().strip(), int((directory / use).read_text())
-            pages = [line.split() for line in (directory / "memory.stat").read_text().splitlines()]
-            left.append(int(most) - used + sum(int(count) for name, count in pages if name == reclaimable))
-        except (OSError, ValueError):  # no such group, or no limit
-            pass
-        if directory == root:
-            break
-    return left
+    for controller, (limit, use, reclaimable) in CGROUP_FILES.items():
+        for group in control_groups(controller):
+            try:
+                most, used = (int((group / name).read_text()) for name in (limit, use))
+                pages = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+                left.append(most - used + sum(int(count) for name, count in pages if name == reclaimable))
+            except (OSError, ValueError):  # no such group, or no limit
+                pass
+    return min(left, default=None)
 
 
 LEAST = 1 << 18  # bytes that are worth a thread

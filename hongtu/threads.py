@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,25 @@ def set_wait_policy() -> None:
 def usable_cores() -> int:
     """Cores that this process may use: by its affinity, and by the quota of its control group (version 2) and of those
     around it, rounded up."""
-    return max(1, min(len(os.sched_getaffinity(0)), *_quotas(), sys.maxsize))
-
-
-def _quotas() -> list[int]:
-    found: list[int] = []
-    try:
-        own = CGROUP / next(
-            line[3:].strip("/") for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")
-        )
-    except (OSError, StopIteration):
-        return found
-    for group in (own, *own.parents):
+    cores = len(os.sched_getaffinity(0))
+    for group in control_groups():
         try:
             quota, period = (group / "cpu.max").read_text().split()
-            found += [] if quota == "max" else [-(-int(quota) // int(period))]
-        except (OSError, ValueError):  # the root has none
+            cores = min(cores, -(-int(quota) // int(period)))
+        except (OSError, ValueError):  # no such group, or no limit
             pass
-    return found
+    return max(1, cores)
+
+
+def control_groups(controller: str = "") -> list[Path]:
+    """Folders of this process's control group and of those around it: version 2's, or version 1's of a controller."""
+    try:
+        lines = [line.split(":", 2) for line in OWN_CGROUP.read_text().splitlines()]
+    except OSError:
+        lines = []
+    root = CGROUP / controller
+    own = [root / path.lstrip("/") for _, names, path in lines if controller in names.split(",")]
+    return [root, *(group for inner in own for group in (inner, *inner.parents) if root in group.parents)]
 
 
 def our_threads() -> int:
@@ -154,16 +156,17 @@ class Crowd:
         return time.monotonic(), busy_seconds(os.sched_getaffinity(0)), sum(os.times()[:2])
 
 
-def busy_seconds(processors: set[int]) -> float:
-    """What some processors have done since they started, time that a hypervisor took included; 0 where the system does
-    not tell."""
+def busy_seconds(processors: Collection[int] | None = None) -> float:
+    """What some processors, or all, have done since they started, time that a hypervisor took included; 0 where the
+    system does not tell."""
     try:
         lines = [line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return 0.0
+    wanted = {"cpu"} if processors is None else {f"cpu{k}" for k in processors}
     ticks = 0
     for name, *fields in lines:
-        if name != "cpu" and int(name.removeprefix("cpu")) in processors:
+        if name in wanted:
             user, nice, system, _idle, _waiting, *others = map(int, fields[:8])
             ticks += user + nice + system + sum(others)
     return ticks / os.sysconf("SC_CLK_TCK")

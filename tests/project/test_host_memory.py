@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hongtu import host
+from hongtu import host, threads
 from hongtu.errors import InputError
 
 
@@ -12,7 +12,7 @@ def test_the_smaller_of_machine_and_control_group_counts(tmp_path, monkeypatch):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2048 kB\nMemAvailable:    1000 kB\n")
     monkeypatch.setattr(host, "MEMINFO", meminfo)
-    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    monkeypatch.setattr(threads, "CGROUP", tmp_path)
     assert host.available_bytes() == 1000 * 1024
     (tmp_path / "memory.max").write_text("500000\n")
     (tmp_path / "memory.current").write_text("100000\n")
@@ -34,8 +34,8 @@ def test_the_smaller_of_machine_and_control_group_counts(tmp_path, monkeypatch):
 )
 def test_control_groups_around_the_own_one_count(line, root, names, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(host, "CGROUP", tmp_path)
-    monkeypatch.setattr(host, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(threads, "CGROUP", tmp_path)
+    monkeypatch.setattr(threads, "OWN_CGROUP", tmp_path / "own")
     (tmp_path / "own").write_text(f"1:name=systemd:/x\n{line}\n")
     for group, limit in (("", "max"), ("a", "900"), ("a/b", "1000")):
         directory = tmp_path / root / group
@@ -49,6 +49,6 @@ def test_control_groups_around_the_own_one_count(line, root, names, tmp_path, mo
 
 def test_unknown_where_the_system_does_not_tell(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(host, "CGROUP", tmp_path / "absent")
+    monkeypatch.setattr(threads, "CGROUP", tmp_path / "absent")
     assert host.available_bytes() is None
     host.check_host(1 << 60)
