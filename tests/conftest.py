@@ -6,9 +6,10 @@ Threads are set before torch and numba are imported, so torch is imported in fix
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,19 +51,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--sample``, keep a few spread cases of every test function, and no long test that is no grid."""
-    if not config.getoption("--sample"):
-        return
+    """Keep the pairs of a grid that is marked so. With ``--sample``, keep a few spread cases of every test function,
+    and no long test that is no grid."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     kept = set()
     for grid in grids.values():
+        if grid[0].get_closest_marker("pairs") is not None:
+            cases = [tuple(map(_known, item.callspec.params.values())) for item in grid]  # type: ignore[attr-defined]
+            grid = [grid[k] for k in every_pair(cases)]
         long = grid[0].get_closest_marker("long") is not None
         most = min(len(grid), MOST if not long else len(grid) > 1)
-        kept |= {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)}
+        kept |= (
+            {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)} if config.getoption("--sample") else {*grid}
+        )
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _known(value: object) -> object:
+    """What a value of a grid is told by: some have no hash."""
+    return value if isinstance(value, (str, int, float, tuple)) else id(value)
+
+
+def every_pair(cases: Sequence[tuple[object, ...]]) -> list[int]:
+    """Which few of a grid's cases are enough for any two values to meet that meet in the grid.
+
+    >>> every_pair(list(itertools.product("ab", "xy", "12")))
+    [0, 3, 5, 6]
+    """
+    missing = [set(itertools.combinations(enumerate(case), min(2, len(case)))) for case in cases]
+    found = []
+    while any(missing):
+        found.append(max(range(len(cases)), key=lambda k: len(missing[k])))
+        met = missing[found[-1]].copy()
+        for pairs in missing:
+            pairs -= met
+    return sorted(found)
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -34,12 +34,14 @@ GRAPHS_AND_WIDTHS = [(graph, width) for graph in DEGREES for width in ([1, 3, 33
 
 
 def over(names, values):
-    """Decorates a test with all values in float32 and every third in float64, at aligned addresses and others."""
+    """Decorates a test with all values in float32 and every third in float64, at aligned addresses and others, of which
+    those are run in which every two meet."""
     pairs = [(np.float32, value) for value in values] + [(np.float64, value) for value in values[::3]]
     cases = [(value if isinstance(value, tuple) else (value,), dtype) for dtype, value in pairs]
-    return pytest.mark.parametrize(
+    grid = pytest.mark.parametrize(
         f"{names},dtype,shift", [(*v, dtype, shift) for v, dtype in cases for shift in SHIFTS]
     )
+    return lambda test: pytest.mark.pairs(grid(test))
 
 
 def random(*shape, dtype=np.float64, seed=0):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hongtu
+from hongtu.device.simulated import SimulatedBackend
 from hongtu.errors import BudgetError
 from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import Strategy
@@ -83,7 +84,7 @@ def make_trainer(model: Model, problem: Problem, grain: tuple[int, int] = (1, 1)
     return trainer
 
 
-def train(trainer: hongtu.Trainer, epochs: int = 5) -> Outcome:
+def train(trainer: hongtu.Trainer, epochs: int = 2) -> Outcome:
     """Some epochs, each of which counts what the plan predicts."""
     outcome = Outcome()
     for _ in range(epochs):
@@ -107,7 +108,7 @@ def assert_counted(trainer: hongtu.Trainer, record: hongtu.EpochRecord) -> None:
 
 
 def check(
-    model: Model, problem: Problem, grain: tuple[int, int], *, epochs: int = 5, tolerance: float = EXACT, **options: Any
+    model: Model, problem: Problem, grain: tuple[int, int], *, epochs: int = 2, tolerance: float = EXACT, **options: Any
 ) -> hongtu.Trainer:
     """Train and compare with the reference and the plan; returns the trainer."""
     trainer = make_trainer(model, problem, grain, **options)
@@ -139,12 +140,19 @@ _smallest: dict[tuple[Any, ...], tuple[int, Any]] = {}
 
 def smallest_of(model: Model, problem: Problem, grain: tuple[int, int], **options: Any) -> int:
     """``smallest_budget`` of a model on a problem, looked for once in a process."""
-    known = {name: option if isinstance(option, str | Strategy) else id(option) for name, option in options.items()}
+    known = {name: _alike(option) for name, option in options.items()}
     key = (id(model), id(problem), grain, *sorted(known.items(), key=lambda item: item[0]))
     if key not in _smallest:
         found = smallest_budget(prepare(problem, *grain), lambda: model.build(problem), **options)
         _smallest[key] = found, (model, problem, options)  # their ids must stay taken
     return _smallest[key][0]
+
+
+def _alike(option: Any) -> Any:
+    """The same of two options with which plans are the same."""
+    if isinstance(option, SimulatedBackend):  # whatever the order of work
+        return "simulated", option.gpus, option.detours
+    return option if isinstance(option, str | Strategy) else id(option)
 
 
 def smallest_budget(artifact: Artifact, layers: Callable[[], list[nn.Module]], **options: Any) -> int:

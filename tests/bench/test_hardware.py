@@ -230,7 +230,7 @@ def test_devices_work_at_the_same_time():
 
 @pytest.mark.parametrize("m, n", [(1, 1), (1, 9), (3, 5)])
 def test_loads_are_counted_as_planned(m, n):
-    for seed in range(20):
+    for seed in range(10):
         topology = random_topology(seed, m, n, v=40, e=90)
         schedule = topology.input_order
         counter = LoadCounter(topology, schedule)

@@ -88,6 +88,7 @@ def test_whatever_the_plan_numbers_are_torchs(model, name):
     check(planned(model, name))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("staging", [1, 2])
 @pytest.mark.parametrize("name", ["none", "paper", "full", "fused", "all stays, structure too", "z1 stays", "pruned"])
 @models

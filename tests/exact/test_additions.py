@@ -18,6 +18,7 @@ NO_MODULES = {"degree_histogram"}
 ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py"}  # random: the same for every grain, but nobody else's
 
 
+@pytest.mark.pairs
 @over_grid
 @pytest.mark.parametrize(("model", "problem"), additions.ROWS, ids=[repr(model) for model, _ in additions.ROWS])
 def test_exact_and_counted(model, problem, grain, strategy):

@@ -106,6 +106,7 @@ MAPS = {"GCNConv": ["lin"], "SAGEConv": ["lin_l", "lin_r"], "GraphConv": ["lin_r
         "CommNetConv": ["lin_self", "lin_neighbour"]}  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
 @pytest.mark.parametrize("of", ["inside", "hook"])
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in MAPS.items() for part in parts])

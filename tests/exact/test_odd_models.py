@@ -62,7 +62,7 @@ def test_a_model_of_one_layer(index, strategy):
     ][index]  # fmt: skip
     model = models.Model("one", lambda f, c: [make()], lambda f, c: [reference()])
     trainer = training.make_trainer(model, problems.awkward(), (2, 3), strategy=strategy, device_memory="smallest")
-    training.assert_same(training.train(trainer), training.train_reference(model, problems.awkward()), 1e-9)
+    training.assert_same(training.train(trainer), training.train_reference(model, problems.awkward(), 2), 1e-9)
 
 
 @pytest.mark.long
@@ -109,12 +109,12 @@ def test_empty_chunks():
     )  # fmt: skip
     found = problems.prepare(problem, 3, 4, partitioner="range")
     assert (found.topology.num_dst == 0).any()
-    for model in SIX:
-        expected = training.train_reference(model, problem, 3)
-        for strategy in STRATEGIES:
+    for k, model in enumerate(SIX):
+        expected = training.train_reference(model, problem, 2)
+        for strategy in ("full", ("none", "paper")[k % 2]):
             options = {"optimizer": training.sgd, "dtype": torch.float64, "strategy": strategy}
             trainer = hongtu.Trainer(found, model.build(problem), **options, device_memory="1MiB")
-            training.assert_same(training.train(trainer, 3), expected, 1e-9)
+            training.assert_same(training.train(trainer), expected, 1e-9)
 
 
 def test_an_artifact_path_will_do():

@@ -43,6 +43,7 @@ def artifact(grain, **config):
     )  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("strategy", "grain", "budget"), CASES, ids=str)
 @pytest.mark.parametrize("model", SIX, ids=str)
 def test_equals_the_whole_graph(model, strategy, grain, budget):

@@ -30,6 +30,7 @@ def test_awkward_graph(model, grain, strategy):
         check(model, problems.awkward(), grain, epochs=2, strategy=strategy)
 
 
+@pytest.mark.pairs
 @over_grid
 @six
 def test_directed_weighted_graph(model, grain, strategy):
@@ -37,6 +38,7 @@ def test_directed_weighted_graph(model, grain, strategy):
     check(model, problem, grain, epochs=1, strategy=strategy, device_memory="smallest")
 
 
+@pytest.mark.pairs
 @over_grid
 @six
 def test_cora(model, grain, strategy, data_graph):
@@ -106,11 +108,12 @@ LINEAR = Model(
     "strategy", list(savings()), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none"
 )
 def test_every_subset_of_savings(strategy):
-    for model, problem in ((DEEP, problems.awkward()), (LINEAR, problems.few_train()), (DEEP, problems.few_train())):
-        for budget in (None, "smallest"):
-            trainer = check(model, problem, (2, 3), strategy=strategy, device_memory=budget, epochs=2)
-            fields = trainer.plan.choice.fields
-            assert bool(fields) == (strategy.prune and problem is problems.few_train())
+    whole, pruned = problems.awkward(), problems.few_train()
+    for model, problem, budget in (
+        (DEEP, whole, "smallest"), (LINEAR, pruned, None), (LINEAR, pruned, "smallest"), (DEEP, pruned, None),
+    ):  # fmt: skip
+        trainer = check(model, problem, (2, 3), strategy=strategy, device_memory=budget, epochs=2)
+        assert bool(trainer.plan.choice.fields) == (strategy.prune and problem is pruned)
 
 
 def test_savings_are_used():

@@ -47,6 +47,7 @@ def both(name, arguments, outputs, module=sums):
     return found
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_csc_aggregate(graph, width, dtype):
@@ -72,6 +73,7 @@ def test_segments(graph, width):
     both("scatter_add_edges", (local_source, random(num_edges, width)), [random(num_src, width)])
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_extremum(graph, width, dtype):
@@ -89,6 +91,7 @@ def test_extremum(graph, width, dtype):
             both("csc_extremum_transpose", (*arguments, rows, extremum, shares), back, reductions)
 
 
+@pytest.mark.pairs
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", WIDTHS[::2])
@@ -105,6 +108,7 @@ def test_softmax_sum(graph, width, dtype):
         both("csc_softmax_sum_transpose", (*given, semi_grad), back, reductions)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5)])
 def test_additive_logits(graph, heads, channels, dtype):
@@ -128,6 +132,7 @@ def test_extremum_of_nan_and_infinities():
         np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, -np.inf])
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("masked", [False, True])
@@ -164,6 +169,7 @@ def test_attend(graph, heads, channels):
     both("attend_alpha_gradient", (indptr, local_source, rows, grad), [out], attention)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_gated_sum(graph, width, dtype):
@@ -207,6 +213,7 @@ def test_gates_of_large_keys_and_nan(dtype):
     np.testing.assert_array_equal(out, [[0, 0], [2, 3], [nan, 1.5]])  # not next to 0: that would be slow
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("count", [0, 1, 300])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])

@@ -24,6 +24,7 @@ def mask(dropout, ids, width=64, call=0):
     return dropout(torch.ones(len(ids), width), ids) != 0
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 2, 3, 47, 128, 130])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.97, 1.0])

@@ -87,6 +87,7 @@ def oracle(name, theirs, graph, h):
     return theirs(h, graph.edge_index, weight)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("name", LAYERS)
 def test_equals_torch_geometric(name, graph, parts):
@@ -229,6 +230,7 @@ PYG_LAYERS = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("name", PYG_LAYERS)
 def test_pyg_layer(name, graph, parts):

@@ -51,6 +51,7 @@ def check_ranks(ranks, model, problem, grain=(4, 3), *, tolerance=SAME, **option
 over_dependencies = pytest.mark.parametrize("dependencies", ("cache", "comm"))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
 @over_dependencies
@@ -60,6 +61,7 @@ def test_ranks_give_the_numbers_of_one_process(model, dependencies, ranks, strat
     check_ranks(ranks, model, problems.awkward(), strategy=strategy, device_memory=budget, dependencies=dependencies)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("ranks", (2, 3))
 @over_dependencies
 @pytest.mark.parametrize("model", SIX, ids=repr)
@@ -115,6 +117,7 @@ EDGES = Model(
 )
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @over_dependencies
 @pytest.mark.parametrize(
@@ -139,6 +142,7 @@ DEEP = Model(
 )  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("first", (2, 3))
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
