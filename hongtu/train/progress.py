@@ -22,4 +22,5 @@ def hidden(progress: bool | None) -> bool | None:
     """
     if progress is not None:
         return not progress
-    return False if "ipykernel" in sys.modules else None
+    kernel = sys.modules.get("ipykernel.kernelapp")  # others import it to run notebooks
+    return False if kernel is not None and kernel.IPKernelApp.initialized() else None

@@ -165,7 +165,7 @@ def test_a_layer_that_takes_more_than_when_probed_is_stopped(strategy, monkeypat
             artifact(), [layer(6, H), hnn.GCNConv(H, 3)], device_memory="200KB", strategy=strategy, dtype=torch.float64
         )
 
-    expected = losses_of(make(hnn.GCNConv).fit(2))
+    expected = losses_of(make(Greedy).fit(2))
     trainer = make(Greedy)
     monkeypatch.setattr(Greedy, "greedy", True)
     for call in (trainer.train_epoch, trainer.predict, trainer.evaluate):
