@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.nn.functional import embedding_bag
@@ -43,8 +43,9 @@ class Rates:
     products: float
 
 
+@cache
 def measured_rates(device: str = "cpu") -> Rates:
-    """The rates of a torch device, each measured alone; about a second."""
+    """The rates of a torch device, each measured alone, once in a process; about a second."""
     rows, columns = PRODUCT
     left, right = torch.ones(rows, columns, device=device), torch.ones(columns, columns, device=device)
     far, other = (torch.ones(FAR_ROWS, COLUMNS, device=device) for _ in range(2))
@@ -56,17 +57,17 @@ def measured_rates(device: str = "cpu") -> Rates:
     )
 
 
-def least_seconds(plan: ExecutionPlan, rates: Rates, cache: int | None) -> float:
+def least_seconds(plan: ExecutionPlan, rates: Rates, cache_bytes: int | None) -> float:
     """Seconds of an epoch that a model's kernels need at least, one after the other on one device.
 
     Args:
         plan: of the model in memory.
-        cache: bytes of rows that the device finds in its cache; None: it finds none.
+        cache_bytes: of rows that the device finds in its cache; None: it finds none.
     """
-    return sum(_least_of_pass(plan, p, rates, cache) for p in plan.passes.train)
+    return sum(_least_of_pass(plan, p, rates, cache_bytes) for p in plan.passes.train)
 
 
-def _least_of_pass(plan: ExecutionPlan, p: Pass, rates: Rates, cache: int | None) -> float:
+def _least_of_pass(plan: ExecutionPlan, p: Pass, rates: Rates, cache_bytes: int | None) -> float:
     item, view, width, wanted = plan.shape.itemsize, plan.view(p), plan.passes.width, plan.passes.wanted
     edges = int(view.chunk_edges.sum())
     work = pass_work(plan, p, Extent(int(view.num_dst.sum()), edges, int(view.num_sources.sum())))
@@ -77,7 +78,7 @@ def _least_of_pass(plan: ExecutionPlan, p: Pass, rates: Rates, cache: int | None
     )
     if not row:
         return products + gradients
-    far = 1.0 if cache is None else missed_share(view, slice(None), cache / row)
+    far = 1.0 if cache_bytes is None else missed_share(view, slice(None), cache_bytes / row)
     return products + gradients + edges * row * (far / rates.far_rows + (1 - far) / rates.near_rows)
 
 

@@ -14,7 +14,6 @@ from hongtu.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from hongtu.bench.compare import Settings
-    from hongtu.bench.roofline import Rates
     from hongtu.bench.spec import Model, Run
     from hongtu.graph.artifact import Artifact
     from hongtu.hardware import Hardware
@@ -76,12 +75,10 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
     from hongtu.bench.compare import compare, describe, steps
     from hongtu.bench.records import append, machine, read
     from hongtu.bench.report.text import table
-    from hongtu.bench.roofline import measured_rates
     from hongtu.bench.spec import Model
 
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
     about = machine("bench", "hongtu") | describe(artifact, settings)
-    rates = None if settings.device == "simulated" else measured_rates(settings.device)
     before = [] if options.out is None else read(options.out)
     done = {_key(row) for row in before if row["loss_agrees"] is not False}
     failed = []
@@ -104,7 +101,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
                 bar.update()
 
             rows = compare(artifact.path, model, runs, settings, progress)
-        least = None if rates is None else _least_seconds(artifact, model, rates, settings)
+        least = _least_seconds(artifact, model, settings)
         for row in rows:
             row["least_seconds"] = least
             append(options.out, here | row)
@@ -172,14 +169,16 @@ def _refusal(artifact: Artifact, model: Model, run: Run, settings: Settings) -> 
     return None
 
 
-def _least_seconds(artifact: Artifact, model: Model, rates: Rates, settings: Settings) -> float:
-    """Of an epoch of a model, whichever system trains it."""
-    from hongtu.bench.roofline import least_seconds
+def _least_seconds(artifact: Artifact, model: Model, settings: Settings) -> float | None:
+    """Of an epoch of a model, whichever system trains it; None on a simulated device, whose speed is nobody's."""
+    from hongtu.bench.roofline import least_seconds, measured_rates
     from hongtu.bench.spec import Run
 
+    if settings.device == "simulated":
+        return None
     hardware = _hardware(settings)
     plan = _plan(artifact, model, Run(), replace(hardware, device_memory=None))
-    return least_seconds(plan, rates, hardware.cache)
+    return least_seconds(plan, measured_rates(settings.device), hardware.cache)
 
 
 def _hardware(settings: Settings) -> Hardware:

@@ -62,7 +62,7 @@ class StagedDevice(Device):
         part = self.staging(name, number)[: len(array)]
         source = array
         if name in self._host:
-            source = self._host[name][number][: len(array)]
+            source = self.beside(name, number)[: len(array)]
             _copy_on_host(array.numpy() if isinstance(array, Tensor) else array, source.numpy())
         assert isinstance(source, Tensor), name
         host = source
@@ -104,14 +104,14 @@ class StagedDevice(Device):
 
             self.streams.flush.run(scatter)
         else:
-            self._put_on_host("write", part, self._host[f"add {name}"][number][:count], host, index, stores)
+            self._put_on_host("write", part, self.beside(f"add {name}", number)[:count], host, index, stores)
 
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         part = self.staging("flush_rows", number)[: len(rows)]
         self.streams.flush.run(lambda: self.kernels.copy_rows(cache, slots, part, None))
-        self._put_on_host("flush", part, self._host["flush_rows"][number][: len(rows)], host, rows, stores)
+        self._put_on_host("flush", part, self.beside("flush_rows", number)[: len(rows)], host, rows, stores)
 
     def _put_on_host(
         self, link: str, part: Tensor, staging: Tensor, host: Tensor, index: np.ndarray | None, stores: Stores
