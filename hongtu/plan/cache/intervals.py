@@ -61,10 +61,12 @@ def make_intervals(
 ) -> Intervals:
     """Index interval columns, which are sorted by (first, row), by first and by last batch."""
     none = np.full(len(row), -1, dtype=np.int32)
-    by_last, last_start = by_batch(last, num_batches)
-    if peer is not None:
+    if peer is None:
+        by_last, last_start = by_batch(last, num_batches)
+    else:  # by last batch, and in it by peer
         by_peer, _ = by_batch(peer + 1, int(peer.max(initial=0)) + 2)
-        by_last = by_peer[by_batch(last[by_peer], num_batches)[0]]
+        order, last_start = by_batch(last[by_peer], num_batches)
+        by_last = by_peer[order]
     return Intervals(
         row=row,
         slot=slot,

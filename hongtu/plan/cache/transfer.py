@@ -199,11 +199,10 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
         none = np.empty(0, dtype=np.int32)
         loads = make_intervals(none, none, none, none, schedule.shape[1])
         start, source = neighbour_requests(topology, schedule, i)
-        mirror_slot = np.zeros(v, dtype=np.int32)
-        mirror_slot[row] = pulls.slot  # one interval per row
-        is_own = (source >= starts[i]) & (source < starts[i + 1])
-        slot_of_source = np.where(is_own, source - starts[i], mirror_slot[source]).astype(np.int32)
-        devices.append(DeviceTransfers(own + mirrors, loads, pulls, start, slot_of_source))
+        slot_of_row = np.zeros(v, dtype=np.int32)
+        slot_of_row[starts[i] : starts[i + 1]] = np.arange(own)
+        slot_of_row[row] = pulls.slot  # one interval per row
+        devices.append(DeviceTransfers(own + mirrors, loads, pulls, start, slot_of_row[source]))
     return TransferPlan(schedule, devices)
 
 

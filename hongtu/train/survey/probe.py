@@ -127,10 +127,18 @@ class _Unscored:
 
 
 class _Zeros(HostStore):
-    """Rows that the probe's one chunk reads and no chunk has written are zero, too: layers may look at them."""
+    """Rows that the probe's one chunk reads and no chunk has written are zero, too: layers may look at them.
+
+    numpy's zeros take no page before it is written, and most rows here are never written.
+    """
 
     def create(self, name: str, columns: int, zero: bool | np.ndarray) -> None:
-        super().create(name, columns, True)
+        self.keep(name, self.zeros(columns))
+
+    def zeros(self, columns: int) -> Tensor:
+        """Vertex rows of zeros."""
+        numbers = np.zeros((self.num_vertices, columns), dtype=str(self.dtype).removeprefix("torch."))
+        return torch.from_numpy(numbers)
 
 
 def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
@@ -139,7 +147,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     if plan.shape.sparse_input is not None:
         host.keep_sparse(plan.shape.sparse_input)
     else:
-        host.keep(FEATURES, torch.zeros((v, plan.shape.features), dtype=dtype))
+        host.keep(FEATURES, host.zeros(plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))
