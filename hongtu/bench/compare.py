@@ -32,7 +32,8 @@ class Settings:
         checked: epochs, beginning with the first, whose losses must be the reference's; they also warm up. With 1 the
             reference need not learn, which saves most of its time on large graphs.
         again: more epochs at most for those that others disturbed.
-        accuracy: train every system for so many epochs in all, with scores on the way; 0: not.
+        accuracy: train every system for so many epochs, or seconds, in all, with scores on the way; 0: not.
+        in_seconds: accuracy is in seconds of training.
         device, hardware: see :class:`~hongtu.bench.worker.Order`.
         process: that all systems share, which starts them faster; None: each has one of its own, and its memory is
             measured.
@@ -42,6 +43,7 @@ class Settings:
     checked: int = CHECKED
     again: int = 4
     accuracy: int = 0
+    in_seconds: bool = False
     device: str = "cpu"
     hardware: str | None = None
     process: Process | None = None
@@ -124,7 +126,7 @@ def describe(artifact: Artifact, settings: Settings) -> dict[str, Any]:
         "chunks": topology.chunks,
         "device": settings.device,
         "epochs": settings.epochs,
-        "accuracy": settings.accuracy,
+        "accuracy": f"{settings.accuracy}s" if settings.in_seconds else settings.accuracy,
     }
 
 
@@ -208,13 +210,17 @@ def _replace_worst(found: Worker) -> None:
 
 
 def _curve(order: Order, settings: Settings) -> list[dict[str, Any]]:
-    """Seconds trained and scores on the way, from the start to ``accuracy`` epochs, of a system that begins again."""
-    points, trained = [], 0.0
-    every = max(1, settings.accuracy // SCORED)
+    """Seconds trained and scores on the way, about ``SCORED`` of them, of a system that begins again."""
+    points: list[dict[str, Any]] = []
+    trained, epoch, due = 0.0, 0, 0.0
+    length = settings.accuracy
     with worker(order, settings.process) as found:
-        for epoch in range(1, settings.accuracy + 1):
+        while (done := trained if settings.in_seconds else epoch) < length:
             trained += found.epoch()["seconds"]
-            if epoch % every == 0 or epoch == settings.accuracy:
+            epoch += 1
+            done = trained if settings.in_seconds else epoch
+            if done >= min(due + max(length / SCORED, not settings.in_seconds), length):
+                due = done
                 points.append({"epoch": epoch, "seconds": trained, **found.do("scores")})
     return points
 

@@ -36,8 +36,8 @@ def add_parser(subparsers: Any) -> None:
     add("--baselines", type=_names, default=[], metavar="A,B", help="of pyg, pyg-csr, pyg-sparse, pyg-offload, "
         "dgl, dense, and sampled (approximate) pyg-loader and loader; or all: those that can run here")  # fmt: skip
     add("--epochs", type=int, default=5, help="timed of each, after three that are checked (default: 5)")
-    add("--accuracy", type=int, default=0, metavar="EPOCHS", help="also train each for so many epochs, with scores on "
-        "the way")  # fmt: skip
+    add("--accuracy", type=_length, default=(0, False), metavar="EPOCHS|SECONDSs", help="also train each for so many "
+        "epochs (30) or seconds (60s), with scores on the way")  # fmt: skip
     add("--together", action="store_true", help="all systems in one process: they start faster, but the memory of a "
         "process is not measured")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:K or simulated (default: cpu)")
@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> None:
     with shared_process() if options.together else nullcontext() as process:
         settings = Settings(
             epochs=options.epochs,
-            accuracy=options.accuracy,
+            accuracy=options.accuracy[0],
+            in_seconds=options.accuracy[1],
             device=options.device,
             hardware=options.hardware,
             process=process,
@@ -124,7 +125,7 @@ def check_options(options: argparse.Namespace) -> None:
     for name in options.models:
         if name not in MODELS:
             raise InputError(f"--models {name}: expected some of {', '.join(MODELS)}")
-    for name, least in (("hidden", 1), ("layers", 1), ("epochs", 1), ("accuracy", 0)):
+    for name, least in (("hidden", 1), ("layers", 1), ("epochs", 1)):
         if getattr(options, name) < least:
             raise InputError(f"--{name} {getattr(options, name)}: expected at least {least}")
     parse_strategies(options.strategies)
@@ -228,6 +229,18 @@ KEY = (
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What makes two rows the same measurement; bytes count only where no share of memory was asked for."""
     return *(row.get(name) for name in KEY), None if row.get("share") is not None else row.get("budget")
+
+
+def _length(text: str) -> tuple[int, bool]:
+    """A number, and whether it counts seconds.
+
+    >>> _length("30"), _length("60s")
+    ((30, False), (60, True))
+    """
+    number = text.removesuffix("s")
+    if not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected epochs (30) or seconds (60s)")
+    return int(number), number != text
 
 
 def _names(text: str) -> list[str]:

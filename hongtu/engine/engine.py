@@ -63,7 +63,7 @@ class Engine:
         spill: str | os.PathLike[str] | None = None,
     ) -> None:
         check_host(needed(plan, has_devices=backend.on_host))
-        if plan.choice.spilled:
+        if plan.spilled:
             assert spill is not None
             check_disk(spill, plan.disk.nbytes)
         self.artifact, self.network, self.plan, self.loss = artifact, network, plan, loss
@@ -81,7 +81,7 @@ class Engine:
         if plan.message_numbers:
             messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
         self._disk = None
-        if plan.choice.spilled:
+        if plan.spilled:
             self._disk = Disk(str(spill), plan.disk.nbytes, self._traffic, artifact.features)
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,

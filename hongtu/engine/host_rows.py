@@ -30,7 +30,7 @@ def make_host(
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
     elif artifact.sparse_features is not None:
         host.keep_sparse(artifact.sparse_features)
-    elif FEATURES not in plan.choice.spilled:
+    elif FEATURES not in plan.spilled:
         assert artifact.features is not None
         host.keep(FEATURES, in_file(artifact.features))
     if isinstance(loss, EdgeLoss):

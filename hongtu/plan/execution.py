@@ -87,7 +87,7 @@ class ExecutionPlan(PlannedMemory):
 
     @property
     def _on_disk(self) -> dict[str, int]:
-        return {"disk": self.disk.nbytes} if self.choice.spilled else {}
+        return {"disk": self.disk.nbytes} if self.spilled else {}
 
     def to_dict(self) -> dict[str, Any]:
         """What ``hongtu plan --json`` and run records show."""
@@ -109,7 +109,7 @@ class ExecutionPlan(PlannedMemory):
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
         item, setup = self.shape.itemsize, self.program.setup
         features = self.topology.num_vertices * self.passes.width[FEATURES] * item
-        held = self.shape.sparse_input is None and FEATURES not in self.choice.spilled  # else pageable, or in its file
+        held = self.shape.sparse_input is None and FEATURES not in self.spilled  # else pageable, or in its file
         kept = {FEATURES: features} if held else {}
         peaks = list(host_peaks((*setup, *passes), kept, item))
         return max(peaks[len(setup) :] if passes else peaks)

@@ -113,7 +113,7 @@ def test_bench_writes_checked_rows_and_resumes(artifact, tmp_path, capsys):
 def test_sampled_stands_beside_full(artifact, capsys):
     """Seconds of an epoch, and accuracy over time, of both; checked before it has learned."""
     arguments = ["bench", str(artifact), "--models", "sage", "--hidden", "8", "--baselines", "loader", "--together"]
-    assert command([*arguments, "--epochs", "1", "--accuracy", "2"]) == 0
+    assert command([*arguments, "--epochs", "1", "--accuracy", "1s"]) == 0
     ours, sampled = capsys.readouterr().out.splitlines()[1:3]
     assert re.search(r"\d% of the roofline", ours)
     assert "hongtu full" in ours and "loader (sampled: approximate)" in sampled

@@ -197,3 +197,9 @@ def test_what_needs_no_torch_runs_without():
     names = sorted(name for name in OWN_IMPORTS if room(name) in NO_TORCH)
     code = f"import sys; sys.modules['torch'] = None; import importlib; [importlib.import_module(n) for n in {names}]"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_engine_decides_nothing():
+    """What the search weighs is decided before the engine runs; it knows instructions and their operands."""
+    sources = {path.name: path.read_text() for path in (ROOT / "hongtu/engine").glob("*.py")}
+    assert {name for name, text in sources.items() if re.search("strategy|choice|resident", text)} == set()

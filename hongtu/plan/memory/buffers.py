@@ -53,6 +53,11 @@ class PlannedMemory:
     known: Known = field(default_factory=dict)
 
     @property
+    def spilled(self) -> frozenset[str]:
+        """Vertex tensors that lie on the disk."""
+        return self.choice.spilled
+
+    @property
     def resident(self) -> frozenset[str]:
         return self.choice.resident
 
@@ -164,16 +169,16 @@ class PlannedMemory:
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        width, sets, spilled = self.passes.width, max(self.choice.staging, 1), self.choice.spilled
+        width, sets, spilled = self.passes.width, max(self.choice.staging, 1), self.spilled
         return self._buffers(p, device)[1] | disk_staging(p, device, self.disk, spilled, self.view, width, sets)
 
     @cached_property
     def disk(self) -> DiskLayout:
         """Where rows lie on the disk."""
-        if not self.choice.spilled:
+        if not self.spilled:
             return DiskLayout()
         planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
-        item, names = self.shape.itemsize, self.choice.spilled
+        item, names = self.shape.itemsize, self.spilled
         return DiskPlan(names, self.passes, self.view, planned, self.topology, item, self.known).layout
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:

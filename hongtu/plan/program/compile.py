@@ -33,7 +33,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
     setup = [compile_pass(plan, p) for p in plan.passes.setup]
     first = _first_pass(plan)
-    if FEATURES not in plan.choice.spilled and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
+    if FEATURES not in plan.spilled and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
         done = moves.Free(name=FEATURES, where="host")
         setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
         if not setup:
@@ -113,14 +113,14 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         before=tuple(_before(plan, p)),
         body=tuple(_body(plan, p)),
         after=tuple(_after(plan, p)),
-        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if n not in plan.choice.spilled),
+        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if n not in plan.spilled),
     )
 
 
 def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     pruned = plan.view(p).active is not None
     for name in p.creates:
-        if where(plan, name) != "chunk" and name not in plan.choice.spilled:
+        if where(plan, name) != "chunk" and name not in plan.spilled:
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
@@ -177,7 +177,7 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     for name in p.written:
         if where(plan, name) == "host":
             yield moves.Deliver(name=name, stores=stores(plan, p, name))
-            if name in plan.choice.spilled:
+            if name in plan.spilled:
                 own, takers = plan.disk.own.get((p.name, name)), plan.disk.takers.get((p.name, name), ())
                 yield moves.Spill(name=name, own=own, takers=tuple(takers))
     if p.flush is not None and picks.loads:
@@ -241,7 +241,7 @@ def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.Read(name="loss_bits")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
-            if name in plan.choice.spilled:
+            if name in plan.spilled:
                 yield _recall(plan, p, name)
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:

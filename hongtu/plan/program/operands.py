@@ -30,7 +30,7 @@ def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
 
 def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:
     """Of the writers of a row the first stores, later ones add: for all destinations, or bool [V] for each."""
-    if name in plan.choice.spilled:
+    if name in plan.spilled:
         return Stores(True)  # what is there is looked at when the rows are recalled
     return given(plan, p, name)
 

@@ -7,7 +7,7 @@ the mask of every term of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.program.program import PassProgram
 from hongtu.plan.search.build import make_plan
 
 Correct = Callable[[str, int], int]
@@ -75,7 +76,6 @@ def _probe_view(
     small = make_plan(topology, schedule, shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
     host = _placeholder_rows(small, dtype)
     device = CpuDevice("probe", None, Traffic())
-    workspace: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
         for parameter in twin.modules.parameters():
@@ -83,13 +83,21 @@ def _probe_view(
         program = small.program
         scored = _Unscored() if isinstance(loss, EdgeLoss) else loss
         executor = Executor(program, [twin], host, [device], scored, topology.num_edges, vertices)
-        for passes, mode in ((program.setup, False), (program.train, True), (program.evaluate, False)):
-            twin.modules.train(mode)
+
+        def run(passes: Sequence[PassProgram], *, training: bool) -> dict[str, int]:
+            twin.modules.train(training)
+            found = {}
             for p in passes:
                 device.reset_peaks()
                 executor.run((p,))
-                workspace[p.name] = device.workspace_peak
-    return workspace
+                found[p.name] = device.workspace_peak
+            return found
+
+        workspace = run(program.setup, training=False) | run(program.train, training=True)
+        evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0
+        if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
+            view.memo[evaluation] = run(program.evaluate, training=False)
+        return workspace | view.memo[evaluation]
 
 
 def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
@@ -135,7 +143,7 @@ class _Zeros(HostStore):
     def create(self, name: str, columns: int, zero: bool | np.ndarray) -> None:
         self.keep(name, self.zeros(columns))
 
-    def zeros(self, columns: int) -> Tensor:
+    def zeros(self, columns: int) -> torch.Tensor:
         """Vertex rows of zeros."""
         numbers = np.zeros((self.num_vertices, columns), dtype=str(self.dtype).removeprefix("torch."))
         return torch.from_numpy(numbers)
