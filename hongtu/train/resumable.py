@@ -1,0 +1,220 @@
+"""What a trainer's later epochs depend on: saved, loaded, and gone on from."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
+from hongtu.model.checks import check_tensors
+from hongtu.model.edge_loss import DECODER
+from hongtu.model.embedding import NAME, Embedding
+from hongtu.model.network import Network
+from hongtu.model.wiring import Modules
+from hongtu.nn.context import RowContext
+from hongtu.ranks.together import Together
+from hongtu.train.loop import Waiting
+from hongtu.train.random_state import random_state, set_random_state
+from hongtu.train.run_directory import RunDirectory, newest_snapshot
+from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
+from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
+
+
+class Resumable:
+    """The part of a :class:`~hongtu.train.trainer.Trainer` that knows its state.
+
+    Attributes:
+        _torn: what was stopped half-way, and cannot be made good from here.
+    """
+
+    artifact: Artifact
+    model: Modules
+    decoder: torch.nn.Module | None
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    embedding: Embedding | None
+    ranks: Together
+    epoch: int
+    history: list[dict[str, Any]]
+    waiting: Waiting
+    _network: Network
+    _context: RowContext
+    _dtype: torch.dtype
+    _torn: str | None = None
+
+    @contextmanager
+    def _whole_or_torn(self, what: str) -> Iterator[None]:
+        """What happens inside is done whole, or nothing but ``load`` works any more."""
+        self._torn = what
+        yield
+        self._torn = None
+
+    def _check_whole(self) -> None:
+        if self._torn is not None:
+            raise InputError(
+                f"{self._torn} was stopped half-way, so that weights may be partly those of before; load a snapshot "
+                "(trainer.load) or make a new Trainer"
+            )
+        if self.model is not self._network.modules:
+            raise InputError("trainer.model is another one than the plan's; make a new Trainer of its layers")
+        check_tensors(self.model)
+
+    def save(self, path: str | os.PathLike[str], *, format: str = "snapshot") -> None:
+        """Write a file, atomically; of several ranks the first writes it.
+
+        Args:
+            path: the file; the directory is made.
+            format: "snapshot": all of ``state()``, for ``load``. "safetensors": the weights alone, by their names in
+                ``model``, for other programs and ``load_weights``; the path ends in .safetensors.
+
+        Raises:
+            OutputError: when it cannot be written; a file that was there before stays.
+        """
+        if format not in ("snapshot", "safetensors"):
+            raise InputError(f"save: format {format!r}, expected 'snapshot' or 'safetensors'")
+        if (format == "safetensors") != (Path(path).suffix == SAFETENSORS):
+            raise InputError(
+                f"save: {path} with format {format!r}; safetensors, and nothing else, end in {SAFETENSORS}"
+            )
+        state = self.state()
+        if format == "snapshot":
+            self.ranks.first(lambda: write_snapshot(path, state))
+            return
+        rows = {} if state["embedding"] is None else {NAME: state["embedding"]["weight"]}
+        rows |= {f"{DECODER}.{name}": value for name, value in (state["decoder"] or {}).items()}
+        self.ranks.first(lambda: write_weights(path, state["model"] | rows, state["identity"]))
+
+    @torch.inference_mode(False)
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's, with
+        as many ranks. Of several ranks the first reads it.
+
+        Raises:
+            InputError: when it is damaged, or was taken from another artifact or layer list.
+        """
+        self._restore(path, self.ranks.first(lambda: read_snapshot(path)))
+
+    def load_weights(self, path: str | os.PathLike[str]) -> None:
+        """Take the weights of a snapshot, a run's newest, or safetensors, of the same layers, and nothing else: to
+        predict, or to begin with. The artifact may be another one, with the same columns of features.
+
+        Raises:
+            InputError: when it is damaged, has other layers, or weights of single vertices.
+        """
+        read = read_weights if Path(path).suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
+        state, own = self.ranks.first(lambda: read(path)), self._identity()
+        if state["identity"]:
+            check_identity(path, state["identity"], {"layers": own["layers"]})
+        elif different := _shapes(state["model"]) ^ _shapes(self.model.state_dict()):
+            name, shape = min(different)
+            raise InputError(
+                f"{path}: {name} {list(shape)} is in one of the file and the model only; rename its weights"
+            )
+        if self.embedding is not None and state["identity"].get("artifact") != own["artifact"]:
+            raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
+        self.set_weights(state)
+
+    @torch.inference_mode(False)
+    def resume(self, run_dir: str | os.PathLike[str]) -> bool:
+        """Continue the run of ``fit(run_dir=..., save_every=...)`` from its newest snapshot that is not damaged.
+
+        Lines of ``epochs.jsonl`` for epochs after the snapshot are removed: they will be trained again.
+
+        Returns:
+            whether there was a snapshot; else the run begins again.
+
+        Raises:
+            InputError: when no snapshot can be read, or they are of another artifact or layer list.
+        """
+        directory = RunDirectory(run_dir)
+        newest = self.ranks.first(directory.newest)
+        if newest is not None:
+            self._restore(*newest)
+        self.ranks.first(lambda: directory.rewind(self.epoch))
+        return newest is not None
+
+    def state(self) -> dict[str, Any]:
+        """All that later epochs depend on, as tensors and plain values, and the metrics of the epochs so far."""
+        self._check_whole()
+        return {
+            "identity": self._identity(),
+            "model": self.model.state_dict(),
+            "trained": {name: p.requires_grad for name, p in self.model.named_parameters()},
+            "training": {name: module.training for name, module in self.model.named_modules()},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "embedding": None if self.embedding is None else self.embedding.state(),
+            "decoder": None if self.decoder is None else self.decoder.state_dict(),
+            "epoch": self.epoch,
+            "history": self.history,
+            "stopping": [self.waiting.best, self.waiting.since],
+            "seed": self._context.seed,
+            "rng": random_state(),
+        }
+
+    def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+        check_identity(path, state["identity"], self._identity())
+        if state["history"] is None:
+            log = RunDirectory(Path(path).parent)
+            state = state | {"history": self.ranks.first(lambda: log.history(state["epoch"]))}
+        with self._whole_or_torn(f"loading {path}"):
+            self._take(state)
+
+    def weights(self) -> dict[str, Any]:
+        """Copies of all that is learned, and of what normalisations have seen."""
+        learned = ("model", "embedding", "decoder")
+        return copy.deepcopy({name: value for name, value in self.state().items() if name in learned})
+
+    def set_weights(self, weights: dict[str, Any]) -> None:
+        """Take what ``weights()`` gave, or a snapshot's; optimizer and epoch stay."""
+        with self._whole_or_torn("taking weights"):
+            self.model.load_state_dict(weights["model"])
+            if self.embedding is not None:
+                self.embedding.set(weights["embedding"]["weight"])
+            if self.decoder is not None and weights.get("decoder") is not None:
+                self.decoder.load_state_dict(weights["decoder"])
+
+    def _take(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(state.get("trained", {}).get(name, parameter.requires_grad))
+        for name, module in self.model.named_modules():
+            module.training = state.get("training", {}).get(name, module.training)
+        if self.decoder is not None:
+            self.decoder.load_state_dict(state["decoder"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.embedding is not None:
+            self.embedding.load(state["embedding"])
+        self.epoch, self.history = state["epoch"], list(state["history"])
+        self.waiting = Waiting(*state["stopping"])
+        self._context.seed = state["seed"]
+        set_random_state(state["rng"])
+
+    def _identity(self) -> Identity:
+        """What a snapshot has in common with every run that may go on from it."""
+        return {
+            "artifact": self.artifact.manifest["hash"],
+            "layers": [
+                describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
+                for layer, header in zip(self.model, self.model.headers, strict=True)
+            ],
+            "optimizer": type(self.optimizer).__name__,
+            "scheduler": type(self.scheduler).__name__,
+            "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
+            "dtype": str(self._dtype),
+            "autocast": str(self._network.autocast),
+            **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
+        }
+
+
+def _shapes(weights: Mapping[str, Any]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(value.shape)) for name, value in weights.items()}
