@@ -5,7 +5,6 @@ Features and labels are not read; layers run on toy blocks only, to learn widths
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hongtu.config import parse_bytes
 from hongtu.errors import BudgetError, InputError
@@ -24,25 +23,23 @@ from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss, LinkLoss, trained_decoder
-from hongtu.model.embedding import predict_state_bytes, state_bytes
+from hongtu.model.embedding import predict_state_bytes
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
-from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.cost.seconds import sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
-from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.share import Share
 from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.stages import Function, stage_sweeps
-from hongtu.train.survey.tracing import constant_layers, trace
+from hongtu.train.survey.shape import check_edge_data, network_shape
 from hongtu.train.survey.widths import fill_widths
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -168,14 +165,14 @@ def plan_network(
         network.set_transform_first(transform_first)
         choices = network.transform_first, network.once_per_vertex
         if choices not in traced:
-            shape = _network_shape(artifact, network, loss, optimizer, dtype, unmixed)
+            shape = network_shape(artifact, network, loss, optimizer, dtype, unmixed)
             shape = replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
             traced[choices] = shape, network.forms
         shape, network.forms = traced[choices]
         return shape
 
     check_default_device()
-    _check_edge_data(artifact, network)
+    check_edge_data(artifact, network)
     stored = artifact.topology.keeping(
         edge_features=any(layer.uses_edge_features for layer in network.layers),
         edge_type=any(layer.uses_edge_type for layer in network.layers),
@@ -241,61 +238,6 @@ def plan_network(
     raise least
 
 
-def _network_shape(
-    artifact: Artifact,
-    network: Network,
-    loss: MeanLoss | EdgeLoss,
-    optimizer: torch.optim.Optimizer,
-    dtype: torch.dtype,
-    unmixed: set[object],
-) -> NetworkShape:
-    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    traced = trace(network, artifact.feature_width, dtype, edges, unmixed)  # first: lazy parameters get their shapes
-    network.check_vertices(artifact.whole.num_vertices)
-    layers = traced.layers
-    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
-        layers = (replace(layers[0], z_is_input=False), *layers[1:])
-    return NetworkShape(
-        features=artifact.feature_width,
-        layers=layers,
-        output=traced.output,
-        values=traced.values,
-        takes=tuple(network.wiring.takes),
-        itemsize=dtype.itemsize,
-        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
-        label_bytes=loss.label_bytes,
-        autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
-        edges=edges,
-        edge_loss=isinstance(loss, EdgeLoss),
-        loss_bytes=loss.predicted_bytes,
-        loss_rows=loss.loss_rows,
-        learned_input=artifact.learns_features,
-        sparse_input=artifact.sparse_features,  # type: ignore[arg-type]
-        constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
-        stage_work=_stage_work(network, stage_sweeps(network, traced, artifact.feature_width, dtype, edges)),
-    )
-
-
-def _check_edge_data(artifact: Artifact, network: Network) -> None:
-    """Refuse layers that read what the artifact does not have."""
-    for index, layer in zip(network.layer_index, network.layers, strict=True):
-        for uses, found, what in (
-            (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
-            (layer.uses_edge_type, artifact.num_edge_types, "edge_type.npy: integers [E]"),
-        ):
-            if uses and not found and not layer.edge_data_optional:
-                raise InputError(
-                    f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
-                    f"{what} to the input, and run `hongtu preprocess` again"
-                )
-        relations = getattr(layer, "num_relations", artifact.num_edge_types)
-        if relations < artifact.num_edge_types:
-            raise InputError(
-                f"layers[{index}] ({type(layer).__name__}): num_relations is {relations}, the graph has "
-                f"{artifact.num_edge_types} edge types; give at least as many"
-            )
-
-
 def _choose_sides(
     artifact: Artifact,
     network: Network,
@@ -357,79 +299,3 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
         original_id=whole.original_id,
     )  # fmt: skip
     return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
-
-
-def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...]) -> tuple[StageWork, ...]:
-    """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
-    before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
-    last: list[list[nn.Module]] = [[] for _ in before]  # transforms
-    entries: list[list[nn.Module]] = [[] for _ in before]
-    replicas: list[list[nn.Module]] = [[] for _ in before]  # layers that map every replica of a row
-    for index, layer in enumerate(network.layers):
-        if not (layer.once_per_vertex or layer.linear_aggregate):
-            replicas[index + 1].append(layer)
-        elif layer.transform_first or not layer.linear_aggregate:
-            last[index].append(layer)
-        else:
-            before[index + 1].append(layer)
-            entries[index + 1] = [layer]
-    entries[0] = (before[0] + last[0])[:1]
-    return tuple(
-        StageWork(
-            products=_products(*first, *then),
-            entry=sum((_entry(module) for module in entry), Products()),
-            mapped=_products(*(layer for layer in then if layer.transform_first and layer.built_in)),
-            widest=max(given, default=0),
-            sweeps=swept,
-            combine=combine,
-            function=function,
-            replicas=_products(*mapped),
-        )
-        for first, then, entry, mapped, (swept, combine, function) in zip(
-            before, last, entries, replicas, sweeps, strict=True
-        )
-        for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
-    )
-
-
-def _products(*modules: nn.Module) -> Products:
-    return sum((_product(p) for module in modules for p in module.parameters() if p.ndim > 1), Products())
-
-
-def _product(parameter: Tensor) -> Products:
-    return Products(parameter.numel(), sum(parameter.shape[-2:]))
-
-
-def _entry(module: nn.Module) -> Products:
-    """What multiplies a module's input: all, but of modules in a row those of the first that has some."""
-    if isinstance(module, nn.Sequential):
-        return next((found for found in map(_entry, module) if found.parameters), Products())
-    own = (_product(p) for p in module.parameters(recurse=False) if p.ndim > 1)
-    return sum((*own, *map(_entry, module.children())), Products())
-
-
-def _model_bytes(model: nn.Module) -> int:
-    """Bytes of parameters, their gradients and buffers."""
-    parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
-    return parameters + sum(b.nbytes for b in model.buffers())
-
-
-def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
-        return state_bytes(optimizer)
-    trial = copy.deepcopy(optimizer)
-    for group in trial.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    try:
-        trial.step()
-    except TypeError as error:
-        raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
-    return state_bytes(trial)
-
-
-def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
-    """Bytes of the normalisations' statistics on a device."""
-    return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)

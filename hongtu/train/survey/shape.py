@@ -1,0 +1,153 @@
+"""What the planner knows of a model: layers with their widths, what stages compute, and bytes beside vertex rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.embedding import state_bytes
+from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
+from hongtu.nn.whole_graph import WholeGraphNorm
+from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.train.survey.stages import Function, stage_sweeps
+from hongtu.train.survey.tracing import constant_layers, trace
+
+
+def network_shape(
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    dtype: torch.dtype,
+    unmixed: set[object],
+) -> NetworkShape:
+    """All that plans depend on, found by running the model on a few rows; lazy parameters get their shapes."""
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    traced = trace(network, artifact.feature_width, dtype, edges, unmixed)
+    network.check_vertices(artifact.whole.num_vertices)
+    layers = traced.layers
+    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
+        layers = (replace(layers[0], z_is_input=False), *layers[1:])
+    return NetworkShape(
+        features=artifact.feature_width,
+        layers=layers,
+        output=traced.output,
+        values=traced.values,
+        takes=tuple(network.wiring.takes),
+        itemsize=dtype.itemsize,
+        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
+        label_bytes=loss.label_bytes,
+        autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
+        edges=edges,
+        edge_loss=isinstance(loss, EdgeLoss),
+        loss_bytes=loss.predicted_bytes,
+        loss_rows=loss.loss_rows,
+        learned_input=artifact.learns_features,
+        sparse_input=artifact.sparse_features,
+        constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
+        stage_work=_stage_work(network, stage_sweeps(network, traced, artifact.feature_width, dtype, edges)),
+    )
+
+
+def check_edge_data(artifact: Artifact, network: Network) -> None:
+    """Refuse layers that read what the artifact does not have."""
+    for index, layer in zip(network.layer_index, network.layers, strict=True):
+        for uses, found, what in (
+            (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
+            (layer.uses_edge_type, artifact.num_edge_types, "edge_type.npy: integers [E]"),
+        ):
+            if uses and not found and not layer.edge_data_optional:
+                raise InputError(
+                    f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
+                    f"{what} to the input, and run `hongtu preprocess` again"
+                )
+        relations = getattr(layer, "num_relations", artifact.num_edge_types)
+        if relations < artifact.num_edge_types:
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): num_relations is {relations}, the graph has "
+                f"{artifact.num_edge_types} edge types; give at least as many"
+            )
+
+
+def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...]) -> tuple[StageWork, ...]:
+    """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
+    before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
+    last: list[list[nn.Module]] = [[] for _ in before]  # transforms
+    entries: list[list[nn.Module]] = [[] for _ in before]
+    replicas: list[list[nn.Module]] = [[] for _ in before]  # layers that map every replica of a row
+    for index, layer in enumerate(network.layers):
+        if not (layer.once_per_vertex or layer.linear_aggregate):
+            replicas[index + 1].append(layer)
+        elif layer.transform_first or not layer.linear_aggregate:
+            last[index].append(layer)
+        else:
+            before[index + 1].append(layer)
+            entries[index + 1] = [layer]
+    entries[0] = (before[0] + last[0])[:1]
+    return tuple(
+        StageWork(
+            products=_products(*first, *then),
+            entry=sum((_entry(module) for module in entry), Products()),
+            mapped=_products(*(layer for layer in then if layer.transform_first and layer.built_in)),
+            widest=max(given, default=0),
+            sweeps=swept,
+            combine=combine,
+            function=function,
+            replicas=_products(*mapped),
+        )
+        for first, then, entry, mapped, (swept, combine, function) in zip(
+            before, last, entries, replicas, sweeps, strict=True
+        )
+        for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
+    )
+
+
+def _products(*modules: nn.Module) -> Products:
+    return sum((_product(p) for module in modules for p in module.parameters() if p.ndim > 1), Products())
+
+
+def _product(parameter: Tensor) -> Products:
+    return Products(parameter.numel(), sum(parameter.shape[-2:]))
+
+
+def _entry(module: nn.Module) -> Products:
+    """What multiplies a module's input: all, but of modules in a row those of the first that has some."""
+    if isinstance(module, nn.Sequential):
+        return next((found for found in map(_entry, module) if found.parameters), Products())
+    own = (_product(p) for p in module.parameters(recurse=False) if p.ndim > 1)
+    return sum((*own, *map(_entry, module.children())), Products())
+
+
+def _model_bytes(model: nn.Module) -> int:
+    """Bytes of parameters, their gradients and buffers."""
+    parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
+    return parameters + sum(b.nbytes for b in model.buffers())
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
+        return state_bytes(optimizer)
+    trial = copy.deepcopy(optimizer)
+    for group in trial.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    try:
+        trial.step()
+    except TypeError as error:
+        raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
+    return state_bytes(trial)
+
+
+def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
+    """Bytes of the normalisations' statistics on a device."""
+    return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
