@@ -14,7 +14,9 @@ from hongtu.errors import InputError
 
 PARTITIONERS = ("auto", "metis", "metis-balanced", "kaminpar", "streaming", "range", "random")
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
-SWITCHES = ("relabel", "undirected", "self_loops", "normalize_features", "as_paper", "force", "resume")  # of preprocess
+SWITCHES = (
+    "relabel", "undirected", "self_loops", "normalize_features", "stratify", "as_paper", "force", "resume"
+)  # of preprocess  # fmt: skip
 TASKS = ("regression",)  # those that labels do not say themselves
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
@@ -57,8 +59,9 @@ class PreprocessConfig:
         labels: replaces the input's labels: "random:C" (uniform over C classes); None keeps the input's.
         task: "regression" where float labels [N] or [N, C] are numbers to predict (a row of NaN: none); None: integers
             [N] are one class per vertex, floats [N, C] from 0 to 1 many.
-        random_split: replaces the input's masks: fractions of train, val and test over the labelled vertices; None
-            keeps the input's.
+        random_split: replaces the input's masks: train, val and test of the labelled vertices, each a share up to 1, a
+            number of vertices from 2, or for test "rest", such as 0.6,0.2,0.2; None keeps the input's.
+        stratify: split the vertices of every class by themselves: 20,30,rest takes 20 and 30 of each.
         split: which row of ``[S, N]`` masks to use, where there are several splits.
         as_paper: as the HongTu paper does it, which makes the published system with the strategy "paper": partitioner
             "metis", order "input", a number of chunks.
@@ -80,7 +83,8 @@ class PreprocessConfig:
     features: str | None = None
     labels: str | None = None
     task: str | None = None
-    random_split: tuple[float, float, float] | None = None
+    random_split: tuple[Any, ...] | None = None
+    stratify: bool = False
     split: int | None = None
     as_paper: bool = False
     force: bool = False
@@ -124,7 +128,9 @@ class PreprocessConfig:
             if self.labels is not None:
                 raise InputError(f"labels {self.labels!r} are classes: leave task {self.task!r} out")
         if self.random_split is not None:
-            set_field(self, "random_split", _fractions(self.random_split))
+            set_field(self, "random_split", _parts(self.random_split))
+        elif self.stratify:
+            raise InputError("stratify: is about a random split; pass random_split, such as 0.6,0.2,0.2")
 
     def resolve_chunks(self, num_vertices: int) -> int:
         """n for a graph of this size.
@@ -141,6 +147,8 @@ class PreprocessConfig:
         settings = asdict(self)
         for name in ("as_paper", "force", "resume"):  # the first is what others were set to
             del settings[name]
+        if not self.stratify:  # artifacts from before there was this have no such setting
+            del settings["stratify"]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
@@ -230,16 +238,25 @@ def _columns(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _fractions(value: Any) -> tuple[float, float, float]:
-    """Three fractions, from a sequence or from "0.6,0.2,0.2"."""
+def _parts(value: Any) -> tuple[Any, ...]:
+    """Shares or numbers of train, val and test, from a sequence or from "0.6,0.2,0.2" or "20,30,rest"."""
     try:
-        parts = tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
+        given = value.split(",") if isinstance(value, str) else value
+        parts: tuple[Any, ...] = tuple("rest" if k == 2 and part == "rest" else _number(part) for k, part in enumerate(given))
     except (TypeError, ValueError):
         parts = ()
-    good = len(parts) == 3 and all(0 <= part <= 1 for part in parts) and parts[0] > 0 and sum(parts) <= 1 + 1e-9
-    if not good:
+    shares = [part for part in parts if part != "rest" and part <= 1]
+    if len(parts) != 3 or not parts[0] or sum(shares) > 1 + 1e-9:
         raise InputError(
-            f"random_split: {value!r}, expected three fractions TRAIN,VAL,TEST, the first above 0, "
-            "of sum at most 1, such as 0.6,0.2,0.2"
+            f"random_split: {value!r}, expected TRAIN,VAL,TEST, the first above 0: shares of sum at most 1, such as "
+            "0.6,0.2,0.2, or numbers of vertices, such as 500,500,rest"
         )
-    return parts[0], parts[1], parts[2]
+    return parts
+
+
+def _number(part: Any) -> float:
+    """A share, or a number of vertices as an integer."""
+    number = float(part)
+    if not 0 <= number <= 1 and not (1 < number < 2**31 and number == int(number)):
+        raise ValueError(part)
+    return int(number) if number > 1 else number

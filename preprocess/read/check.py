@@ -47,7 +47,10 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     if config.random_split:
         if not labelled.any():
             raise InputError(f"{raw.name('labels')}: no vertex has a label, so there is nothing to split")
-        raw.masks = synthesize_split(config.random_split, labelled, config.seed)
+        if config.stratify and (raw.labels.ndim > 1 or config.task == "regression"):
+            raise InputError(f"{raw.name('labels')}: --stratify needs one class per vertex; leave it out")
+        classes = raw.labels if config.stratify else None
+        raw.masks = synthesize_split(config.random_split, labelled, config.seed, classes)
     else:
         _choose_split(raw, config.split)
         _check_masks(raw, labelled)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hongtu.config import spec_width
+from hongtu.errors import InputError
 from hongtu.files import Create, in_memory
 from hongtu.preprocess.read.graph import SPLITS
 
@@ -49,13 +52,34 @@ def synthesize_labels(spec: str, num_vertices: int, seed: int) -> tuple[np.ndarr
     return np.random.default_rng((seed, _LABELS)).integers(0, classes, num_vertices), classes
 
 
-def synthesize_split(fractions: tuple[float, float, float], labelled: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Disjoint random masks bool [V] over the labelled vertices; train has at least one of them."""
-    vertices = np.random.default_rng((seed, _SPLIT)).permutation(np.flatnonzero(labelled))
-    ends = np.rint(np.cumsum(fractions) * len(vertices)).astype(np.int64)
-    ends = np.minimum(np.maximum(ends, 1), len(vertices))
-    masks = {}
-    for split, lo, hi in zip(SPLITS, (0, *ends[:-1]), ends, strict=True):
-        masks[split] = np.zeros(len(labelled), dtype=bool)
-        masks[split][vertices[lo:hi]] = True
+def synthesize_split(
+    parts: tuple[Any, ...], labelled: np.ndarray, seed: int, classes: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Disjoint random masks bool [V] over the labelled vertices; train has at least one of them.
+
+    Args:
+        parts: of train, val and test: shares, numbers of vertices, or "rest".
+        classes: int64 [V]: split the vertices of every class by themselves; None: all together.
+
+    Raises:
+        InputError: when there are fewer vertices than the numbers ask for.
+
+    >>> masks = synthesize_split((2, 0.25, "rest"), np.ones(8, bool), 0, np.array([0, 1] * 4))
+    >>> {split: [int(mask[0::2].sum()), int(mask[1::2].sum())] for split, mask in masks.items()}
+    {'train': [2, 2], 'val': [1, 1], 'test': [1, 1]}
+    """
+    shuffled = np.random.default_rng((seed, _SPLIT)).permutation(np.flatnonzero(labelled))
+    of_class = np.zeros(len(labelled), dtype=np.int64) if classes is None else classes
+    masks = {split: np.zeros(len(labelled), dtype=bool) for split in SPLITS}
+    for number in np.unique(of_class[shuffled]):
+        vertices = shuffled[of_class[shuffled] == number]
+        whole = sum(int(part) for part in parts if part != "rest" and part > 1)
+        if whole > len(vertices):
+            where = "" if classes is None else f" of class {number}"
+            raise InputError(f"random_split: {len(vertices)} labelled vertices{where}, expected {whole}; ask for fewer")
+        counts = [len(vertices) if part == "rest" else part if part > 1 else part * len(vertices) for part in parts]
+        ends = np.rint(np.cumsum(counts)).astype(np.int64)
+        ends = np.minimum(np.maximum(ends, 1), len(vertices))
+        for split, lo, hi in zip(SPLITS, (0, *ends[:-1]), ends, strict=True):
+            masks[split][vertices[lo:hi]] = True
     return masks

@@ -149,6 +149,22 @@ def test_random_split_takes_labelled_vertices_only(tmp_path):
     assert not any((mask & (arrays["labels"] < 0)).any() for mask in raw.masks.values())
 
 
+def test_a_stratified_split_takes_of_every_class(tmp_path):
+    classes = np.array([0] * 12 + [1] * 8 + [-1] * 4)
+    source = write(tmp_path / "graph", replaced(labels=classes))
+    raw = read_directory(source, PreprocessConfig(partitions=1, chunks=1, random_split="3,0.25,rest", stratify=True))
+    of_class = [[int((mask & (classes == k)).sum()) for k in (0, 1, -1)] for mask in raw.masks.values()]
+    assert of_class == [[3, 3, 0], [3, 2, 0], [6, 3, 0]]
+    for parts in ("5,5,rest", "10,0.1,rest"):
+        config = PreprocessConfig(partitions=1, chunks=1, random_split=parts, stratify=True)
+        with pytest.raises(InputError, match="8 labelled vertices of class 1, expected 10; ask for fewer"):
+            read_directory(source, config)
+    numbers = write(tmp_path / "numbers", replaced(labels=np.ones(24)))
+    config = PreprocessConfig(partitions=1, chunks=1, random_split="0.5,0.2,0.3", stratify=True, task="regression")
+    with pytest.raises(InputError, match="--stratify needs one class per vertex"):
+        read_directory(numbers, config)
+
+
 def arrays_of(**new):
     given = replaced(**new)
     masks = {split: given.pop(f"{split}_mask") for split in ("train", "val", "test")}

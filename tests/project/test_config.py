@@ -71,6 +71,10 @@ def test_parse_bytes_refuses_nonsense(text):
         ("random_split", (0.5, -0.1, 0.2)),
         ("random_split", 0.6),
         ("random_split", "nan,0,0"),
+        ("random_split", "rest,0.2,0.2"),
+        ("random_split", "20.5,30,rest"),
+        ("random_split", "-2,30,rest"),
+        ("stratify", True),
     ],
 )
 def test_refused(field, value):
@@ -92,6 +96,7 @@ def test_accepted_forms():
     assert type(config.partitions) is int
     assert config.random_split == (0.6, 0.2, 0.2)
     assert PreprocessConfig(random_split=[0.1, 0, 0]).random_split == (0.1, 0.0, 0.0)
+    assert PreprocessConfig(random_split="20,30,rest", stratify=True).random_split == (20, 30, "rest")
 
 
 def test_as_paper_sets_what_the_published_system_has():
