@@ -47,14 +47,19 @@ def _own_layers(name: str, artifact: Artifact) -> list[Any]:
     """What a person's function makes of the artifact."""
     from hongtu.model.pyg import from_pyg
 
+    made = _own("--model", name)(artifact)
+    return list(made) if isinstance(made, list | tuple) else from_pyg(made)
+
+
+def _own(option: str, name: str) -> Any:
+    """A person's function, as module:function found from the current directory."""
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module), function)(artifact)
+        return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"--model {name}: {error}; expected module:function, found from {os.getcwd()}") from error
-    return list(made) if isinstance(made, list | tuple) else from_pyg(made)
+        raise InputError(f"{option} {name}: {error}; expected module:function, found from {os.getcwd()}") from error
 
 
 def named_call(
@@ -108,7 +113,8 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     from hongtu.model.loss_terms import DEFAULT, balanced_weights
 
     if config.class_weights is None and not config.label_smoothing:
-        return config.loss or DEFAULT[artifact.task]
+        own = config.loss is not None and ":" in config.loss
+        return _own("--loss", config.loss) if own else config.loss or DEFAULT[artifact.task]
     if artifact.task != "multiclass" or config.loss not in (None, "cross_entropy"):
         raise InputError("--class-weights and --label-smoothing are for one class per vertex and cross_entropy")
     weight = None
@@ -172,7 +178,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
         deterministic=config.deterministic,
         on_oom=config.on_oom,
         dependencies=config.dependencies,
-        metric=config.metric,
+        metric=_own("--metric", config.metric) if config.metric and ":" in config.metric else config.metric,
     )
 
 

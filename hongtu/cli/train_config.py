@@ -12,6 +12,8 @@ _LEAST = {
     "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
     "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1, "rank_timeout": 1,
 }  # fmt: skip
+LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1")
+METRICS = ("accuracy", "f1", "macro-f1", "auc")
 _MOST = {"seed": 2**63 - 1, "label_smoothing": 1, "rank_timeout": 10**6}
 
 
@@ -57,11 +59,16 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.artifact:
             raise InputError("artifact: missing; give the directory that `hongtu preprocess` wrote, or a run file")
-        if self.model not in MODELS and ":" not in self.model:
-            raise InputError(
-                f"model {self.model!r}{nearest(self.model, MODELS)}; expected one of {', '.join(MODELS)}, or "
-                "module:function of your own"
-            )
+        check_name("model", self.model, MODELS)
+
+
+def check_name(title: str, given: str | None, known: tuple[str, ...]) -> None:
+    """Refuse what is neither a known name nor module:function, with the nearest name."""
+    if given is not None and given not in known and ":" not in given:
+        raise InputError(
+            f"{title} {given!r}{nearest(given, known)}; expected one of {', '.join(known)}, or module:function of your "
+            "own"
+        )
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -74,11 +81,12 @@ class TrainConfig(ModelConfig):
         lr: learning rate
         weight_decay: of the optimizer
         scheduler: one of torch.optim.lr_scheduler, such as "CosineAnnealingLR(200)", stepped once per epoch
-        loss: not set: cross_entropy, bce_with_logits for multi-label, mse for regression
+        loss: cross_entropy, bce_with_logits, mse, l1, huber or smooth_l1, or module:function of your own, of outputs and
+            labels; not set: cross_entropy, bce_with_logits for multi-label, mse for regression
         class_weights: balanced: weigh every class by how few train vertices it has
         label_smoothing: of cross_entropy
         clip_grad_norm: clip the gradient's total norm to this
-        metric: accuracy, f1 (micro), macro-f1 or auc; not set: accuracy, micro-F1 for multi-label, R2 for regression
+        metric: accuracy, f1 (micro), macro-f1 or auc, or module:function of your own, of outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for regression
         seed: of initial parameters and dropout
         device: cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU)
         deterministic: refuse operations whose result may differ from run to run
@@ -100,11 +108,11 @@ class TrainConfig(ModelConfig):
     lr: float = 0.01
     weight_decay: float = 0.0
     scheduler: str | None = None
-    loss: Literal["cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1"] | None = None
+    loss: str | None = None
     class_weights: Literal["balanced"] | None = None
     label_smoothing: float = 0.0
     clip_grad_norm: float | None = None
-    metric: Literal["accuracy", "f1", "macro-f1", "auc"] | None = None
+    metric: str | None = None
     seed: int = 0
     device: str = "cpu"
     deterministic: bool = False
@@ -121,6 +129,8 @@ class TrainConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name("loss", self.loss, LOSSES)
+        check_name("metric", self.metric, METRICS)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= _MOST.get(name, 1e18):

@@ -95,7 +95,7 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
         ("--optimizer", "Adma", "no class of torch.optim; did you mean Adam"),
         ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
         ("--device-memory", "0%", "expected a percentage"),
-        ("--metric", "bleu", "invalid choice: 'bleu'"),
+        ("--metric", "bleu", "metric 'bleu'; expected one of accuracy, f1"),
     ],
 )
 def test_names_that_are_none_are_refused(option, text, message, artifact, capsys):
@@ -111,6 +111,12 @@ def layers(artifact):
 
 def model(artifact):
     return pyg.GCN(artifact.feature_width, 4, 2, artifact.num_classes)
+
+def squares(out, target):
+    return (out.softmax(1).gather(1, target[:, None])[:, 0] - 1) ** 2
+
+def least(out, target):
+    return -target.max()
 """
 
 
@@ -121,6 +127,9 @@ def test_a_model_of_ones_own(artifact, tmp_path, monkeypatch, capsys):
     for function in ("layers", "model"):
         name = f"own_models_of_this_test:{function}"
         assert np.isfinite(run_of(artifact.path, "--model", name, *SHORT, capsys=capsys)["loss"])
+    own = ["--loss", "own_models_of_this_test:squares", "--metric", "own_models_of_this_test:least"]
+    found = run_of(artifact.path, *own, *SHORT, capsys=capsys)
+    assert 0 < found["loss"] < 1 and found["val"] == -2
     trainer = hongtu.Trainer(artifact, [hnn.GCNConv(6, 4), hnn.GCNConv(4, 3)])
     trainer.fit(2, run_dir="run", save_every=1)  # a run made from Python has no options.json
     assert "holds no run (no options.json)" in refusal(capsys, "embed", artifact.path, "run", "out.npy")
