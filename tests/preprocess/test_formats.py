@@ -456,6 +456,12 @@ def test_ogb(tmp_path):
     same_as_neutral(ogb(tmp_path / "ogbn_arxiv"), tmp_path)
 
 
+def test_ogb_with_edge_features(tmp_path):
+    given = pieces() | {"edge_features": np.arange(120, dtype=np.float32).reshape(60, 2)}
+    source = ogb(tmp_path / "ogbn_proteins_once", **{"raw/edge-feat.csv.gz": lines(given["edge_features"])})
+    same_as_neutral(source, tmp_path, given)
+
+
 def test_ogb_in_binary_form(tmp_path):
     given, folder = pieces(), tmp_path / "ogbn_papers"
     none = {f"raw/{stem}.csv.gz": None for stem in ("edge", "node-feat", "node-label")}

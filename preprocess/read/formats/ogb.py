@@ -1,6 +1,6 @@
 """OGB node-property datasets as the ogb package unpacks them, ``raw/`` and ``split/`` in one folder; without ogb.
 
-ogbn_arxiv/raw/edge.csv.gz, node-feat.csv.gz, node-label.csv.gz, num-node-list.csv.gz
+ogbn_arxiv/raw/edge.csv.gz, node-feat.csv.gz, edge-feat.csv.gz, node-label.csv.gz, num-node-list.csv.gz
 ogbn_arxiv/split/time/train.csv.gz, valid.csv.gz, test.csv.gz
 ogbn_papers100M/raw/data.npz, node-label.npz    (the binary form)
 """
@@ -46,7 +46,7 @@ def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> RawGraph:
         source = _text(raw, scratch)
     assert source.num_vertices is not None
     source.masks = _masks(path / "split", source.num_vertices)
-    source.names |= {"features": str(raw), "labels": str(raw)}
+    source.names |= {"features": str(raw), "edge_features": str(raw), "labels": str(raw)}
     return source
 
 
@@ -56,9 +56,14 @@ def _text(raw: Path, scratch: Path) -> RawGraph:
     source.num_vertices = _only(_table(file, np.int64), str(file))
     check_count(source.num_vertices, str(file))
     file = raw / "num-edge-list.csv.gz"
-    source.num_edges = _only(_table(file, np.int64), str(file)) if file.is_file() else None
+    beside = raw / "edge-feat.csv.gz"
+    if file.is_file() or beside.is_file():
+        source.num_edges = _only(_table(file, np.int64), str(file))
     if (raw / "node-feat.csv.gz").is_file():
         source.features = _features(raw / "node-feat.csv.gz", source.num_vertices, scratch / "node-feat.npy")
+    if beside.is_file():
+        assert source.num_edges is not None
+        source.edge_features = _features(beside, source.num_edges, scratch / "edge-feat.npy")
     if (raw / "node-label.csv.gz").is_file():
         source.labels = _labels(_table(raw / "node-label.csv.gz", np.float64), raw / "node-label.csv.gz")
     return source
@@ -67,7 +72,7 @@ def _text(raw: Path, scratch: Path) -> RawGraph:
 def _binary(raw: Path) -> RawGraph:
     try:
         with np.load(raw / "data.npz") as data:
-            edges, features = data["edge_index"], data.get("node_feat")
+            edges, features, beside = data["edge_index"], data.get("node_feat"), data.get("edge_feat")
             counts, lengths = data.get("num_nodes_list"), data.get("num_edges_list")
         with np.load(raw / "node-label.npz") as data:
             table = data["node_label"]
@@ -85,6 +90,7 @@ def _binary(raw: Path) -> RawGraph:
         num_vertices=count,
         num_edges=None if lengths is None else _only(lengths, f"{file}: num_edges_list"),
         features=features,
+        edge_features=beside,
         labels=labels,
     )
 
@@ -141,22 +147,22 @@ def _table(file: Path, dtype: type) -> np.ndarray:
         return _parsed(file, lines, dtype, 0)
 
 
-def _features(file: Path, num_vertices: int, into: Path) -> np.ndarray:
+def _features(file: Path, num_rows: int, into: Path) -> np.ndarray:
     features = None
     with _opened(file) as lines:
-        for lo in range(0, num_vertices, ROWS):
+        for lo in range(0, num_rows, ROWS):
             block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
             if features is None:
-                features = np.lib.format.open_memmap(into, "w+", np.float32, (num_vertices, block.shape[1]))
-            if len(block) != min(ROWS, num_vertices - lo) or block.shape[1] != features.shape[1]:
+                features = np.lib.format.open_memmap(into, "w+", np.float32, (num_rows, block.shape[1]))
+            if len(block) != min(ROWS, num_rows - lo) or block.shape[1] != features.shape[1]:
                 raise InputError(
-                    f"{file}: {block.shape} after line {lo}, expected {num_vertices} lines of {features.shape[1]}; "
+                    f"{file}: {block.shape} after line {lo}, expected {num_rows} lines of {features.shape[1]}; "
                     "download the dataset again"
                 )
             features[lo : lo + len(block)] = block
-        more = len(_parsed(file, lines, np.float32, num_vertices))  # also reads the sum at the end of the gzip file
+        more = len(_parsed(file, lines, np.float32, num_rows))  # also reads the sum at the end of the gzip file
         if more:
-            raise InputError(f"{file}: {more} lines more than the {num_vertices} expected; download the dataset again")
+            raise InputError(f"{file}: {more} lines more than the {num_rows} expected; download the dataset again")
     return features
 
 
