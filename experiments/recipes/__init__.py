@@ -1,0 +1,1 @@
+"""Published recipes, each by one command: ``python -m experiments.recipes cora-gcn``."""
