@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,21 +95,85 @@ class TensorBoardLogger(Callback):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise InputError(f"TensorBoardLogger: {error}; run `pip install 'hongtu[tensorboard]'`") from None
+        _optional("TensorBoardLogger", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(os.fspath(directory))
 
     def on_epoch_end(self, trainer: Any, record: EpochRecord) -> None:
         """Add the epoch's numbers."""
-        numbers = {"loss": record.loss, "seconds": record.seconds}
-        numbers |= {f"score/{name}": value for name, value in record.metrics.items()}
-        numbers |= {f"bytes/{link}": count for link, count in record.bytes.items()}
-        numbers |= {f"peak bytes/{memory}": count for memory, count in record.peak_bytes.items()}
-        for name, value in numbers.items():
+        for name, value in _numbers(record).items():
             self._writer.add_scalar(name, value, record.epoch)
 
     def on_fit_end(self, trainer: Any) -> None:
         """Have everything on disk."""
         self._writer.flush()
+
+
+class WandbLogger(Callback):
+    """The same numbers for Weights & Biases; ``run.finish()`` ends its run, or the end of the process does.
+
+    Args:
+        **options: of ``wandb.init``, such as project, name, config, or mode="offline".
+
+    Attributes:
+        run: of wandb.
+
+    Raises:
+        InputError: when wandb is not installed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.run = _optional("WandbLogger", "wandb").init(**options)
+
+    def on_epoch_end(self, trainer: Any, record: EpochRecord) -> None:
+        """Log the epoch's numbers."""
+        self.run.log(_numbers(record), step=record.epoch)
+
+
+class MLflowLogger(Callback):
+    """The same numbers for MLflow, in a run of its own.
+
+    Args:
+        experiment: its name; made where it is not there.
+        tracking_uri: of a server or a directory; None: as MLflow is set.
+        run_name: of the run.
+
+    Attributes:
+        run_id: of MLflow.
+
+    Raises:
+        InputError: when mlflow is not installed.
+    """
+
+    def __init__(
+        self, experiment: str = "hongtu", tracking_uri: str | None = None, run_name: str | None = None
+    ) -> None:
+        self._client: Any = _optional("MLflowLogger", "mlflow").MlflowClient(tracking_uri)
+        found = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        self.run_id: str = self._client.create_run(number, run_name=run_name).info.run_id
+
+    def on_epoch_end(self, trainer: Any, record: EpochRecord) -> None:
+        """Log the epoch's numbers."""
+        for name, value in _numbers(record).items():
+            self._client.log_metric(self.run_id, name, value, step=record.epoch)
+
+    def on_fit_end(self, trainer: Any) -> None:
+        """Mark the run as finished; another ``fit`` adds to it."""
+        self._client.set_terminated(self.run_id)
+
+
+def _numbers(record: EpochRecord) -> dict[str, float]:
+    """Of an epoch, by the names that the loggers of other programs show."""
+    numbers = {"loss": record.loss, "seconds": record.seconds}
+    numbers |= {f"score/{name}": value for name, value in record.metrics.items()}
+    numbers |= {f"bytes/{link}": count for link, count in record.bytes.items()}
+    return numbers | {f"peak bytes/{memory}": count for memory, count in record.peak_bytes.items()}
+
+
+def _optional(who: str, package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise InputError(f"{who}: {error}; run `pip install 'hongtu[{package}]'`") from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -258,3 +260,39 @@ def test_loggers(tmp_path):
     events = EventAccumulator(str(tmp_path / "events")).Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3] and events.Scalars("score/val")
     assert json.dumps(records[2].summary())
+
+
+def test_loggers_of_others(monkeypatch):
+    """What they are told; the packages themselves are tried below, where they are installed."""
+    for name, make_logger, ending in (
+        ("wandb", lambda: callbacks.WandbLogger(project="p", mode="offline"), ["log"] * 2),
+        ("mlflow", lambda: callbacks.MLflowLogger("e"), ["log_metric", "set_terminated"]),
+    ):
+        fake = MagicMock()
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, fake)
+            logger = make_logger()
+        (record, last) = make().fit(2, eval_every=2, callbacks=[logger])
+        assert [call[0].split(".")[-1] for call in fake.mock_calls][-2:] == ending
+        told = str(fake.mock_calls)
+        assert str(record.loss) in told and str(last.metrics["val"]) in told and "bytes/topology" in told
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=rf"pip install 'hongtu\[{name}\]'"):
+            patch.setitem(sys.modules, name, None)
+            make_logger()
+
+
+def test_wandb_offline(tmp_path):
+    pytest.importorskip("wandb")
+    logger = callbacks.WandbLogger(project="p", mode="offline", dir=str(tmp_path))
+    make().fit(2, eval_every=1, callbacks=[logger])
+    assert logger.run.summary["loss"] > 0 and "score/val" in logger.run.summary
+    logger.run.finish(quiet=True)
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_mlflow_in_a_directory(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    logger = callbacks.MLflowLogger("e", tracking_uri=tmp_path.as_uri())
+    records = make().fit(2, eval_every=1, callbacks=[logger])
+    found = mlflow.MlflowClient(tmp_path.as_uri()).get_metric_history(logger.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in found] == [(r.epoch, r.loss) for r in records]
