@@ -27,6 +27,7 @@ __all__ = [
     "callbacks",
     "errors",
     "evaluators",
+    "from_dgl",
     "from_pyg",
     "nn",
     "open_artifact",
@@ -39,11 +40,12 @@ __all__ = [
 if TYPE_CHECKING:  # type checkers and editors see the names; running code loads them on first use
     from hongtu import errors, nn, pyg
     from hongtu.graph.artifact import open_artifact
-    from hongtu.model.edge_loss import LinkLoss
+    from hongtu.model.link_loss import LinkLoss
     from hongtu.model.loss_terms import LossTerm
     from hongtu.model.pyg import from_pyg, to_pyg
     from hongtu.plan.passes.strategy import Strategy
     from hongtu.preprocess.pipeline import preprocess_graph
+    from hongtu.preprocess.read.formats.dgl_graph import from_dgl
     from hongtu.ranks.together import Ranks
     from hongtu.train import callbacks, evaluators
     from hongtu.train.planning import plan_model
@@ -56,9 +58,10 @@ _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
     "open_artifact": ("hongtu.graph.artifact", "open_artifact"),
     "Trainer": ("hongtu.train.trainer", "Trainer"),
+    "from_dgl": ("hongtu.preprocess.read.formats.dgl_graph", "from_dgl"),
     "from_pyg": ("hongtu.model.pyg", "from_pyg"),
     "to_pyg": ("hongtu.model.pyg", "to_pyg"),
-    "LinkLoss": ("hongtu.model.edge_loss", "LinkLoss"),
+    "LinkLoss": ("hongtu.model.link_loss", "LinkLoss"),
     "Ranks": ("hongtu.ranks.together", "Ranks"),
     "LossTerm": ("hongtu.model.loss_terms", "LossTerm"),
     "Propagation": ("hongtu.train.propagation", "Propagation"),

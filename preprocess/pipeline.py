@@ -75,7 +75,7 @@ def preprocess_graph(
         num_vertices: V; None: that of the matrix.
         artifact: directory to write.
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
-            others are given) or ``HeteroData``, or a NetworkX graph, whose vertices then have the graph's order and
+            others are given) or ``HeteroData``, a DGL graph (:func:`hongtu.from_dgl`), or a NetworkX graph, whose vertices then have the graph's order and
             names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float

@@ -13,6 +13,7 @@ from hongtu.preprocess.read.arrays import as_array, as_features, as_masks
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.formats import open_edges
+from hongtu.preprocess.read.formats.dgl_graph import from_dgl, is_dgl
 from hongtu.preprocess.read.formats.hetero_data import from_hetero, is_hetero
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
 from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
@@ -53,8 +54,9 @@ def _read(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
 
 
 def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) -> RawGraph:
-    """A graph from torch_geometric's ``Data`` or ``HeteroData``, or NetworkX; what is given beside it replaces its own
-    pieces."""
+    """A graph from torch_geometric's ``Data`` or ``HeteroData``, DGL or NetworkX; what is given beside it replaces its
+    own pieces."""
+    data = from_dgl(data) if is_dgl(data) else data
     if is_hetero(data):
         raw = from_hetero(data, needs_features=config.features is None and given.get("features") is None)
     else:

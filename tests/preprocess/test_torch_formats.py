@@ -123,6 +123,41 @@ def hetero():
     return graph
 
 
+def dgl_of(graph):
+    """The same in DGL, which sorts the types by name."""
+    dgl = pytest.importorskip("dgl", reason="pip install --no-deps dgl==1.1.3")
+    if not isinstance(graph, HeteroData):
+        made = dgl.graph(tuple(graph.edge_index), num_nodes=24)
+        made.ndata.update({"feat": graph.x, "label": graph.y, "train_mask": graph.train_mask})
+        made.ndata.update({name: graph[name] for name in ("val_mask", "test_mask")})
+        made.edata.update({"weight": graph.edge_weight, "feat": graph.edge_attr, "other": graph.edge_weight})
+        return made
+    counts = {kind: graph[kind].num_nodes for kind in graph.node_types}
+    made = dgl.heterograph({key: tuple(graph[key].edge_index) for key in graph.edge_types}, counts)
+    for kind in graph.node_types:
+        names = {"x": "feat", "y": "label", "train_mask": "train_mask", "val_mask": "val_mask"}
+        made.nodes[kind].data.update({names[name]: value for name, value in graph[kind].items() if name in names})
+    return made
+
+
+def test_graphs_of_dgl(tmp_path):
+    beside = {"edge_weight": torch.rand(60), "edge_attr": torch.rand(60, 2)}
+    mask = {"val_mask": torch.arange(9) > 6}
+    turned = HeteroData()
+    for kind in sorted(hetero().node_types):
+        turned[kind].update(dict(hetero()[kind].items()) | (mask if kind == "paper" else {}))
+    for key in sorted(hetero().edge_types):
+        turned[key].edge_index = hetero()[key].edge_index
+    for k, given in enumerate((data(**beside), turned)):
+        graph = dgl_of(given)
+        for name, form in (("theirs", given), ("graph", graph), ("fields", hongtu.from_dgl(graph))):
+            hongtu.preprocess_graph(data=form, artifact=tmp_path / f"{name}{k}", partitions=2, chunks=3)
+        theirs, found, fields = (contents(tmp_path / f"{name}{k}") for name in ("theirs", "graph", "fields"))
+        assert found == fields == theirs
+    with pytest.raises(InputError, match="from_dgl: a Data, expected a graph of DGL"):
+        hongtu.from_dgl(data())
+
+
 def test_typed_vertices_and_edges(tmp_path):
     """The numbering is that of ``to_homogeneous``."""
     graph = hetero()

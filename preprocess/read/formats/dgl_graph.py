@@ -1,0 +1,77 @@
+"""DGL's graphs, of one or several types of vertices and edges, by torch_geometric's names; no import of DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.preprocess.read.graph import SPLITS
+
+# what DGL's datasets call them, the first that is there
+OF_VERTICES = {"x": ("feat", "features", "x"), "y": ("label", "labels", "y")} | {
+    f"{split}_mask": (f"{split}_mask",) for split in SPLITS
+}
+OF_EDGES = {
+    "edge_weight": ("weight", "w", "edge_weight"), "edge_attr": ("feat", "features", "edge_attr"),
+    "edge_type": ("etype", "rel_type", "_TYPE"),
+}  # fmt: skip
+
+
+@dataclass
+class TypedGraph:
+    """The fields of a ``HeteroData``: ``graph["paper"].x``, ``graph["author", "writes", "paper"].edge_index``."""
+
+    node_types: list[str]
+    edge_types: list[tuple[str, str, str]]
+    stores: dict[Any, SimpleNamespace]
+
+    def __getitem__(self, key: Any) -> SimpleNamespace:
+        return self.stores[key]
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Types of vertices, and of edges."""
+        return self.node_types, self.edge_types
+
+
+def is_dgl(data: Any) -> bool:
+    """Whether this looks like a graph of DGL."""
+    return all(hasattr(data, name) for name in ("ntypes", "canonical_etypes", "ndata", "edata"))
+
+
+def from_dgl(graph: Any) -> Any:
+    """The fields of a DGL graph as those of torch_geometric's ``Data`` (``HeteroData``, where there are several types),
+    for ``hongtu.preprocess_graph(data=...)``, which takes the graph itself, too.
+
+    Features, labels and masks are "feat", "label" and "train_mask" of the vertices, weights, features and types of
+    edges "weight", "feat" and "etype"; other data of the graph are left out.
+
+    Raises:
+        InputError: for a sampled block, which is no graph.
+    """
+    if not is_dgl(graph):
+        raise InputError(f"from_dgl: a {type(graph).__name__}, expected a graph of DGL")
+    if getattr(graph, "is_block", False):
+        raise InputError("from_dgl: a block of a sampler; pass the whole graph")
+    graph = graph.cpu()
+    stores: dict[Any, SimpleNamespace] = {}
+    for kind in graph.ntypes:
+        own = _renamed(graph.nodes[kind].data, OF_VERTICES)
+        stores[kind] = SimpleNamespace(num_nodes=graph.num_nodes(kind), **own)
+    for key in graph.canonical_etypes:
+        source, destination = graph.edges(etype=key, order="eid")
+        ends = np.stack([np.asarray(source), np.asarray(destination)]).astype(np.int64)
+        stores[key] = SimpleNamespace(edge_index=ends, **_renamed(graph.edges[key].data, OF_EDGES))
+    if len(stores) == 2:
+        vertices, edges = stores.values()
+        return SimpleNamespace(**vars(vertices), **vars(edges))
+    return TypedGraph(list(graph.ntypes), list(graph.canonical_etypes), stores)
+
+
+def _renamed(data: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    found = {name: [data[own] for own in known if own in data] for name, known in names.items()}
+    return {name: values[0] for name, values in found.items() if values}
