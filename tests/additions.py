@@ -454,7 +454,7 @@ def linked(name: str, link: hongtu.LinkLoss, model: Model) -> Model:
         source, destination = torch.from_numpy(edges)
         positive = link.decoder(out[source], out[destination])
         others = torch.stack([link.decoder(out[source], out[column]) for column in negative.T], dim=1)
-        if link.loss is not hongtu.model.edge_loss.logistic:
+        if link.loss is not hongtu.model.link_loss.logistic:
             return link.loss(positive, others).mean()
         scores = torch.cat([positive.unsqueeze(1), others], dim=1)
         truth = torch.zeros_like(scores).index_fill(1, torch.tensor([0]), 1)

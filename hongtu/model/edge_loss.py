@@ -1,4 +1,4 @@
-"""Link prediction: a loss over edges and sampled pairs that are none, scored by the output rows of their two ends.
+"""Link prediction: a ``LinkLoss`` on an artifact.
 
 It is evaluated on the host, where the output is, in blocks of edges; what is held beside the output and its gradient
 is bounded by the block.
@@ -8,8 +8,7 @@ Legend: V vertices, P positive edges, B edges of a block, K negatives per edge, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -22,62 +21,14 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import edge_id_starts
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.model.checks import drops
+from hongtu.model.link_loss import LinkLoss, trained_decoder
+from hongtu.model.link_scores import Score, link_scores, ranks, ranks_among
 from hongtu.model.loss_terms import check_alone
 from hongtu.nn.dropout import dropout_key, hashes
 
-DECODER = "decoder"  # what its weights are called, before their own names
 _EVALUATION = 1  # a stream of its own: scores do not depend on the epoch
 
-Decoder = Callable[[Tensor, Tensor], Tensor]
-PairLoss = Callable[[Tensor, Tensor], Tensor]
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def dot(source: Tensor, destination: Tensor) -> Tensor:
-    """[B]: inner product of rows [B, C]."""
-    return (source * destination).sum(dim=1)
-
-
-def logistic(positive: Tensor, negative: Tensor) -> Tensor:
-    """[B]: mean over an edge and its negatives of the binary cross-entropy of their scores [B] and [B, K]."""
-    # torch's softplus takes what is above 20 for itself, which is off by 2e-9
-    losses = nn.functional.logsigmoid(positive) + nn.functional.logsigmoid(-negative).sum(dim=1)
-    return -losses / (1 + negative.shape[1])
-
-
-@dataclass(frozen=True)
-class LinkLoss:
-    """A training loss: the mean over positive edges of ``loss(score of the edge, scores of its negatives)``.
-
-    The negatives of edge u -> v are u -> w for K vertices w: uniform ones (which may by chance be neighbours), new in
-    every epoch, decided by the trainer's seed, the epoch and the edge alone; or yours.
-
-    Attributes:
-        edges: integers [2, P] in the original ids; None: every edge of the graph.
-        negatives: how many uniform ones per positive edge, at least 1; or integers [P, K], the vertices w of each of
-            ``edges``; or a function (sources [B], destinations [B], epoch) -> integers [B, K].
-        decoder: rows of sources and destinations [B, C] each -> scores [B]; parameters of a ``torch.nn.Module`` are
-            trained with the model's, on the host.
-        loss: scores [B] and [B, K] -> losses [B].
-        val_edges, test_edges: integers [2, P'], which ``evaluate`` scores; not trained on.
-        val_negatives, test_negatives: integers [P', K'], their negatives; None: as many uniform ones.
-        block: pairs scored at a time.
-    """
-
-    edges: Any = None
-    negatives: Any = 1
-    decoder: Decoder = dot
-    loss: PairLoss = logistic
-    val_edges: Any = None
-    test_edges: Any = None
-    val_negatives: Any = None
-    test_negatives: Any = None
-    block: int = 1 << 16
-
-
-def trained_decoder(loss: Any) -> nn.Module | None:
-    """The decoder of a ``LinkLoss`` that is a module, whose parameters are trained."""
-    return loss.decoder if isinstance(loss, LinkLoss) and isinstance(loss.decoder, nn.Module) else None
 
 
 class EdgeLoss:
@@ -115,6 +66,8 @@ class EdgeLoss:
         others = {"val": given.val_negatives, "test": given.test_negatives}
         others |= {} if drawn or callable(given.negatives) else {"train": given.negatives}
         self._fixed = {split: self._fix(split, others[split]) for split in others if others[split] is not None}
+        shared = {"val": given.val_negative_edges, "test": given.test_negative_edges}
+        self._shared = {split: self._share(split, pairs) for split, pairs in shared.items() if pairs is not None}
         self._uniform = int(given.negatives) if drawn else 1
         self._columns: dict[str, int] = {split: rows.shape[1] for split, rows in self._fixed.items()}
         if callable(given.negatives):
@@ -123,7 +76,7 @@ class EdgeLoss:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self._new_id, self._first_id, *self._edges.values(), *self._fixed.values())
+        arrays = (self._new_id, self._first_id, *self._edges.values(), *self._fixed.values(), *self._shared.values())
         return sum(array.nbytes for array in arrays) + self._decoder_bytes
 
     @property
@@ -131,7 +84,8 @@ class EdgeLoss:
         """``nbytes`` by sizes alone: a new id per vertex, two per given edge, one per given negative; an edge id per
         vertex for own edges; a decoder's parameters and their gradients."""
         given = self._given
-        pairs = [np.shape(edges)[1] for edges in (given.edges, given.val_edges, given.test_edges) if edges is not None]
+        edges = (given.edges, given.val_edges, given.test_edges, given.val_negative_edges, given.test_negative_edges)
+        pairs = [np.shape(rows)[1] for rows in edges if rows is not None]
         negatives = (given.negatives, given.val_negatives, given.test_negatives)
         fixed = [int(np.prod(np.shape(rows))) for rows in negatives if len(np.shape(rows)) == 2]
         vertices = self._artifact.num_vertices * (12 if given.edges is None else 4)
@@ -203,10 +157,34 @@ class EdgeLoss:
                     NUMBA.scatter_add_edges(end, part.grad.contiguous(), grad_VC)
         return total
 
-    def scores(self, out_VC: Tensor, seed: int) -> dict[str, float]:
-        """By split, the probability that an edge has a higher score than one of its negatives (ties count half): NaN
-        for a split without edges."""
-        return {split: self._auc(split, out_VC, seed) for split in ("train", "val", "test")}
+    def scores(self, out_VC: Tensor, seed: int, metrics: Mapping[str, Score] | None = None) -> dict[str, float]:
+        """By split, and of metrics with a name by "SPLIT NAME", the mean over its edges: NaN for a split without edges.
+
+        Args:
+            metrics: of :func:`hongtu.model.link_scores.link_scores`; None: its default.
+        """
+        metrics, found = metrics or link_scores(None), {}
+        for split in ("train", "val", "test"):
+            totals, edges = dict.fromkeys(metrics, 0.0), 0
+            for ranks_B in self._ranks(split, out_VC, seed):
+                edges += len(ranks_B)
+                for name, score in metrics.items():
+                    totals[name] += float(score(ranks_B, self._rivals(split)).sum())
+            for name, total in totals.items():
+                found[f"{split} {name}".strip()] = total / edges if edges else float("nan")
+        return found
+
+    def check_scores(self, metrics: Mapping[str, Score]) -> None:
+        """Refuse metrics that look further than there are negatives."""
+        for split in ("train", *self._edges):
+            for score in metrics.values():
+                score(torch.ones(1), self._rivals(split))
+
+    def _rivals(self, split: str) -> int:
+        """How many negatives an edge is ranked among."""
+        if split in self._shared:
+            return self._shared[split].shape[1]
+        return self._columns.get(split, self._uniform)
 
     def negatives(self, ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """int64 [B, K]: original ids of the uniform negative destinations of edges, given by number: their position in
@@ -222,17 +200,26 @@ class EdgeLoss:
         return self._given.decoder(source.repeat_interleave(each, dim=0), other).view(-1, each)
 
     @torch.no_grad()
-    def _auc(self, split: str, out_VC: Tensor, seed: int) -> float:
-        key, wins, pairs = dropout_key(seed, 0, _EVALUATION, ("train", "val", "test").index(split)), 0.0, 0
+    def _ranks(self, split: str, out_VC: Tensor, seed: int) -> Iterator[Tensor]:
+        """float64 [B]: of each edge among its negatives."""
+        decode, shared_Q = self._given.decoder, self._shared_scores(split, out_VC)
+        key = dropout_key(seed, 0, _EVALUATION, ("train", "val", "test").index(split))
         for source, destination, ids in self._blocks(split):
+            first, second = (out_VC.index_select(0, torch.from_numpy(end)) for end in (source, destination))
+            if shared_Q is not None:
+                yield ranks_among(decode(first, second), shared_Q)
+                continue
             others = self._negatives(split, (source, destination, ids), key, 0)
-            ends = [torch.from_numpy(x) for x in (source, destination, others.ravel())]
-            first, second, other = (out_VC.index_select(0, end) for end in ends)
-            positive = self._given.decoder(first, second).unsqueeze(1)
-            negative = self._decode_negatives(first, other)
-            wins += float((positive > negative).sum()) + 0.5 * float((positive == negative).sum())
-            pairs += negative.numel()
-        return wins / pairs if pairs else float("nan")
+            other = out_VC.index_select(0, torch.from_numpy(others.ravel()))
+            yield ranks(decode(first, second), self._decode_negatives(first, other))
+
+    def _shared_scores(self, split: str, out_VC: Tensor) -> Tensor | None:
+        """[Q]: of the pairs that are negatives of all edges of a split; None where each edge has its own."""
+        if split not in self._shared:
+            return None
+        blocks = torch.from_numpy(self._shared[split]).split(self._given.block, dim=1)
+        rows = ([out_VC.index_select(0, end) for end in block] for block in blocks)
+        return torch.cat([self._given.decoder(*both) for both in rows])
 
     def _negatives(self, split: str, pairs: Pairs, key: int, epoch: int) -> np.ndarray:
         """int32 [B, K], new ids."""
@@ -260,6 +247,12 @@ class EdgeLoss:
         found = np.asarray(negatives)
         columns = found.shape[1] if found.ndim == 2 else 0
         return self._checked(f"negatives of {split} edges", found, (self._edges[split].shape[1], columns))
+
+    def _share(self, split: str, pairs: Any) -> np.ndarray:
+        if split not in self._edges or split in self._fixed:
+            given = "beside its own negatives" if split in self._fixed else "without its edges"
+            raise InputError(f"LinkLoss: negative edges of {split} {given}; pass edges, and one kind of negatives")
+        return self._renumbered(f"negative {split}", pairs)
 
     def _checked(self, title: str, found: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
         vertices = self._artifact.num_vertices

@@ -22,8 +22,9 @@ from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.model.checks import check_default_device
-from hongtu.model.edge_loss import EdgeLoss, LinkLoss, trained_decoder
+from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import predict_state_bytes
+from hongtu.model.link_loss import LinkLoss, trained_decoder
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss

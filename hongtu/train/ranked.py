@@ -15,8 +15,8 @@ from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
-from hongtu.model.edge_loss import LinkLoss
 from hongtu.model.embedding import Embedding
+from hongtu.model.link_loss import LinkLoss
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
 from hongtu.model.wiring import Entry, as_modules

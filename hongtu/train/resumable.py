@@ -14,8 +14,8 @@ import torch
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.model.checks import check_tensors
-from hongtu.model.edge_loss import DECODER
 from hongtu.model.embedding import NAME, Embedding
+from hongtu.model.link_loss import DECODER
 from hongtu.model.network import Network
 from hongtu.model.wiring import Modules
 from hongtu.nn.context import RowContext

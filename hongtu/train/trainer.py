@@ -22,8 +22,10 @@ from hongtu.host import check_disk
 from hongtu.kernels.torch_private import parameter_hooks
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
-from hongtu.model.edge_loss import DECODER, EdgeLoss, LinkLoss, trained_decoder
+from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
+from hongtu.model.link_loss import DECODER, LinkLoss, trained_decoder
+from hongtu.model.link_scores import link_scores
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
@@ -76,7 +78,7 @@ class Trainer(Resumable):
         loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
             with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
             :class:`~hongtu.model.loss_terms.LossTerm`, or a list of all these, whose weighted sum is meant; or a
-            :class:`~hongtu.model.edge_loss.LinkLoss` over edges.
+            :class:`~hongtu.model.link_loss.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "simulated": CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
@@ -104,7 +106,7 @@ class Trainer(Resumable):
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
         metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2;
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
-            torchmetrics; or several by name.
+            torchmetrics; or several by name. Of a LinkLoss "auc" (None), "mrr" or "hits@K".
         dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
             depend on them; "comm" fetches what layers exchange and sends gradients back; "hybrid" fetches from that
             layer on with which an epoch is predicted to be the shortest.
@@ -113,7 +115,7 @@ class Trainer(Resumable):
 
     Attributes:
         model: ModuleList of the layers.
-        decoder: the module that a :class:`~hongtu.model.edge_loss.LinkLoss` scores pairs with, or None.
+        decoder: the module that a :class:`~hongtu.model.link_loss.LinkLoss` scores pairs with, or None.
         embedding: the learned rows (:class:`~hongtu.model.embedding.Embedding`), or None.
         epoch: epochs trained so far.
         history: epoch, loss, seconds and metrics of every epoch of ``fit``, those before a snapshot included.
@@ -155,7 +157,9 @@ class Trainer(Resumable):
             self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
             self.artifact.check_bounds()
             check_precision(dtype, autocast)
-            self._evaluation = Evaluation(metric, self.artifact.task)
+            links = isinstance(loss, LinkLoss)
+            self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
+            self._evaluation = Evaluation(None if links else metric, self.artifact.task)
             self._backend = get_backend(device)
             self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
             self._budget = None if device_memory is None else parse_bytes(device_memory)
@@ -212,8 +216,8 @@ class Trainer(Resumable):
                 self.embedding = Embedding(self._share, make, seed, dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
-            if metric is not None and isinstance(self._loss, EdgeLoss):
-                raise InputError("metric: scores vertices, and the loss is a LinkLoss; leave it out")
+            if isinstance(self._loss, EdgeLoss):
+                self._loss.check_scores(self._link_scores)
             self._runtime = Runtime(
                 self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
                 dtype=dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=spill,
@@ -310,9 +314,9 @@ class Trainer(Resumable):
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
         micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the
-        probability that an edge has a higher score than a sampled pair."""
+        AUC: the probability that an edge has a higher score than one of its negatives."""
         if isinstance(self._loss, EdgeLoss):
-            score = partial(self._loss.scores, seed=self._context.seed)
+            score = partial(self._loss.scores, seed=self._context.seed, metrics=self._link_scores)
             return self._infer(self._runtime, lambda out, ids: score(out))
         own = self._share.span
         labels = torch.from_numpy(np.array(self.artifact.labels[own]))

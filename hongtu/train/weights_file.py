@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.files import whole_file
-from hongtu.model.edge_loss import DECODER
 from hongtu.model.embedding import NAME
+from hongtu.model.link_loss import DECODER
 
 SAFETENSORS = ".safetensors"
 _IDENTITY = "hongtu"  # in a file's metadata: which layers have these weights

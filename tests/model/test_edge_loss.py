@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 import hongtu
 from hongtu.errors import InputError
-from hongtu.model.edge_loss import EdgeLoss, logistic
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.link_loss import logistic
 from tests import additions, problems, training
 from tests.additions import some_edges
 from tests.models import SIX
@@ -148,6 +150,59 @@ def test_scores_are_the_share_of_pairs_in_order():
     assert np.isnan(scores[0]["test"]) and 0 < scores[0]["val"] < 1
 
 
+def test_metrics_are_those_of_ogb_and_torchmetrics():
+    """Negatives of each edge, as ogbl-citation2 has them, and negatives of all edges, as ogbl-ppa does."""
+    from ogb.linkproppred import Evaluator
+    from torchmetrics.functional.classification import binary_auroc
+
+    problem, held, pool = problems.awkward(), some_edges(40, 1), some_edges(300, 2)
+    own = np.random.default_rng(3).integers(0, 64, (40, 50))
+    link = hongtu.LinkLoss(
+        some_edges(), val_edges=held, val_negatives=own, test_edges=held, test_negative_edges=pool, block=30
+    )
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link, metric={
+        "mrr": "mrr", "one": "hits@1", "auc": "auc"})  # fmt: skip
+    found, out = trainer.evaluate(), trainer.predict()
+    positive, shared = (
+        (out[torch.from_numpy(a)] * out[torch.from_numpy(b)]).sum(1) for a, b in (held, pool)
+    )
+    negative = (out[torch.from_numpy(held[0])].unsqueeze(1) * out[torch.from_numpy(own)]).sum(2)
+    by_edge = Evaluator("ogbl-citation2").eval({"y_pred_pos": positive, "y_pred_neg": negative})
+    assert found["val"] == pytest.approx(float(by_edge["mrr_list"].mean()), rel=1e-6)
+    scores = torch.cat([positive, shared])
+    truth = torch.cat([torch.ones(40), torch.zeros(300)]).long()
+    assert found["test auc"] == pytest.approx(float(binary_auroc(scores, truth)), rel=1e-6)
+    assert set(found) == {f"{split}{name}" for split in ("train", "val", "test") for name in ("", " one", " auc")}
+    hits = hongtu.Trainer(trainer.artifact, trainer.model, loss=replace(link, negatives=100, val_negatives=None),
+                          metric="hits@100")  # fmt: skip
+    expected = Evaluator("ogbl-ppa").eval({"y_pred_pos": positive, "y_pred_neg": shared})
+    assert hits.evaluate()["test"] == pytest.approx(expected["hits@100"]) and 0 < expected["hits@100"] < 1
+
+
+def test_random_link_split():
+    """Its edges are trained on, its negatives ranked; the graph lacks what is to be predicted."""
+    import torch_geometric.transforms as transforms
+    from torch_geometric.data import Data
+
+    edges = torch.from_numpy(np.unique(np.sort(problems.awkward().edges, axis=0), axis=1))
+    data = Data(x=torch.from_numpy(problems.awkward().features), edge_index=edges)
+    for labels in (False, True):
+        torch.manual_seed(0)
+        train, val, test = transforms.RandomLinkSplit(0.2, 0.3, split_labels=labels)(data)
+        link = hongtu.LinkLoss.from_split(train, val, test, negatives=2)
+        count = edges.shape[1]
+        assert link.val_edges.shape == link.val_negative_edges.shape == (2, int(0.2 * count))
+        assert link.edges.shape[1] + link.val_edges.shape[1] + link.test_edges.shape[1] == count
+        assert {*map(tuple, link.edges.T)} == {*map(tuple, train.edge_index.T.tolist())}
+    artifact = hongtu.preprocess_graph(
+        data=train, artifact=problems.new_path(), labels="random:2", random_split=(1, 0, 0), partitions=2, chunks=3
+    )
+    trainer = hongtu.Trainer(artifact, GCN.build(problems.awkward()), loss=link)
+    assert all(0 < score < 1 for score in trainer.fit(2, eval_every=1)[-1].metrics.values())
+    with pytest.raises(InputError, match="val has no edge_label_index and edge_label"):
+        hongtu.LinkLoss.from_split(train, data)
+
+
 def test_fit_learns_and_scores_links():
     link = hongtu.LinkLoss(negatives=5, val_edges=some_edges())
     trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), GCN.build(problems.awkward()), loss=link)
@@ -181,6 +236,7 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         (hongtu.LinkLoss(some_edges(), np.full((90, 2), 64)), "negatives of train edges: vertex 64, expected 0 to 63"),
         (hongtu.LinkLoss(some_edges(), lambda u, v, epoch: v), r"what negatives returns: int64 \(2,\), expected"),
         (hongtu.LinkLoss(decoder=lambda u, v: (u * v).sum(1).softmax(0)), "decoder or loss mixes the rows"),
+        (hongtu.LinkLoss(val_negative_edges=some_edges()), "negative edges of val without its edges"),
         (hongtu.LinkLoss(loss=lambda p, n: logistic(p - p.mean(), n), negatives=2), "decoder or loss mixes the rows"),
     ],
 )
@@ -188,6 +244,13 @@ def test_wrong_links_are_refused(link, message):
     problem = problems.awkward()
     with pytest.raises(InputError, match=message):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link)
+
+
+def test_metrics_that_links_have_not_are_refused():
+    problem = problems.awkward()
+    for metric, message in (("f1", "metric 'f1': a LinkLoss takes"), ("hits@2", "each edge has 1 negatives"), ({}, "empty")):
+        with pytest.raises(InputError, match=message):
+            hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=hongtu.LinkLoss(), metric=metric)
 
 
 def test_a_decoder_may_use_what_is_not_learned():
