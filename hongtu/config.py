@@ -17,7 +17,7 @@ ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 SWITCHES = (
     "relabel", "undirected", "self_loops", "normalize_features", "stratify", "as_paper", "force", "resume"
 )  # of preprocess  # fmt: skip
-TASKS = ("regression",)  # those that labels do not say themselves
+TASKS = ("regression", "links")  # those that labels do not say themselves
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
@@ -58,7 +58,8 @@ class PreprocessConfig:
             "embedding:D" (D columns that training learns); None keeps the input's.
         labels: replaces the input's labels: "random:C" (uniform over C classes); None keeps the input's.
         task: "regression" where float labels [N] or [N, C] are numbers to predict (a row of NaN: none); None: integers
-            [N] are one class per vertex, floats [N, C] from 0 to 1 many.
+            [N] are one class per vertex, floats [N, C] from 0 to 1 many; "links": edges are predicted, and labels and
+            masks are not read.
         random_split: replaces the input's masks: train, val and test of the labelled vertices, each a share up to 1, a
             number of vertices from 2, or for test "rest", such as 0.6,0.2,0.2; None keeps the input's.
         stratify: split the vertices of every class by themselves: 20,30,rest takes 20 and 30 of each.
@@ -127,6 +128,8 @@ class PreprocessConfig:
             _one_of("task", self.task, TASKS)
             if self.labels is not None:
                 raise InputError(f"labels {self.labels!r} are classes: leave task {self.task!r} out")
+            if self.task == "links" and self.random_split is not None:
+                raise InputError("random_split: is one of labelled vertices, and links have none; leave it out")
         if self.random_split is not None:
             set_field(self, "random_split", _parts(self.random_split))
         elif self.stratify:
@@ -200,6 +203,15 @@ def size(nbytes: float, *, up: bool = False) -> str:
     return f"{nbytes:.0f} B"
 
 
+def in_bytes(nbytes: int) -> str:
+    """Bytes to the last one, and for people.
+
+    >>> in_bytes(100), in_bytes(16 * 2**20)
+    ('100 bytes', '16777216 bytes (16.0 MiB)')
+    """
+    return f"{nbytes} bytes" + (f" ({size(nbytes)})" if nbytes >= 1024 else "")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """What an unknown word may have meant, to go on with in a message; nothing where none of the known is near.
 
@@ -240,9 +252,11 @@ def _columns(value: Any) -> tuple[str, ...]:
 
 def _parts(value: Any) -> tuple[Any, ...]:
     """Shares or numbers of train, val and test, from a sequence or from "0.6,0.2,0.2" or "20,30,rest"."""
+    parts: tuple[Any, ...]
     try:
         given = value.split(",") if isinstance(value, str) else value
-        parts: tuple[Any, ...] = tuple("rest" if k == 2 and part == "rest" else _number(part) for k, part in enumerate(given))
+        of_rest = [k == 2 and part == "rest" for k, part in enumerate(given)]
+        parts = tuple(part if rest else _number(part) for rest, part in zip(of_rest, given, strict=True))
     except (TypeError, ValueError):
         parts = ()
     shares = [part for part in parts if part != "rest" and part <= 1]

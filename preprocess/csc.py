@@ -96,6 +96,27 @@ def statistics(csc: Csc) -> dict[str, int]:
     }
 
 
+LOOKS = 1000  # edges that are enough to tell a graph of which most edges go one way
+
+
+def share_both_ways(csc: Csc, seed: int = 0) -> float:
+    """Of ``LOOKS`` random edges between different vertices about the share whose reverse is there, too.
+
+    >>> share_both_ways(Csc(np.array([0, 1, 2]), np.int32([1, 0])))  # 1->0, 0->1
+    1.0
+    >>> share_both_ways(Csc(np.array([0, 1, 1]), np.int32([1])))  # 1->0
+    0.0
+    """
+    edges = np.random.default_rng(seed).integers(0, len(csc.source), LOOKS)
+    destinations = np.searchsorted(csc.in_edge_start, edges, side="right") - 1
+    found = [
+        destination in csc.source[csc.in_edge_start[source] : csc.in_edge_start[source + 1]]
+        for source, destination in zip(csc.source[edges], destinations, strict=True)
+        if source != destination
+    ]
+    return float(np.mean(found)) if found else 1.0
+
+
 @numba.njit(cache=True, parallel=True)
 def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
     for block in numba.prange(len(bounds) - 1):

@@ -75,8 +75,8 @@ def preprocess_graph(
         num_vertices: V; None: that of the matrix.
         artifact: directory to write.
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
-            others are given) or ``HeteroData``, a DGL graph (:func:`hongtu.from_dgl`), or a NetworkX graph, whose vertices then have the graph's order and
-            names.
+            others are given) or ``HeteroData``, a graph of DGL (:func:`hongtu.from_dgl`), or one of NetworkX, whose
+            vertices then have its order and names.
         features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
             [V] or [V, C] (NaN = none).
@@ -122,6 +122,8 @@ def preprocess_graph(
         raise type(error)(in_python(str(error))) from error
 
 
+ONE_WAY = 0.05  # of the edges have a reverse, at most
+NOTE = "edges go one way, and vertices hear from their in-edges alone; --undirected adds the other way"
 _OPTION = re.compile(r"--([a-z][a-z-]*)( [\w.,:]*\w)?")
 
 
@@ -246,6 +248,8 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
         graph = csc.Csc(*merged)
         if "origin" in found:
             found["group_start"] = np.append(np.flatnonzero(is_first), len(is_first))
+    elif len(source) >= csc.LOOKS and "edge_types" not in raw and csc.share_both_ways(graph) < ONE_WAY:
+        print(f"hongtu: note: {NOTE}", file=sys.stderr)
     work.drop("all_start", "all_source")
     found |= {"start": graph.in_edge_start, "source": graph.source}
     if config.features and not config.embedding:

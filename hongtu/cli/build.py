@@ -28,15 +28,16 @@ def make_layers(config: ModelConfig, artifact: Artifact) -> list[Any]:
     import hongtu.nn
     from hongtu.model.named import build_layers
 
+    classes = config.hidden if artifact.task == "links" else artifact.num_classes
     if config.modules:
-        widths = {"features": artifact.feature_width, "classes": artifact.num_classes}
+        widths = {"features": artifact.feature_width, "classes": classes}
         return [named_call(text, (hongtu.nn, nn), "modules", widths)() for text in config.modules]
     if ":" in config.model:
         return _own_layers(config.model, artifact)
     degrees = hongtu.nn.degree_histogram(artifact.topology) if config.model == "pna" else None
     types = artifact.vertex_type_widths
     layers = build_layers(
-        config.model, config.hidden if types else artifact.feature_width, config.hidden, artifact.num_classes,
+        config.model, config.hidden if types else artifact.feature_width, config.hidden, classes,
         config.layers, dropout=config.dropout, heads=config.heads, degrees=degrees,
         edge_features=artifact.edge_feature_width, edge_types=artifact.num_edge_types,
     )  # fmt: skip
@@ -113,8 +114,9 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     from hongtu.model.loss_terms import DEFAULT, balanced_weights
 
     if config.class_weights is None and not config.label_smoothing:
-        own = config.loss is not None and ":" in config.loss
-        return _own("--loss", config.loss) if own else config.loss or DEFAULT[artifact.task]
+        if config.loss is not None and ":" in config.loss:
+            return _own("--loss", config.loss)
+        return config.loss or DEFAULT[artifact.task]
     if artifact.task != "multiclass" or config.loss not in (None, "cross_entropy"):
         raise InputError("--class-weights and --label-smoothing are for one class per vertex and cross_entropy")
     weight = None

@@ -61,21 +61,18 @@ def summary(artifact: Artifact) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def brief(info: dict[str, Any]) -> str:
+    """What was written, and what comes next."""
+    path = info["path"]
+    following = f"Train it: `hongtu train {path}`; what moves meanwhile: `hongtu info {path}`."
+    return "\n".join([*_graph(info), "", following])
+
+
 def table(info: dict[str, Any]) -> str:
     """The summary for people."""
     statistics, volumes = info.get("statistics", {}), info.get("volume", {})
     lines = [
-        f"{info['path']}  ({info['bytes'] / 2**20:.1f} MiB, format version {info['version']})",
-        f"  graph       {info['vertices']:,} vertices, {info['edges']:,} edges{_beside_edges(info)}",
-        f"  data        {info['feature_width']} features{_sparse(info)}, {info['classes']} classes "
-        f"({info.get('task', '?')}); "
-        + ", ".join(f"{split} {statistics.get(split, 0):,}" for split in ("train", "val", "test")),
-        f"  chunks      {info['partitions']} partitions x {info['chunks']} chunks",
-        "  counted     "
-        + ", ".join(
-            f"{key.replace('_', ' ')} {statistics.get(key, 0):,}"
-            for key in ("duplicate_edges", "self_loops", "isolated_vertices", "max_in_degree")
-        ),
+        *_graph(info),
         f"  partition   {info.get('settings', {}).get('partitioner', '?')}: edge cut {statistics.get('edge_cut', 0):,} "
         f"({statistics.get('edge_cut', 0) / max(info['edges'], 1):.1%}), alpha {info.get('alpha', 0):.2f}, balance "
         + ", ".join(f"{k} {x:.3f}" for k, x in statistics.get("balance", {}).items())
@@ -103,6 +100,24 @@ def table(info: dict[str, Any]) -> str:
         )
     ]
     return "\n".join(lines)
+
+
+def _graph(info: dict[str, Any]) -> list[str]:
+    """Lines on the graph and its chunks."""
+    statistics = info.get("statistics", {})
+    return [
+        f"{info['path']}  ({info['bytes'] / 2**20:.1f} MiB, format version {info['version']})",
+        f"  graph       {info['vertices']:,} vertices, {info['edges']:,} edges{_beside_edges(info)}",
+        f"  data        {info['feature_width']} features{_sparse(info)}, {info['classes']} classes "
+        f"({info.get('task', '?')}); "
+        + ", ".join(f"{split} {statistics.get(split, 0):,}" for split in ("train", "val", "test")),
+        f"  chunks      {info['partitions']} partitions x {info['chunks']} chunks",
+        "  counted     "
+        + ", ".join(
+            f"{key.replace('_', ' ')} {statistics.get(key, 0):,}"
+            for key in ("duplicate_edges", "self_loops", "isolated_vertices", "max_in_degree")
+        ),
+    ]
 
 
 _SCHEDULES = ("input", "paper")

@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the artifact and print its summary."""
     config = configure(PreprocessConfig, arguments)
 
-    from hongtu.cli.info import summary, table
+    from hongtu.cli.info import brief, summary
     from hongtu.preprocess.pipeline import preprocess_directory
 
     result = summary(preprocess_directory(arguments.input, arguments.artifact, config))
-    print(json.dumps(result) if arguments.json else table(result))
+    print(json.dumps(result) if arguments.json else brief(result))

@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.train.scores import scores
 
     artifact = open_artifact(options.artifact)
-    if artifact.task == "regression":
-        raise InputError(f"{options.artifact}: its labels are numbers; propagate needs classes")
+    if artifact.task in ("regression", "links"):
+        raise InputError(f"{options.artifact}: holds no classes ({artifact.task}); propagate needs some")
     propagation = Propagation(
         artifact, artifact.num_classes, normalize=options.normalize, device=options.device,
         device_memory=options.device_memory, strategy=options.strategy,

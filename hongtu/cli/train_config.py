@@ -13,7 +13,7 @@ _LEAST = {
     "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1, "rank_timeout": 1,
 }  # fmt: skip
 LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1")
-METRICS = ("accuracy", "f1", "macro-f1", "auc")
+METRICS = ("accuracy", "f1", "macro-f1", "auc", "mrr", "hits@10")
 _MOST = {"seed": 2**63 - 1, "label_smoothing": 1, "rank_timeout": 10**6}
 
 
@@ -81,12 +81,14 @@ class TrainConfig(ModelConfig):
         lr: learning rate
         weight_decay: of the optimizer
         scheduler: one of torch.optim.lr_scheduler, such as "CosineAnnealingLR(200)", stepped once per epoch
-        loss: cross_entropy, bce_with_logits, mse, l1, huber or smooth_l1, or module:function of your own, of outputs and
-            labels; not set: cross_entropy, bce_with_logits for multi-label, mse for regression
+        loss: cross_entropy, bce_with_logits, mse, l1, huber or smooth_l1, or module:function of your own, of outputs
+            and labels; not set: cross_entropy, bce_with_logits for multi-label, mse for regression, LinkLoss() for
+            links
         class_weights: balanced: weigh every class by how few train vertices it has
         label_smoothing: of cross_entropy
         clip_grad_norm: clip the gradient's total norm to this
-        metric: accuracy, f1 (micro), macro-f1 or auc, or module:function of your own, of outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for regression
+        metric: accuracy, f1 (micro), macro-f1 or auc (of links auc, mrr or hits@10), or module:function of your own, of
+            outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for regression, AUC for links
         seed: of initial parameters and dropout
         device: cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU)
         deterministic: refuse operations whose result may differ from run to run

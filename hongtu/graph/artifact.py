@@ -152,7 +152,7 @@ class Artifact:
 
     @property
     def task(self) -> str:
-        """What labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C])."""
+        """What labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C]); "links": none."""
         return self.manifest["task"]
 
     @property

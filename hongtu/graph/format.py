@@ -151,7 +151,8 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
             )
     if "feature_start" in arrays and len(arrays["feature_column"]) != len(arrays["feature_value"]):
         raise InputError(f"{path}: feature_column and feature_value differ in length; run `hongtu preprocess` again")
-    if manifest.get("task") not in (("multiclass",) if arrays["labels"].ndim == 1 else ("multilabel", "regression")):
+    one_column = arrays["labels"].ndim == 1
+    if manifest.get("task") not in (("multiclass", "links") if one_column else ("multilabel", "regression")):
         raise InputError(
             f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
             f"{arrays['labels'].shape}; run `hongtu preprocess` again"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.model.link_loss import LinkLoss
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
 Loss = str | VertexLoss  # modules are callables
@@ -27,7 +28,9 @@ MODULES: dict[str, type[nn.Module]] = {
     "huber": nn.HuberLoss,
     "smooth_l1": nn.SmoothL1Loss,
 }
-DEFAULT = {"multiclass": "cross_entropy", "multilabel": "bce_with_logits", "regression": "mse"}  # by task
+DEFAULT: dict[str, Any] = {
+    "multiclass": "cross_entropy", "multilabel": "bce_with_logits", "regression": "mse", "links": LinkLoss(),
+}  # by task  # fmt: skip
 KINDS = {"multiclass": "one class per vertex", "multilabel": "multi-label", "regression": "numbers"}
 
 
@@ -100,6 +103,8 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
     Raises:
         InputError: for what is no loss or does not fit the labels.
     """
+    if task == "links":
+        raise InputError("loss: the artifact has no labels; pass loss=hongtu.LinkLoss(), or preprocess it with labels")
     if isinstance(loss, str):
         if loss not in MODULES:
             raise InputError(f"loss {loss!r}: expected {', '.join(map(repr, MODULES))}, a torch loss or a callable")

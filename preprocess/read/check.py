@@ -37,14 +37,18 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         _check_edge_type(raw, config)
     if not config.features:
         _check_features(raw)
-    if config.labels:
+    if config.task == "links":
+        raw.labels, raw.classes = np.zeros(raw.num_vertices, dtype=np.int64), 1
+    elif config.labels:
         raw.labels, raw.classes = synthesize_labels(config.labels, raw.num_vertices, config.seed)
     elif config.task == "regression":
         _check_numbers(raw)
     else:
         _check_labels(raw)
     labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels[:, 0])
-    if config.random_split:
+    if config.task == "links":
+        raw.masks = {split: np.full(raw.num_vertices, split == "train") for split in SPLITS}
+    elif config.random_split:
         if not labelled.any():
             raise InputError(f"{raw.name('labels')}: no vertex has a label, so there is nothing to split")
         if config.stratify and (raw.labels.ndim > 1 or config.task == "regression"):
@@ -60,10 +64,11 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
 
 
 def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
+    links = config.task == "links"
     for piece, given, flag in (
         ("features", raw.features is not None or config.features, "--features random:F (or degree)"),
-        ("labels", raw.labels is not None or config.labels, "--labels random:C"),
-        ("masks", raw.masks is not None or config.random_split, "--random-split 0.6,0.2,0.2"),
+        ("labels", raw.labels is not None or config.labels or links, "--labels random:C (or --task links)"),
+        ("masks", raw.masks is not None or config.random_split or links, "--random-split 0.6,0.2,0.2"),
     ):
         if not given:
             name = f"{raw.name('train')} and the other masks" if piece == "masks" else raw.name(piece)

@@ -34,7 +34,7 @@ def complete(raw: RawGraph, config: PreprocessConfig, scratch: Path | None = Non
         InputError: at the first thing that is wrong.
     """
     for piece, made in (("features", config.features), ("labels", config.labels), ("masks", config.random_split)):
-        if made:
+        if made or (piece != "features" and config.task == "links"):
             setattr(raw, piece, None)
     if raw.blocks is not None:
         refuse_relabel(raw, config)

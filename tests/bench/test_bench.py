@@ -163,7 +163,7 @@ def test_another_loss_is_not_timed(artifact, monkeypatch):
         (["--epochs", "0"], "--epochs 0: expected at least 1"),
         (["--out", "/nowhere/rows.jsonl"], "expected a file in a directory that exists"),
         (["--hardware", "abacus"], "doctor --measure"),
-        (["--budgets", "1KiB"], "hongtu full, 0.0 MiB: device_memory is 1024 bytes, the smallest that works is"),
+        (["--budgets", "1KiB"], "hongtu full, 0.0 MiB: device_memory is 1024 bytes (1.0 KiB), the smallest"),
     ],
 )
 def test_bad_arguments_are_one_line(artifact, more, message, capsys):

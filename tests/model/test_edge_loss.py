@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,15 +12,18 @@ import torch
 from torch import nn
 
 import hongtu
+from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.link_loss import logistic
 from tests import additions, problems, training
 from tests.additions import some_edges
 from tests.models import SIX
+from tests.neutral import pieces, write
 from tests.training import EXACT, check
 
 GCN = SIX[0]
+SMALL = ["--partitions", "2", "--chunks", "3"]
 BILINEAR = nn.Bilinear(3, 3, 1, bias=False)
 
 
@@ -163,9 +167,7 @@ def test_metrics_are_those_of_ogb_and_torchmetrics():
     trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link, metric={
         "mrr": "mrr", "one": "hits@1", "auc": "auc"})  # fmt: skip
     found, out = trainer.evaluate(), trainer.predict()
-    positive, shared = (
-        (out[torch.from_numpy(a)] * out[torch.from_numpy(b)]).sum(1) for a, b in (held, pool)
-    )
+    positive, shared = ((out[torch.from_numpy(a)] * out[torch.from_numpy(b)]).sum(1) for a, b in (held, pool))
     negative = (out[torch.from_numpy(held[0])].unsqueeze(1) * out[torch.from_numpy(own)]).sum(2)
     by_edge = Evaluator("ogbl-citation2").eval({"y_pred_pos": positive, "y_pred_neg": negative})
     assert found["val"] == pytest.approx(float(by_edge["mrr_list"].mean()), rel=1e-6)
@@ -246,9 +248,27 @@ def test_wrong_links_are_refused(link, message):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link)
 
 
+def test_artifacts_without_labels_are_trained_on_links(tmp_path, capsys):
+    source = {name: array for name, array in pieces().items() if name in ("edges", "features")}
+    write(tmp_path / "in", source)
+    assert main(["preprocess", str(tmp_path / "in"), str(tmp_path / "out"), "--task", "links", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "out"), "--epochs", "3", "--hidden", "4", "--metric", "mrr", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0.5 <= found["train"] <= 1 and found["val"] is None
+    layers = [hongtu.nn.GCNConv(5, 4)]
+    link = hongtu.Trainer(tmp_path / "out", layers, loss=hongtu.LinkLoss(), metric="mrr")
+    assert 0.5 <= link.evaluate()["train"] <= 1
+    with pytest.raises(InputError, match="the artifact has no labels; pass loss=hongtu"):
+        hongtu.Trainer(tmp_path / "out", layers)
+    assert main(["plan", str(tmp_path / "out"), "--hidden", "4"]) == 0
+    assert main(["propagate", str(tmp_path / "out")]) == 2 and "holds no classes (links)" in capsys.readouterr().err
+
+
 def test_metrics_that_links_have_not_are_refused():
     problem = problems.awkward()
-    for metric, message in (("f1", "metric 'f1': a LinkLoss takes"), ("hits@2", "each edge has 1 negatives"), ({}, "empty")):
+    refused = {"f1": "metric 'f1': a LinkLoss takes", "hits@2": "each edge has 1 negatives"}
+    for metric, message in (*refused.items(), ({}, "an empty mapping")):
         with pytest.raises(InputError, match=message):
             hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=hongtu.LinkLoss(), metric=metric)
 

@@ -75,6 +75,7 @@ def test_parse_bytes_refuses_nonsense(text):
         ("random_split", "20.5,30,rest"),
         ("random_split", "-2,30,rest"),
         ("stratify", True),
+        ("task", "link"),
     ],
 )
 def test_refused(field, value):

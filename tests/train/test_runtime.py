@@ -221,7 +221,8 @@ def test_on_oom_is_checked():
 def test_the_command_reports_a_device_that_is_too_small(capsys):
     assert main(["train", str(artifact().path), "--device-memory", "2KB", "--hidden", "5"]) == 2
     err = capsys.readouterr().err
-    assert re.search(r"device_memory is 2000 bytes, the smallest that works is \d+", err) and err.count("\n") == 1
+    assert re.search(r"device_memory is 2000 bytes \(2.0 KiB\), the smallest that works is \d+", err)
+    assert err.count("\n") == 1
 
 
 def test_a_host_that_is_too_small_is_refused_before_anything_is_allocated(monkeypatch, capsys, tmp_path):

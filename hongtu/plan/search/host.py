@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
-from hongtu.config import size
+from hongtu.config import in_bytes, size
 from hongtu.errors import InputError
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES
@@ -85,7 +85,7 @@ def _refusal(plan: ExecutionPlan, limit: HostLimit, remedy: str) -> InputError:
     smallest, held = needed(plan, has_devices=limit.has_devices), plan.host_bytes
     devices = f", {sum(plan.device_bytes.values())} on devices, whose memory is the host's" if limit.has_devices else ""
     return InputError(
-        f"host_memory is {limit.memory} bytes, the run needs {smallest} ({size(smallest, up=True)}): "
+        f"host_memory is {in_bytes(limit.memory)}, the run needs {smallest} ({size(smallest, up=True)}): "
         f"{held['pinned host']} of vertex rows and staging memory, {held['pageable host']} of the graph's structure, "
         f"plan arrays and labels{devices}; {remedy}"
     )

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from hongtu.config import size
+from hongtu.config import in_bytes, size
 from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
@@ -193,7 +193,7 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
             remedy = "only more memory helps"
     smallest = smallest_budget(plan)
     return BudgetError(
-        f"device_memory is {budget} bytes, the smallest that works is {smallest} ({size(smallest, up=True)}): "
+        f"device_memory is {in_bytes(budget)}, the smallest that works is {smallest} ({size(smallest, up=True)}): "
         f"device {i} in pass '{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to "
         f"{plan.workspace.get(p.name, 0)} (chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
         smallest,
