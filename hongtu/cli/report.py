@@ -21,14 +21,15 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Read, draw, write."""
-    from hongtu.bench.report.page import collect, render
+    from hongtu.bench.report.page import collect, render, settings_of
 
     if not options.results.exists():
         raise InputError(f"{options.results}: not found; expected a run or a directory of results")
     if options.out.is_dir() or not options.out.absolute().parent.is_dir():
         raise InputError(f"--out {options.out}: expected a file in a directory that exists")
     results = collect(options.results)
-    page = render(results, options.title or f"hongtu: {options.results.resolve().name}")
+    title = options.title or f"hongtu: {options.results.resolve().name}"
+    page = render(results, title, settings_of(options.results))
     try:
         options.out.write_text(page)
     except OSError as error:

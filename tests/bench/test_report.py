@@ -66,7 +66,10 @@ def results(tmp_path_factory):
     for name, found in rows().items():
         text = "".join(json.dumps(row | {"experiment": name}) + "\n" for row in found)
         (folder / f"{name}.jsonl").write_text(text)
+    peaks = {"device 0": 2**20, "device 1": 7 * 2**20, "pinned host": 2**30}
     epochs = [{"epoch": e, "loss": 2.0 - e, "seconds": 0.1, "metrics": {"val": 0.5} if e > 1 else {}} for e in (1, 2)]
+    epochs = [row | {"peak_bytes": peaks} for row in epochs]
+    (folder / "options.json").write_text(json.dumps({"model": "gcn", "hidden": 64, "spill": None, "resume": False}))
     (folder / "epochs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in epochs))
     return folder
 
@@ -118,6 +121,7 @@ def test_the_page_is_whole_and_keeps_to_itself(results, tmp_path, capsys):
     )
     for cell in ("0.400 to 0.600", "0.50, 3.00", "1.50 (to 0.594)", "0.6000", "+5.0%", "50%", "0.5000", "95", "none"):
         assert f"<td>{cell}</td>" in text, cell
+    assert "<p>model gcn, hidden 64</p>" in text and "<td>7.0</td>" in text and "A run: 1 rows" in text
     assert "hongtu bench &lt;x&gt; &amp; y" in text and "2 cores of P, Python 3, torch 2, hongtu 0" in text
     assert "2 rows of bench" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,28 @@ def collect(path: Path) -> dict[str, list[Row]]:
     return known
 
 
-def render(results: dict[str, list[Row]], title: str) -> str:
-    """The page: ``page.html``, filled in."""
+def settings_of(path: Path) -> Row:
+    """What a run was told, where it was the command line that began it; settings that are not set are left out."""
+    file = path / "options.json"
+    try:
+        found = json.loads(file.read_text()) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: not the options of a run ({error}); restore it, or remove it") from None
+    return {name: value for name, value in found.items() if value not in (None, "", [], False)}
+
+
+def render(results: dict[str, list[Row]], title: str, settings: Row | None = None) -> str:
+    """The page: ``page.html``, filled in; ``settings`` are those of a run."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
     require_matplotlib()
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    environment.filters |= {"shown": shown, "cell": _cell}
+    environment.filters |= {"shown": shown, "cell": _cell, "listed": _listed}
     return environment.get_template("page.html").render(
         title=title,
         results=results,
+        settings=settings,
         about=next((row for rows in results.values() for row in rows if "processor" in row), None),
         summaries=SUMMARIES,
         draw=lambda picture, rows: Markup(getattr(pictures, picture)(rows)),
@@ -66,10 +78,18 @@ def shown(row: Row) -> Row:
         found[name] = "yes" if found[name] else "no"
     if "bytes" in found:
         found["link_bytes"] = host_bytes(found["bytes"]) / MIB
+    if "peak_bytes" in found:
+        devices = [count for memory, count in found["peak_bytes"].items() if memory.startswith("device")]
+        found["device_peak"] = max(devices, default=0) / MIB
     curve = found.get("curve")
     if curve and isinstance(curve[-1], dict):
         found |= {"last": curve[-1], "reached": _reached(curve)}
     return found
+
+
+def _listed(rows: Sequence[Row]) -> Sequence[Row]:
+    """Of a run's epochs those that were evaluated, where there are some; of others all."""
+    return [row for row in rows if row.get("metrics")] or rows
 
 
 def _cell(row: Row, form: str) -> str:

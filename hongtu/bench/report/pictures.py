@@ -140,6 +140,7 @@ def run(rows: Rows) -> str:
     epochs = [row["epoch"] for row in rows]
     axes.plot(epochs, [row["loss"] for row in rows], color=COLOURS[0], label="loss")
     axes.set(xlabel="epoch", ylabel="loss")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     right = None
     for k, split in enumerate(("train", "val", "test"), start=1):
         points = [(row["epoch"], row["metrics"][split]) for row in rows if row["metrics"].get(split) is not None]
