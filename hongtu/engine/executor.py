@@ -103,7 +103,7 @@ class Executor:
         """Run passes in order; returns the loss where one of them evaluates it, else 0. After an error nothing of the
         executor can be used any more."""
         for partition in self.partitions:
-            partition.loss_value.zero_()
+            partition.device.streams.compute.run(partition.loss_value.zero_)
             partition.device.begin()
         self.seconds.clear()
         try:

@@ -1,0 +1,54 @@
+"""Whatever several streams do to the same bytes is ordered by waits, of which none is one too many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hongtu.plan.passes.strategy import Strategy
+from tests import problems, training
+from tests.models import SIX
+from tests.staged import simulated
+from tests.tape import Tape, Waited, conflicts, taped, taping
+
+
+def made(model, grain=(4, 8)):
+    """A trainer whose batches overlap, and the tape of its streams."""
+    simulated()
+    device, strategy = taped(), replace(Strategy(), resident=False, group=False)
+    options = {"device": device, "strategy": strategy, "detect_anomaly": False}
+    trainer = training.make_trainer(model, problems.awkward(), grain, **options)
+    assert trainer.plan.choice.staging == 2
+    return trainer, device.scheduler
+
+
+def test_streams_are_ordered_and_no_wait_is_one_too_many(monkeypatch):
+    trainer, tape = made(SIX[0])
+    with taping(tape, monkeypatch):
+        trainer.train_epoch()
+    assert not conflicts(tape)
+    waits = {entry.why for entry in tape.entries if isinstance(entry, Waited)} - {""}
+    assert len(waits) == 10
+    assert not [why for why in waits if not conflicts(tape, frozenset({why}))], "not needed"
+
+
+def test_a_tape_tells_rows_and_events_apart():
+    tape = Tape()
+    first, second = tape.queue(), tape.queue()
+    rows = torch.zeros(4, 2)
+
+    def touch(kind, *numbers):
+        return lambda: tape.touch(kind, rows, torch.tensor(numbers))
+
+    first.run(touch("writes", 0, 1))
+    second.run(touch("reads", 2))
+    for queue in (first, second):
+        queue.run(touch("adds", 3))
+    second.wait(first.record(), "the sum is there")
+    second.run(touch("reads", 0, 3))
+    second.record().synchronize("end")
+    assert not conflicts(tape)
+    assert conflicts(tape, frozenset({"the sum is there"})) == {
+        f"stream 2 reads () what stream 1 {kind}" for kind in ("writes", "adds")
+    }
