@@ -7,6 +7,7 @@ numba's parallel loops must not run in two threads at a time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -101,10 +102,24 @@ def _file_system(path: Path) -> str:
 
 
 def drop_pages(array: np.ndarray) -> None:
-    """Give up the memory of a file-backed array; it is read again where it is needed again."""
+    """Give up the memory of a file-backed array, the system's cache included; it is read again where it is needed."""
     pages = getattr(array, "_mmap", None)
     if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
+        with contextlib.suppress(OSError, AttributeError), open(array.filename, "rb") as stream:  # type: ignore[attr-defined]
+            drop_file_pages(stream.fileno())
+
+
+def drop_file_pages(file: int, *, written: bool = False) -> None:
+    """Leave no page of a file in the system's cache.
+
+    Args:
+        written: pages that are not on the disk yet go there first.
+    """
+    if written:
+        os.fdatasync(file)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def proc_bytes(file: Path, field: str) -> int | None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.program import moves
 
 
 def undefined(shape, dtype=FLOAT):
@@ -51,7 +52,7 @@ class Interpreter:
                 self.set, self.brought = step % p.sets, {}
                 self.buckets = [{} for _ in self.placed]
                 self.chunks = [Chunk(self, i, number) for i, number in p.busy(self.batch)]
-                self.do(p.body)
+                self.do((*p.recalls, *p.body))
             self.do((*p.after, *p.frees))
 
     def do(self, body):
@@ -81,7 +82,7 @@ class Interpreter:
         there = [self.host] if x.where == "host" else self.placed
         for memory, rows in zip(there, x.rows, strict=True):
             assert x.name not in memory, f"{x.name} is placed twice"
-            memory[x.name] = undefined((rows, *x.shape), x.dtype)
+            memory[x.name] = undefined((rows if x.kept is None else len(self.host["ids"]), *x.shape), x.dtype)
             if x.zero is not False:
                 memory[x.name][... if x.zero is True else x.zero] = 0
 
@@ -126,10 +127,13 @@ class Interpreter:
     def flush(self, x):
         for i, slots in enumerate(self.brought["flush_slots"]):
             pick, rows = x.picks.of(i, self.batch), x.picks.column(x.column, i, self.batch)
+            values, stores = self.memory(i, x.cache)[slots], np.broadcast_to(x.stores[i].of(pick), len(rows))
             if x.column == "place":
-                self.buckets[i][x.tensor] = undefined((len(rows), self.memory(i, x.cache).shape[1]))
-            host = self.host if x.column == "row" else self.buckets[i]
-            put(host[x.tensor], rows, self.memory(i, x.cache)[slots], x.stores[i].of(pick))
+                self.buckets[i][x.tensor] = undefined((len(rows), values.shape[1]))
+                put(self.buckets[i][x.tensor], rows, values, True)
+                rows = x.picks.column("row", i, self.batch)
+            here = np.flatnonzero(rows < x.to_bucket.end[i]) if x.column == "place" else np.arange(len(rows))
+            put(self.host.get(x.tensor), rows[here], values[here], stores[here])
             self.memory(i, x.cache)[slots] = np.nan
             self.count(x, rows)
 
@@ -147,11 +151,16 @@ class Interpreter:
         for i, (buckets, begin) in enumerate(zip(x.region.buckets, x.region.begin, strict=True)):
             columns = self.buffers[i]["cache"].shape[-1]
             first, count = buckets.begin[self.batch].min(), buckets.count[self.batch].sum()
-            self.buckets[i][x.tensor] = self.recalled(begin + first * columns * 8, count, columns)
+            rows = np.sort(x.picks.column("row", i, self.batch))
+            here = rows[rows < x.kept.end[i]]
+            kept = self.host[x.tensor][here] if len(here) else np.zeros((0, columns))
+            self.buckets[i][x.tensor] = np.concatenate(
+                [kept, self.recalled(begin + first * columns * 8, count, columns)]
+            )
 
     def spill_picks(self, x):
         for i, (buckets, begin) in enumerate(zip(x.region.buckets, x.region.begin, strict=True)):
-            rows, at = self.buckets[i][x.tensor], 0
+            rows, at = self.buckets[i][x.tensor], int((x.picks.column("row", i, self.batch) < x.kept.end[i]).sum())
             for first, count in zip(buckets.begin[self.batch], buckets.count[self.batch], strict=True):
                 self.spilled(begin + first * rows.shape[1] * 8, rows[at : at + count])
                 at += count
@@ -180,6 +189,7 @@ class Chunk:
         self.index, self.own_rows = self.rows - self.first, self.rows - self.view.partition_start[i]
         self.leaves, self.outs, self.sent = {}, [], {}
         self.all_rows = {}  # of the chunk, on their way between the host and the disk
+        self.spilled = {x.name: x.kept for x in at.p.body if isinstance(x, moves.Spill)}
 
     def values(self, *names):
         return [torch.as_tensor(self.registers[name]) for name in names]
@@ -214,15 +224,21 @@ class Chunk:
 
     def deliver(self, x):
         sent = self.sent.pop(x.name)
-        if x.name in self.at.host:
+        if self.kept(self.spilled.get(x.name)):
             put(self.at.host[x.name], self.rows, sent, x.stores.of(self.rows))
         else:
             self.all_rows[x.name] = undefined((self.end - self.first, sent.shape[1]))
-            put(self.all_rows[x.name], self.index, sent, x.stores.of(self.rows))
+            put(self.all_rows[x.name], self.index, sent, True)
 
     # the disk
 
+    def kept(self, kept):
+        """Whether the chunk's rows of a tensor are in memory."""
+        return kept is None or kept.has(self.i, self.first)
+
     def recall(self, x):
+        if self.kept(x.kept):
+            return
         columns = self.at.buffers[self.i][x.name].shape[-1]
         self.all_rows[x.name] = rows = np.zeros((self.end - self.first, columns))
         for given in x.given:
@@ -232,14 +248,19 @@ class Chunk:
                 put(rows, piece.row - self.first, found if piece.take is None else found[piece.take], piece.stores)
 
     def recall_given(self, x):
+        if self.kept(x.kept):
+            return
         self.all_rows[x.name] = self.at.host[x.name][self.first : self.end]
         self.at.moved["disk"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
 
     def lay_out(self, x):
         self.recall_given(x)
-        self.give(x)
+        if not self.kept(x.kept):
+            self.give(x)
 
     def spill(self, x):
+        if self.kept(x.kept):
+            return
         if x.own is not None:
             rows = self.all_rows[x.name]
             self.at.spilled(x.own + self.first * rows.shape[1] * 8, rows)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +12,8 @@ import torch
 
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.device.simulated import SimulatedBackend
+from hongtu.plan.search import host
+from hongtu.train import planning
 from tests import training
 
 EXACT = 1e-9  # of the largest gradient entry, in float64
@@ -21,6 +26,19 @@ def simulated(gpus: int | None = None, seed: int = 0) -> SimulatedBackend:
         return SimulatedBackend(gpus, seed=seed)
     except KernelError as error:
         pytest.skip(str(error))
+
+
+def everything(plan: Any, limit: Any, but: Any = (), kept: int = 0) -> Any:
+    """As if nothing fitted into host memory, but so many chunks of every partition."""
+    return host.with_spilled(plan, dict.fromkeys(set(host.candidates(plan)) - set(but), kept))
+
+
+@contextmanager
+def on_disk(folder: Any = None, fit: Any = everything) -> Iterator[dict[str, Any]]:
+    """A trainer made inside with these options has on a disk what ``fit`` says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "fit_host", fit)
+        yield {"host_memory": 1, "spill": folder or tempfile.gettempdir()}
 
 
 def budget(model: Any, problem: Any, grain: tuple[int, int], times: float, **options: Any) -> int:

@@ -52,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
         "--measure", nargs="?", const="hardware.json", metavar="FILE",
         help="measure this machine and write a profile for `hongtu plan --hardware` (default: hardware.json)",
     )  # fmt: skip
+    parser.add_argument("--spill", metavar="DIR", help="whose disk --measure measures (default: that of FILE)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(execute=run)
 
@@ -61,13 +62,17 @@ def run(options: argparse.Namespace) -> None:
     target = None if options.measure is None else Path(options.measure).resolve()
     if target is not None and (target.is_dir() or not target.parent.is_dir()):
         raise InputError(f"--measure {options.measure}: expected a file in a directory that exists")
+    if target is None and options.spill is not None:
+        raise InputError(f"--spill {options.spill}: is for --measure; give both")
     found = examine()
-    if options.measure is not None:
+    if target is not None:
         from hongtu.bench.host_load import OthersShare
+        from hongtu.bench.profile.disk import disk_rate
         from hongtu.bench.profile.measure import measure_cpu
 
         start, others = perf_counter(), OthersShare()
-        profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict()
+        disk = disk_rate(Path(options.spill or target.parent))
+        profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict() | {"disk_link": disk}
         share = others.stop(perf_counter() - start)
         Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n")
         found |= {"profile": options.measure, "hardware": profile, "others_share": share}
@@ -158,6 +163,7 @@ def _measured(hardware: dict[str, Any], file: str) -> list[str]:
         f"  sums over edges read {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
         f"  dense products       {hardware['flops'] / giga:8.1f} GFLOP/s",
         f"  a chunk's fixed cost {hardware['stage_seconds'] * 1e3:8.2f} ms",
+        f"  files, written, read {hardware['disk_link'] / giga:8.1f} GB/s",
     ]
 
 

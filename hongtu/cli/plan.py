@@ -174,7 +174,7 @@ def describe(
         "hardware": hardware.name,
         "device_memory": budget,
         "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
-        "spilled": sorted(plan.spilled),
+        "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
         "vertices": artifact.num_vertices,
         "partitions": artifact.topology.partitions,
         "chunks": artifact.topology.chunks,

@@ -230,7 +230,8 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
 
 
 def _spilled(result: dict[str, Any]) -> str:
-    return ", ".join(result["spilled"]) or "nothing"
+    kept = {name: f" (but {rows:,} rows)" if rows else "" for name, rows in result["spilled"].items()}
+    return ", ".join(f"{name}{but}" for name, but in kept.items()) or "nothing"
 
 
 def _seconds_lines(result: dict[str, Any]) -> list[str]:

@@ -132,8 +132,9 @@ class Device(ABC):
         self._pool.give(tensor)
 
     def beside(self, name: str, number: int) -> Tensor:
-        """The host's side of a pass's staging memory, of one set."""
-        return self._host[name][number]
+        """The host's side of a pass's staging memory, of one set; batches have the sets in turn."""
+        sets = self._host[name]
+        return sets[number % len(sets)]
 
     @property
     def staged_bytes(self) -> int:
@@ -149,8 +150,9 @@ class Device(ABC):
         return self._placed[name] if name in self._placed else self._sets[name][0]
 
     def staging(self, name: str, number: int) -> Tensor:
-        """A pass's buffer of one set."""
-        return self._sets[name][number]
+        """A pass's buffer of one set; batches have the sets in turn."""
+        sets = self._sets[name]
+        return sets[number % len(sets)]
 
     @contextmanager
     def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import queue
-import threading
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -20,13 +17,12 @@ from hongtu.device.cpu import Backend
 from hongtu.device.pinned import REGISTERED, pinned, processors_near
 from hongtu.device.pool import Make
 from hongtu.device.staged import StagedDevice
-from hongtu.device.streams import Event, Streams
+from hongtu.device.streams import Event, Streams, ThreadStream
 from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.hardware import H200, MARGIN
 from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
 
-_QUEUED = 64  # pieces of work that the host's stream may be behind
 LIBRARIES = 4 * (32 << 20)  # bytes: workspaces of cuBLAS and cuBLASLt on the thread that dispatches and on autograd's
 
 
@@ -61,70 +57,9 @@ class CudaStream:
             event.synchronize(why)
 
 
-class HostEvent:
-    """A moment of the host's thread."""
-
-    def __init__(self, thread: HostThread) -> None:
-        self._thread, self._passed = thread, threading.Event()
-
-    def synchronize(self, why: str) -> None:
-        self._passed.wait()
-        self._thread.check()
-
-    def come(self) -> None:
-        self._passed.set()
-
-
-class HostThread:
-    """A stream on a thread of the host: gradient rows are added up beside the main thread.
-
-    Args:
-        gpu: current on the thread; waiting for an event would make a context on the first GPU otherwise.
-    """
-
-    def __init__(self, gpu: int) -> None:
-        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(_QUEUED)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=_work_off, args=(self._work, weakref.ref(self), gpu), daemon=True)
-        self._thread.start()
-        weakref.finalize(self, self._work.put, None)
-
-    def run(self, work: Callable[[], object]) -> None:
-        self._work.put(work)
-
-    def record(self) -> HostEvent:
-        event = HostEvent(self)
-        self._work.put(event.come)
-        return event
-
-    def wait(self, event: Event, why: str) -> None:
-        if isinstance(event, CudaEvent):
-            self._work.put(lambda: event.synchronize(why))
-
-    def fail(self, error: BaseException) -> None:
-        self._error = self._error or error
-
-    def check(self) -> None:
-        """Raise what has gone wrong on the thread."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-
-def _work_off(work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[HostThread], gpu: int) -> None:
-    torch.cuda.set_device(gpu)
-    while True:
-        piece = work.get()
-        if piece is None:
-            return
-        try:
-            piece()
-        except BaseException as error:  # raised where the host waits for it
-            thread = owner()
-            if thread is not None:
-                thread.fail(error)
-            del thread
-        del piece  # an event holds its thread, which could not go
+def host_thread(gpu: int) -> ThreadStream:
+    """Waiting for an event would make a context on the first GPU, were another one not current on the thread."""
+    return ThreadStream(partial(torch.cuda.set_device, gpu))
 
 
 class CudaDevice(StagedDevice):
@@ -134,7 +69,9 @@ class CudaDevice(StagedDevice):
         torch.cuda.synchronize(self.where)
 
     def abandon(self) -> None:
-        for wait in (self.begin, lambda: self.streams.host.record().synchronize("abandon: nothing is under way")):
+        streams = self.streams.host, self.streams.disk
+        threads = [lambda stream=stream: stream.record().synchronize("abandon: it is done") for stream in streams]
+        for wait in (self.begin, *threads):
             with contextlib.suppress(Exception):  # the error that led here is the one to show
                 wait()
 
@@ -196,7 +133,7 @@ class CudaBackend(Backend):
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         used = self._gpus[:partitions]
-        host = HostThread(used[0])
+        host, disk = host_thread(used[0]), host_thread(used[0])
         self._near = [processors_near(self.gpu_of(i)) for i in range(partitions)]
         reach = {gpu: _reach(gpu, used) for gpu in used}
         made: list[Device] = []
@@ -204,7 +141,7 @@ class CudaBackend(Backend):
             gpu = self.gpu_of(i)
             where = self.where(gpu)
             kernels = kernels_for(torch.empty(0, device=where))
-            streams = Streams(*_streams(gpu), host)
+            streams = Streams(*_streams(gpu), host, disk)
             name, pin = f"device {i}", self.pinned
             made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, *reach[gpu]))
         return made

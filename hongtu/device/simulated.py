@@ -190,11 +190,11 @@ class SimulatedBackend(Backend):
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         queue = self.scheduler.queue
-        host = queue()
+        host, disk = queue(), queue()
         gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}
         made: list[Device] = []
         for i in range(partitions):
-            streams = Streams(*gpus[self.gpu_of(i)], host)
+            streams = Streams(*gpus[self.gpu_of(i)], host, disk)
             made.append(
                 SimulatedDevice(f"device {i}", budget, traffic, streams, self.kernels, self.scheduler, self.detours)
             )

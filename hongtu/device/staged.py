@@ -162,7 +162,7 @@ class StagedDevice(Device):
 
     def drain(self) -> None:
         streams = self.streams
-        for stream in (streams.load, streams.compute, streams.flush, streams.host):
+        for stream in (streams.load, streams.compute, streams.flush, streams.host, streams.disk):
             stream.record().synchronize("drain: the pass is done")
 
 

@@ -1,13 +1,16 @@
 """Streams: work on one device in order, and events by which one stream waits for another.
 
 A device has a ``load``, a ``compute`` and a ``flush`` stream; ``host`` is the host's own, on which gradient rows are
-added up. On the CPU device all work is done at once, so waiting is nothing.
+added up, and ``disk``, on which rows come from a disk and go there. On the CPU device all other work is done at once.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -51,17 +54,95 @@ class Inline:
         return DONE
 
     def wait(self, event: Event, why: str) -> None:
-        pass
+        event.synchronize(why)
+
+
+_QUEUED = 64  # pieces of work that a thread may be behind
+
+
+class ThreadEvent:
+    """A moment of a thread."""
+
+    def __init__(self, thread: ThreadStream) -> None:
+        self._thread, self._passed = thread, threading.Event()
+
+    def synchronize(self, why: str) -> None:
+        self._passed.wait()
+        self._thread.check()
+
+    def come(self) -> None:
+        self._passed.set()
+
+
+class ThreadStream:
+    """A stream on a thread of the host, which begins with its first work. An error is raised where it is waited for.
+
+    Args:
+        begin: called first.
+    """
+
+    def __init__(self, begin: Callable[[], object] = lambda: None) -> None:
+        self._begin = begin
+        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(_QUEUED)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Callable[[], object]) -> None:
+        if self._thread is None:
+            arguments = self._work, weakref.ref(self), self._begin
+            self._thread = threading.Thread(target=_work_off, args=arguments, daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._work.put, None)
+        self._work.put(work)
+
+    def record(self) -> Event:
+        if self._thread is None:
+            return DONE
+        event = ThreadEvent(self)
+        self._work.put(event.come)
+        return event
+
+    def wait(self, event: Event, why: str) -> None:
+        if event is not DONE:
+            self.run(lambda: event.synchronize(why))
+
+    def fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+
+    def check(self) -> None:
+        """Raise what has gone wrong on the thread."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _work_off(
+    work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[ThreadStream], begin: Callable[[], object]
+) -> None:
+    begin()
+    while True:
+        piece = work.get()
+        if piece is None:
+            return
+        try:
+            piece()
+        except BaseException as error:  # raised where somebody waits for it
+            thread = owner()
+            if thread is not None:
+                thread.fail(error)
+            del thread
+        del piece  # an event holds its thread, which could not go
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The streams of one device, and the host's."""
+    """The streams of one device, and those of the host, which all devices share."""
 
     load: Stream
     compute: Stream
     flush: Stream
     host: Stream
+    disk: Stream = field(default_factory=Inline)
 
 
 class Turn:
@@ -72,6 +153,8 @@ class Turn:
         brought: on ``load``: values and structure are there; the host's side of the set is free again.
         sent: on ``flush``: it has computed, and what it gave has left the device.
         added: on ``host``: and has been stored or added up.
+        recalled: on ``disk``: the rows of the batch have come.
+        spilled: on ``disk``: what it gave has gone there.
     """
 
     def __init__(self, number: int, devices: int) -> None:
@@ -79,3 +162,5 @@ class Turn:
         self.brought: list[Event] = [DONE] * devices
         self.sent: list[Event] = [DONE] * devices
         self.added: list[Event] = [DONE] * devices
+        self.recalled: list[Event] = [DONE] * devices
+        self.spilled: list[Event] = [DONE] * devices

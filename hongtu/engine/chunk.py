@@ -106,9 +106,13 @@ class Chunk:
         return self.p.view.chunk(self.number)
 
     def _on_host(self, name: str) -> Tensor:
-        if name in self.host:
-            return self.host[name][self.first : self.end]
-        return self.device.beside(f"disk {name}", self.set)[: self.end - self.first]
+        rows = self.host.rows(name, self.i, self.first, self.end)
+        return self.device.beside(f"disk {name}", self.set)[: self.end - self.first] if rows is None else rows
+
+    def _stores(self, x: moves.Deliver | computing.Write) -> Stores:
+        """What goes to the disk is stored; it is added up when it is recalled."""
+        on_disk = self.host.rows(x.name, self.i, self.first, self.end) is None
+        return True if on_disk else x.stores.of(self.rows)
 
     def read(self, x: moves.Read) -> None:
         self.registers[x.name] = self.device.bring(x.name, self.set, self._on_host(x.name), x.link, self.index)
@@ -151,8 +155,8 @@ class Chunk:
         return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
 
     def deliver(self, x: moves.Deliver) -> None:
-        rows, stores = self._on_host(x.name), x.stores.of(self.rows)
-        self.device.deliver(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)
+        rows = self._on_host(x.name)
+        self.device.deliver(x.name, self.set, self.num_dst, rows, stores=self._stores(x), index=self.index)
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -287,7 +291,8 @@ class Chunk:
     def write(self, x: computing.Write) -> None:
         """Store or add the destinations' rows, or get them on their way."""
         out = self.registers[x.register]
-        there = self.registers[x.register] = WRITES[x.where](self, out, x.name, x.stores.of(self.rows))
+        stores = self._stores(x) if x.where == "host" else x.stores.of(self.rows)
+        there = self.registers[x.register] = WRITES[x.where](self, out, x.name, stores)
         if x.holds:
             move_saved(self.places, out, there)
 

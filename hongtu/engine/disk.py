@@ -1,32 +1,30 @@
 """Rows that host memory does not hold: in one file without a name, which is gone when its process is.
 
 Staging memory of the host stands between the file and everything else: instructions that recall rows fill it, those
-that spill rows empty it.
+that spill rows empty it. All but what runs once, at set-up, is work of the disk's own stream.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-import threading
-from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 
 import numpy as np
 from torch import Tensor
 
-from hongtu.device.base import Device
+from hongtu.device.base import Device, Stores
 from hongtu.engine.chunk import Chunk
-from hongtu.engine.host_store import in_file
+from hongtu.engine.host_store import HostStore, in_file
 from hongtu.errors import OutputError
-from hongtu.host import drop_pages
+from hongtu.host import drop_file_pages, drop_pages
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import Region
+from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.program import moves
 
 MOST = 1 << 30  # bytes of one read or write; the system takes no more than twice that
+CACHED = 64 << 20  # bytes that the system may have of the file in memory before they are dropped
 
 
 class Disk:
@@ -36,21 +34,24 @@ class Disk:
         directory: where the file is.
         nbytes: all that it will hold; taken now, so that the disk cannot be full later.
         traffic: counter that every copy adds to.
+        host: rows that are in memory.
         features: of the artifact, where they stay in their file.
 
     Raises:
         OutputError: when the file cannot be made.
     """
 
-    def __init__(self, directory: str, nbytes: int, traffic: Traffic, features: np.ndarray | None) -> None:
-        self._directory, self._traffic, self._features = directory, traffic, features
-        self._counts = threading.Lock()  # the host's stream may be a thread
+    def __init__(
+        self, directory: str, nbytes: int, traffic: Traffic, host: HostStore, features: np.ndarray | None
+    ) -> None:
+        self._directory, self._traffic, self._host, self._features = directory, traffic, host, features
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - as long as the engine
             if nbytes:
                 os.posix_fallocate(self._file.fileno(), 0, nbytes)
         except OSError as error:
             raise OutputError(directory, error) from error
+        self._moved, self._written = 0, False  # since pages were dropped
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +61,8 @@ class Disk:
     # -------------------------------------------------------------------------------------------------- instructions
 
     def recall(self, x: moves.Recall, chunk: Chunk) -> None:
+        if x.kept.has(chunk.i, chunk.first):
+            return
         into = _staging(x.name, chunk)
         where = chunk.i, _number(chunk), chunk.first, chunk.end, _row_bytes(into)
         pieces = (piece for of in x.given for piece in of.pieces(*where))
@@ -74,7 +77,9 @@ class Disk:
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, into.numpy(), piece.row - np.int32(chunk.first), flags)
 
-    def recall_given(self, x: moves.RecallGiven, chunk: Chunk) -> None:
+    def recall_given(self, x: moves.RecallGiven | moves.LayOut, chunk: Chunk) -> None:
+        if x.kept.has(chunk.i, chunk.first):
+            return
         assert self._features is not None
         start, rows = perf_counter(), self._features[chunk.first : chunk.end]
         _staging(x.name, chunk).copy_(in_file(rows))
@@ -84,25 +89,32 @@ class Disk:
     def recall_picks(self, x: moves.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
         """Into set ``number`` of staging memory, for device ``i``."""
         lies, into = x.region.buckets[i].of_batch(batch), device.beside(f"bucket {x.tensor}", number)
-        self._read(x.region.begin[i] + lies.start * _row_bytes(into), into[: lies.stop - lies.start])
+        places = x.kept.places(np.sort(x.picks.column("row", i, batch)))  # they come first
+        if len(places):
+            np.take(self._host[x.tensor].numpy(), places, axis=0, out=into.numpy()[: len(places)], mode="clip")
+        rows = into[len(places) : len(places) + lies.stop - lies.start]
+        self._read(x.region.begin[i] + lies.start * _row_bytes(into), rows)
 
     def lay_out(self, x: moves.LayOut, chunk: Chunk) -> None:
-        self.recall_given(moves.RecallGiven(name=x.name), chunk)
-        self._give(x.takers, _staging(x.name, chunk), chunk)
+        self.recall_given(x, chunk)
+        if not x.kept.has(chunk.i, chunk.first):
+            self._give(x.takers, _staging(x.name, chunk), chunk)
 
     def spill(self, x: moves.Spill, chunk: Chunk) -> None:
         rows = _staging(x.name, chunk)
-
-        def spill() -> None:
-            if x.own is not None:
-                self._write(x.own + chunk.first * _row_bytes(rows), rows)
-            self._give(x.takers, rows, chunk)
-
-        _on_host_stream(chunk.device, spill)
+        if x.kept.has(chunk.i, chunk.first):
+            return
+        if x.own is not None:
+            self._write(x.own + chunk.first * _row_bytes(rows), rows)
+        self._give(x.takers, rows, chunk)
 
     def spill_picks(self, x: moves.SpillPicks, device: Device, i: int, batch: int, number: int) -> None:
-        rows, buckets, begin = device.beside(f"bucket {x.tensor}", number), x.region.buckets[i], x.region.begin[i]
-        _on_host_stream(device, partial(self._scatter, rows, begin, buckets.begin[batch], buckets.count[batch]))
+        """From set ``number`` of staging memory, to each chunk's place."""
+        rows, buckets = device.beside(f"bucket {x.tensor}", number), x.region.buckets[i]
+        at = len(x.kept.places(x.picks.column("row", i, batch)))
+        for lo, count in zip(buckets.begin[batch].tolist(), buckets.count[batch].tolist(), strict=True):
+            self._write(x.region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])
+            at += count
 
     # ------------------------------------------------------------------------------------------------------ the file
 
@@ -116,18 +128,13 @@ class Disk:
                     taken = rows.numpy()[buckets.row[lo : lo + count] - chunk.first]
                     self._write(begin + lo * _row_bytes(rows), in_file(taken))
 
-    def _scatter(self, rows: Tensor, begin: int, first: np.ndarray, count: np.ndarray) -> None:
-        """Write a batch's rows, which lie chunk by chunk, to each chunk's place."""
-        at = 0
-        for lo, rows_of_chunk in zip(first.tolist(), count.tolist(), strict=True):
-            self._write(begin + lo * _row_bytes(rows), rows[at : at + rows_of_chunk])
-            at += rows_of_chunk
-
     def _write(self, begin: int, rows: Tensor) -> None:
         start, data, done = perf_counter(), _bytes_of(rows), 0
         try:
             while done < len(data):
                 done += os.pwrite(self._file.fileno(), data[done : done + MOST], begin + done)
+            self._written = True
+            self._drop(len(data))
         except OSError as error:
             raise OutputError(self._directory, error) from error
         self._count(len(data), start)
@@ -136,11 +143,30 @@ class Disk:
         start, data, done = perf_counter(), _bytes_of(rows), 0
         while done < len(data):
             done += os.preadv(self._file.fileno(), [data[done : done + MOST]], begin + done)
+        self._drop(len(data))
         self._count(len(data), start)
 
+    def _drop(self, nbytes: int) -> None:
+        """So many bytes more are in the system's cache, which is memory: too many must not stay there."""
+        self._moved += nbytes
+        if self._moved >= CACHED:
+            drop_file_pages(self._file.fileno(), written=self._written)
+            self._moved, self._written = 0, False
+
     def _count(self, nbytes: int, start: float) -> None:
-        with self._counts:
-            self._traffic.add("disk", nbytes, seconds=perf_counter() - start)
+        self._traffic.add("disk", nbytes, seconds=perf_counter() - start)
+
+
+def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, host: Tensor) -> None:
+    """Store or add the rows of a bucket that are in memory, which come first there.
+
+    Args:
+        vertices: int32 [K], whose rows the bucket has; ``stores``: of these, which are stored.
+    """
+    order = np.argsort(vertices, kind="stable")
+    places = kept.places(vertices[order])
+    flags = stores[order[: len(places)]] if isinstance(stores, np.ndarray) else np.full(len(places), stores)
+    put_rows_alone(bucket.numpy()[: len(places)], host.numpy(), places, flags)
 
 
 def _staging(name: str, chunk: Chunk) -> Tensor:
@@ -159,9 +185,3 @@ def _row_bytes(rows: Tensor) -> int:
 
 def _bytes_of(rows: Tensor) -> memoryview:
     return memoryview(rows.numpy()).cast("B") if rows.numel() else memoryview(b"")  # type: ignore[arg-type]
-
-
-def _on_host_stream(device: Device, work: Callable[[], object]) -> None:
-    streams = device.streams
-    streams.host.wait(streams.flush.record(), "spill: the rows have arrived")
-    streams.host.run(work)

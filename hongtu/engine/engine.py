@@ -82,7 +82,7 @@ class Engine:
             messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
         self._disk = None
         if plan.spilled:
-            self._disk = Disk(str(spill), plan.disk.nbytes, self._traffic, artifact.features)
+            self._disk = Disk(str(spill), plan.disk.nbytes, self._traffic, self.host, artifact.features)
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
             artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk,

@@ -17,7 +17,7 @@ from torch import Tensor
 from hongtu.device.base import Device
 from hongtu.device.streams import Turn
 from hongtu.engine.chunk import Chunk, Partition
-from hongtu.engine.disk import Disk
+from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
 from hongtu.errors import RankLost
@@ -123,14 +123,16 @@ class Executor:
         self._current = p
         self._run(p.before)
         self._allocate(p)
-        turns = [Turn(k, len(self.devices)) for k in range(p.sets)]
-        for step, self._batch in enumerate(p.order):
-            self._turn = turns[step % p.sets]
-            self._chunks = [
-                Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
-                for i, number in p.busy(self._batch)
-            ]
-            self._run(p.body)
+        turns = [Turn(k, len(self.devices)) for k in range(max(p.sets, 1 + p.ahead))]
+        for step in range(len(p.order) + p.ahead if p.order else 0):
+            for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
+                if body and 0 <= at < len(p.order):
+                    self._turn, self._batch = turns[at % len(turns)], p.order[at]
+                    self._chunks = [
+                        Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
+                        for i, number in p.busy(self._batch)
+                    ]
+                    self._run(body)
         self._chunks = []
         for device in self.devices:
             device.drain()
@@ -158,7 +160,7 @@ class Executor:
 
     def place(self, x: moves.Place) -> None:
         if x.where == "host":
-            self.host.create(x.name, x.shape[0], x.zero)
+            self.host.create(x.name, x.shape[0], x.zero, x.kept)
             return
         for device, rows in zip(self.devices, x.rows, strict=True):
             buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype))
@@ -287,19 +289,28 @@ class Executor:
             rows = x.picks.column(x.column, i, self._batch)
             stores = x.stores[i].of(x.picks.of(i, self._batch))
             cache, slots = device.buffer(x.cache), self._brought["flush_slots"][i]
-            device.flush_rows(self._turn.set, cache, slots, self._host_rows(x, device), rows, stores)
+            host, into = self._host_rows(x, device), stores if x.to_bucket is None else True
+            device.flush_rows(self._turn.set, cache, slots, host, rows, into)
+            if x.to_bucket is not None and x.to_bucket.rows:
+                vertices = x.picks.column("row", i, self._batch)
+                device.streams.host.run(partial(add_kept, x.to_bucket, host, vertices, stores, self.host[x.tensor]))
 
     # ------------------------------------------------------------------------------------------------------ the disk
 
+    def lay_out(self, x: moves.LayOut) -> None:
+        assert self.disk is not None
+        for chunk in self._chunks:
+            self.disk.lay_out(x, chunk)
+
     def _chunks_on_disk(self, x: Instruction) -> None:
         for chunk in self._chunks:
-            getattr(self.disk, x.verb)(x, chunk)
+            chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk))
 
-    recall = recall_given = lay_out = spill = _chunks_on_disk
+    recall = recall_given = spill = _chunks_on_disk
 
     def _picks_on_disk(self, x: Instruction) -> None:
         for i, device in enumerate(self.devices):
-            getattr(self.disk, x.verb)(x, device, i, self._batch, self._turn.set)
+            device.streams.disk.run(partial(getattr(self.disk, x.verb), x, device, i, self._batch, self._turn.set))
 
     recall_picks = spill_picks = _picks_on_disk
 

@@ -8,6 +8,7 @@ import torch
 from hongtu.device.pool import Make
 from hongtu.engine.host_store import HostStore, in_file
 from hongtu.graph.artifact import Artifact
+from hongtu.host import drop_pages
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.vertex_loss import MeanLoss
@@ -25,14 +26,20 @@ def make_host(
 ) -> HostStore:
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
     host = HostStore(artifact.num_vertices, dtype, pinned)
-    host.count_pageable(sum(array.nbytes for array in plan.arrays()))
+    beside = (array for buckets in plan.disk.buckets for array in buckets.arrays)
+    host.count_pageable(sum(array.nbytes for array in (*plan.arrays(), *beside)))
     if embedding is not None:
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
     elif artifact.sparse_features is not None:
         host.keep_sparse(artifact.sparse_features)
-    elif FEATURES not in plan.spilled:
+    elif plan.in_memory(FEATURES):
         assert artifact.features is not None
-        host.keep(FEATURES, in_file(artifact.features))
+        kept, rows = plan.kept.get(FEATURES), in_file(artifact.features)
+        if kept is None:
+            host.keep(FEATURES, rows)
+        else:
+            host.keep_some(FEATURES, rows, kept)
+            drop_pages(artifact.features)
     if isinstance(loss, EdgeLoss):
         host.count_pageable(loss.nbytes)
     elif loss is not None:

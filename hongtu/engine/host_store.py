@@ -17,6 +17,7 @@ from hongtu.device.pool import Make, Pool
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
 from hongtu.kernels.rows import zero_rows
+from hongtu.plan.memory.disk import Kept
 
 
 class HostStore:
@@ -37,6 +38,7 @@ class HostStore:
         self.sparse: SparseRows | None = None
         self._tensors: dict[str, Tensor] = {}
         self._borrowed: set[str] = set()
+        self._kept: dict[str, Kept] = {}
         self._copies = pinned is not None
         self._pool = Pool() if pinned is None else Pool(pinned, room=available_bytes)
         self._pinned = self._pinned_peak = self._pageable = self._staging = 0
@@ -52,17 +54,36 @@ class HostStore:
         self._borrowed.add(name)
         return self._keep(name, tensor.to(self.dtype))
 
-    def create(self, name: str, columns: int, zero: bool | np.ndarray) -> None:
-        """Allocate vertex rows [V, columns], of which all, or those numbered (int32), begin as zeros."""
-        rows = self._keep(name, self._pool.take((self.num_vertices, columns), self.dtype))
+    def create(self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None) -> None:
+        """Allocate vertex rows [V, columns], or those kept, of which all, or those numbered (int32), begin as zeros."""
+        count = self.num_vertices if kept is None else kept.rows
+        rows = self._keep(name, self._pool.take((count, columns), self.dtype), kept)
         if isinstance(zero, np.ndarray):
-            zero_rows(rows.numpy(), zero)
+            zero_rows(rows.numpy(), zero if kept is None else kept.places(zero))
         elif zero:
             rows.zero_()
 
-    def _keep(self, name: str, rows: Tensor) -> Tensor:
+    def keep_some(self, name: str, every: Tensor, kept: Kept) -> None:
+        """Hold a copy of some vertex rows of all."""
+        rows = self._keep(name, self._pool.take((kept.rows, every.shape[1]), self.dtype), kept)
+        at = 0
+        for first, end in zip(kept.start.tolist(), kept.end.tolist(), strict=True):
+            rows[at : at + end - first].copy_(every[first:end])
+            at += end - first
+
+    def rows(self, name: str, partition: int, first: int, end: int) -> Tensor | None:
+        """Vertex rows of a chunk, or None where they are on a disk."""
+        kept = self._kept.get(name)
+        if name not in self._tensors or (kept is not None and not kept.has(partition, first)):
+            return None
+        at = first if kept is None else int(kept.places(np.array([first]))[0])
+        return self._tensors[name][at : at + end - first]
+
+    def _keep(self, name: str, rows: Tensor, kept: Kept | None = None) -> Tensor:
         assert name not in self._tensors, name
         self._tensors[name] = rows
+        if kept is not None:
+            self._kept[name] = kept
         self._pin(rows.nbytes)
         return rows
 
@@ -81,6 +102,7 @@ class HostStore:
         if name not in self._borrowed:
             self._pool.give(tensor)
         self._borrowed.discard(name)
+        self._kept.pop(name, None)
 
     def keep_pageable(self, name: str, tensor: Tensor) -> None:
         """Hold a tensor other than vertex rows for the whole run."""

@@ -108,8 +108,7 @@ class ExecutionPlan(PlannedMemory):
     def _pinned(self, passes: tuple[PassProgram, ...]) -> int:
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
         item, setup = self.shape.itemsize, self.program.setup
-        features = self.topology.num_vertices * self.passes.width[FEATURES] * item
-        held = self.shape.sparse_input is None and FEATURES not in self.spilled  # else pageable, or in its file
-        kept = {FEATURES: features} if held else {}
+        features = self.in_memory(FEATURES) * self.passes.width[FEATURES] * item
+        kept = {FEATURES: features} if self.shape.sparse_input is None else {}  # else pageable
         peaks = list(host_peaks((*setup, *passes), kept, item))
         return max(peaks[len(setup) :] if passes else peaks)

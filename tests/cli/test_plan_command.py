@@ -194,6 +194,7 @@ def test_refusals(artifact, capsys, tmp_path):
             capsys, command, artifact.path, "--plot", tmp_path / "no" / "chart.svg"
         )
     assert "directory that exists" in refusal(capsys, "doctor", "--measure", tmp_path / "no" / "profile.json")
+    assert "is for --measure" in refusal(capsys, "doctor", "--spill", tmp_path)
 
 
 def test_a_profile_decides_memory_and_seconds(artifact, capsys, tmp_path):
@@ -246,12 +247,14 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.bench.profile.rates.REPEATS", 1)
     monkeypatch.setattr("hongtu.bench.profile.measure.EPOCHS", 1)
+    monkeypatch.setattr("hongtu.bench.profile.disk.BLOCKS", 1)
     graphs = dict.fromkeys(hongtu.bench.profile.measure.GRAPHS, ("rmat", 600, 3000, 1, 8, "clusters"))
     graphs["mixed"] = ("rmat", 600, 3000, 2, 4, "input")
     monkeypatch.setattr("hongtu.bench.profile.measure.GRAPHS", graphs)
     file = tmp_path / "hardware.json"
     monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.0)
     text = output(capsys, "doctor", "--measure", file)
+    assert "files, written, read" in text and load_hardware(file).disk_link not in (CPU.disk_link, 0)
     assert f"--hardware {file}" in text and "GFLOP/s" in text and "Other processes" not in text
     profile = load_hardware(file)
     assert profile.devices == 1 and profile.device_memory is None and 0 < profile.stage_seconds < 1

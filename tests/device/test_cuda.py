@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hongtu.device import cuda as module
-from hongtu.device.cuda import LIBRARIES, CudaBackend, CudaDevice, HostThread
+from hongtu.device.cuda import LIBRARIES, CudaBackend, CudaDevice, host_thread
 from hongtu.device.pinned import pinned
 from hongtu.device.pool import plain
 from hongtu.device.streams import Inline, Streams
@@ -76,7 +76,7 @@ def test_a_failed_wait_does_not_hide_the_error_before_it(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
-    made = device(Streams(Inline(), Inline(), Inline(), HostThread(0)))
+    made = device(Streams(Inline(), Inline(), Inline(), host_thread(0)))
     with pytest.raises(ValueError, match="first"):
         try:
             raise ValueError("first")
@@ -88,7 +88,8 @@ def test_a_failed_wait_does_not_hide_the_error_before_it(monkeypatch):
 def test_the_host_thread_waits_on_a_gpu_in_use(monkeypatch):
     seen = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: seen.append((gpu, threading.current_thread())))
-    thread = HostThread(1)
+    thread = host_thread(1)
+    thread.run(lambda: None)
     thread.record().synchronize("it has begun")
     assert seen == [(1, thread._thread)]
 

@@ -5,6 +5,7 @@ Exactness of training through it, predictions that hold, and that every wait is 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -19,10 +20,11 @@ from hongtu.cuda_ext.sources import KernelError
 from hongtu.device.simulated import SimulatedBackend, poisoned
 from hongtu.device.staged import StagedDevice
 from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training
 from tests.models import SIX
-from tests.staged import EXACT, budget, check
+from tests.staged import EXACT, budget, check, everything, on_disk
 from tests.training import STRATEGIES
 
 try:
@@ -167,15 +169,21 @@ def test_an_error_in_a_layer_leaves_a_trainer_that_works(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------- every wait is needed
 
-PLANS = {  # what overlaps, and in how many sets of staging memory
-    "overlapping": (replace(Strategy(), resident=False, group=False), 1.5),
-    "in turn": (get_strategy("paper"), 1.0),
+PLANS = {  # what overlaps, in how many times the smallest budget, and whether rows lie on a disk
+    "overlapping": (replace(Strategy(), resident=False, group=False), 1.5, False),
+    "in turn": (get_strategy("paper"), 1.0, False),
+    "spilling": (replace(Strategy(), resident=False, group=False), 1.5, True),
 }
+
+
+def but_constants(plan, limit):
+    """Everything that an epoch writes lies on the disk, so that one pass has nothing to recall."""
+    return everything(plan, limit, but=plan.passes.constant | {FEATURES})
 
 
 @functools.cache
 def budget_of(plan: str, model: str) -> int:
-    strategy, times = PLANS[plan]
+    strategy, times, _ = PLANS[plan]
     chosen = next(m for m in SIX if repr(m) == model)
     return budget(chosen, problems.awkward(), (4, 8), times, device=SimulatedBackend(), strategy=strategy)
 
@@ -185,7 +193,8 @@ def gradients(plan: str, model: str, seed: int, ignored: frozenset[str] = frozen
     problem, device = problems.awkward(), SimulatedBackend(seed=seed, ignored=ignored)
     chosen = next(m for m in SIX if repr(m) == model)
     options = {"device": device, "strategy": PLANS[plan][0], "device_memory": budget_of(plan, model)}
-    trainer = training.make_trainer(chosen, problem, (4, 8), **options, detect_anomaly=False)
+    with on_disk(fit=but_constants) if PLANS[plan][2] else contextlib.nullcontext({}) as spills:
+        trainer = training.make_trainer(chosen, problem, (4, 8), **options, **spills, detect_anomaly=False)
     trainer.train_epoch()
     return torch.cat([g.flatten() for g in trainer.gradients().values()]), device.scheduler.waits
 
@@ -210,7 +219,7 @@ def test_every_wait_is_needed():
             torch.testing.assert_close(gradients(plan, "gcn", seed)[0], expected, rtol=EXACT, atol=1e-12)
         for why in sorted(waits):
             missed[why] = missed.get(why, True) and survives(plan, why, expected)
-    assert len(missed) == 10
+    assert len(missed) == 14
     assert not [why for why, survived in missed.items() if survived], missed
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import re
+import time
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.engine.disk import Disk
+from hongtu.engine.executor import Executor
 from hongtu.errors import InputError
+from hongtu.plan.program import moves
 from hongtu.plan.search import host
-from hongtu.train import planning
 from tests import problems, staged, training
 from tests.models import SIX, H, Model
+from tests.staged import everything, on_disk
 
 GRAINS = ((1, 7), (4, 8))
 NORMED = Model(
@@ -27,19 +33,13 @@ DEEP = Model(
 )  # fmt: skip
 
 
-def everything(plan, limit, but=()):
-    """As if nothing fitted."""
-    return host.with_spilled(plan, set(host.candidates(plan)) - set(but))
-
-
 def pair(model, grain, tmp_path, fit=everything, **options):
     """A trainer in a device budget, and one that spills."""
     options = {"device_memory": "smallest"} | options
     made = []
-    for spills in ({}, {"host_memory": 1, "spill": tmp_path}):
+    for disk in (nullcontext({}), on_disk(tmp_path, fit)):
         torch.manual_seed(0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(planning, "fit_host", fit)
+        with disk as spills:
             made.append(training.make_trainer(model, problems.awkward(), grain, **options | spills))
         options["device_memory"] = made[0]._budget
     return made
@@ -76,14 +76,57 @@ def test_some_on_the_disk_and_some_not(kept, tmp_path):
         check_same(*pair(model, (2, 3), tmp_path, fit=some), epochs=2)
 
 
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+@pytest.mark.parametrize("model", (SIX[0], SIX[4], NORMED, DEEP), ids=repr)
+def test_some_chunks_stay_in_memory(model, grain, kept, tmp_path):
+    free, spilling = pair(model, grain, tmp_path, fit=functools.partial(everything, kept=kept))
+    record = check_same(free, spilling, epochs=2)
+    assert 0 < record.bytes["disk"] < everything(free.plan, None).bytes["disk"]
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_on_devices_with_memory_of_their_own(seed, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "fit_host", everything)
+def test_on_devices_with_memory_of_their_own(seed, tmp_path):
     for model in (SIX[0], SIX[4]):
-        spills = {"host_memory": 1, "spill": tmp_path, "device": staged.simulated(seed=seed)}
-        budget = staged.budget(model, problems.awkward(), (2, 3), 1.2, device=spills["device"])
-        trainer = staged.check(model, problems.awkward(), (2, 3), device_memory=budget, **spills)
+        options = {"device": staged.simulated(seed=seed)}
+        options["device_memory"] = staged.budget(model, problems.awkward(), (2, 3), 1.2, **options)
+        with on_disk(tmp_path, functools.partial(everything, kept=seed)) as spills:
+            trainer = staged.check(model, problems.awkward(), (2, 3), **options, **spills)
         assert trainer.plan.choice.spilled and trainer.plan.bytes["disk"]
+
+
+@pytest.mark.parametrize("way", ["_read", "_write"])
+def test_a_slow_disk_changes_no_number(way, tmp_path, monkeypatch):
+    """What is not waited for would be read too early, or be written over."""
+    move = getattr(Disk, way)
+    free, spilling = pair(NORMED, (2, 4), tmp_path)
+    monkeypatch.setattr(Disk, way, lambda *operands: (time.sleep(0.002), move(*operands)))
+    check_same(free, spilling, epochs=1)
+
+
+def test_the_disk_is_a_batch_ahead(tmp_path, monkeypatch):
+    """A batch does not compute before the rows of the next one have come: that ends, and nobody is asked for them."""
+    came, ahead, recall, compute = set(), [], Disk.recall, Executor.compute
+
+    def noted(self, x, chunk):
+        recall(self, x, chunk)
+        came.add((chunk.p.name, chunk.batch))
+
+    def waits(self, x):
+        p, last = self._current, time.monotonic() + 20
+        following = p.order[list(p.order).index(self._batch) + 1 :][:1]
+        for batch in following if any(isinstance(y, moves.Recall) for y in p.recalls) else ():
+            while p.busy(batch) and (p.name, batch) not in came:
+                assert time.monotonic() < last, f"pass '{p.name}', batch {batch} waits for the one before it"
+                time.sleep(0.001)
+            ahead.append(batch)
+        compute(self, x)
+
+    monkeypatch.setattr(Disk, "recall", noted)
+    monkeypatch.setattr(Executor, "compute", waits)
+    _, spilling = pair(SIX[1], (1, 7), tmp_path)
+    training.assert_counted(spilling, spilling.train_epoch())
+    assert len(ahead) >= 6
 
 
 def test_in_single_precision_the_features_come_as_they_are(tmp_path):
@@ -135,7 +178,7 @@ def test_what_does_not_fit_is_spilled_and_no_more(tmp_path):
     with pytest.raises(InputError, match=f"the run needs {least}"):
         build(host_memory=least - 1, spill=tmp_path)
     loss, moved = free.train_epoch().loss, [0]
-    for limit in (whole - 1, (whole + least) // 2, least):
+    for limit in np.linspace(whole - 1, least, 5).astype(int).tolist():
         trainer = build(host_memory=limit, spill=tmp_path)
         record = trainer.train_epoch()
         training.assert_counted(trainer, record)

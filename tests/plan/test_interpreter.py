@@ -16,7 +16,7 @@ from hongtu.plan.passes.prune import receptive_field
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program.check import check_program
 from hongtu.plan.search.build import make_plan, sketch_plan
-from hongtu.plan.search.host import candidates
+from hongtu.plan.search.host import candidates, with_spilled
 from hongtu.plan.search.residents import _units, every_tensor
 from tests import tiny
 from tests.interpreter import Interpreter
@@ -145,8 +145,9 @@ def random_plan(rng):
         plan = make_plan(topology, schedule, shape, strategy, budget, choice=choice)
     except BudgetError:
         return None
-    spilled = frozenset(name for name in candidates(plan) if rng.random() < 0.5) if rng.random() < 0.6 else frozenset()
-    return topology, mask, replace(plan, choice=replace(plan.choice, spilled=spilled))
+    names = [name for name in candidates(plan) if rng.random() < 0.5] if rng.random() < 0.6 else []
+    spilled = {name: max(int(rng.integers(-1, plan.topology.chunks)), 0) for name in names}
+    return topology, mask, with_spilled(plan, spilled)
 
 
 def check_numbers(topology, mask, plan, program, rng):

@@ -37,7 +37,7 @@ def test_a_move_is_run_described_and_counted(kind):
 @pytest.mark.parametrize("kind", [kind for kind in kinds(moves) if kind not in (*AROUND, *CROSS)])
 def test_a_move_of_a_batch_has_its_stream(kind):
     """Which ``check.py`` asks for its waits."""
-    streams = check.STREAMS, check.ON_LOAD, check.ON_COMPUTE, check.ON_FLUSH
+    streams = check.STREAMS, check.ON_LOAD, check.ON_COMPUTE, check.ON_FLUSH, check.ON_DISK
     assert sum(issubclass(kind, on) for on in streams) == 1 or kind in FILLS, "these run once, before every epoch"
 
 

@@ -9,6 +9,7 @@ Legend: K intervals of one device's cache, B batches, n chunks of its partition.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -18,26 +19,84 @@ from hongtu.plan.cache.intervals import Intervals
 Side = Literal["batch", "chunk"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Buckets:
-    """Rows of one device, in their order on the disk.
+    """Rows of one device, in their order on the disk; sorted when somebody asks for it.
 
     Attributes:
-        row: int32 [K], vertex of each; ``interval``: int32 [K], its interval.
-        begin, count: int64 [B, n], which of them go between a batch and a chunk: the first, and how many.
+        loads: the intervals.
+        chunk_start: int64 [n + 1], where the chunks of its partition begin.
+        order: of the batches, as the pass visits them.
+        by: what comes first.
+        retiring: a batch handles the intervals that retire after it, else those that open before it.
+        every: int64 [B, n], how many go between a batch and a chunk.
+        begins: the first row that lies on the disk; those of the chunks before it are in memory.
     """
 
-    row: np.ndarray
-    interval: np.ndarray
-    begin: np.ndarray
-    count: np.ndarray
+    loads: Intervals
+    chunk_start: np.ndarray
+    order: range
+    by: Side
+    retiring: bool
+    every: np.ndarray
+    begins: int = 0
+
+    @cached_property
+    def count(self) -> np.ndarray:
+        """int64 [B, n], how many of them lie on the disk."""
+        return self.every * (self.chunk_start[:-1] >= self.begins)
+
+    @cached_property
+    def _length(self) -> int:
+        return int(self.count.sum())
 
     def __len__(self) -> int:
-        return len(self.row)
+        return self._length
 
-    def most(self, side: Side) -> int:
-        """The most rows of a batch, or of a chunk."""
-        return int(self.count.sum(axis=1 if side == "batch" else 0).max(initial=0))
+    @property
+    def nbytes(self) -> int:
+        """What the arrays take."""
+        return 8 * len(self) + 24 * self.every.size
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.row, self.interval, self.begin, self.count, self.every
+
+    @cached_property
+    def interval(self) -> np.ndarray:
+        """int32 [K], in their order."""
+        chosen = np.flatnonzero(self.loads.row >= self.begins)
+        row, batch = self.loads.row[chosen], (self.loads.last if self.retiring else self.loads.first)[chosen]
+        step = np.empty(len(self.order), dtype=np.int64)
+        step[list(self.order)] = np.arange(len(self.order))
+        chunk = np.searchsorted(self.chunk_start, row, side="right") - 1
+        keys = (chunk, step[batch]) if self.by == "batch" else (step[batch], chunk)
+        return chosen[np.lexsort((row, *keys))].astype(np.int32)
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """int32 [K], the vertex of each."""
+        found: np.ndarray = self.loads.row[self.interval]
+        return found
+
+    @cached_property
+    def begin(self) -> np.ndarray:
+        """int64 [B, n], the first of each batch and chunk."""
+        order, found = list(self.order), np.empty_like(self.count)
+        visited = self.count[order] if self.by == "batch" else self.count[order].T
+        first = (np.cumsum(visited) - visited.ravel()).reshape(visited.shape)
+        found[order] = first if self.by == "batch" else first.T
+        return found
+
+    @property
+    def most_of_batch(self) -> int:
+        """The most rows that a batch handles, those in memory among them."""
+        return int(self.every.sum(axis=1).max(initial=0))
+
+    @property
+    def most_of_chunk(self) -> int:
+        """The most rows of a chunk that lie on the disk."""
+        return int(self.count.sum(axis=0).max(initial=0))
 
     def of_batch(self, batch: int) -> slice:
         """Those of a batch, where they lie batch by batch."""
@@ -49,32 +108,19 @@ class Buckets:
 
 
 def make_buckets(loads: Intervals, chunk_start: np.ndarray, order: range, by: Side, *, retiring: bool) -> Buckets:
-    """Sort the intervals of a device by the batch that handles them and the chunk of their row.
+    """All intervals of a device, as for ``Buckets``.
 
-    Args:
-        chunk_start: int64 [n + 1], where the chunks of its partition begin.
-        order: of the batches, as the pass visits them.
-        by: what comes first.
-        retiring: a batch handles the intervals that retire after it, else those that open before it.
-
+    >>> from dataclasses import replace
     >>> from hongtu.plan.cache.intervals import make_intervals
     >>> of = [np.array(column, dtype=np.int32) for column in ([1, 3, 0, 2], [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 1, 1])]
     >>> loads = make_intervals(*of, num_batches=2)  # batch 0 opens rows 1 and 3, batch 1 rows 0 and 2
     >>> make_buckets(loads, np.array([0, 2, 4]), range(2), "batch", retiring=False).row.tolist()
     [1, 3, 0, 2]
-    >>> make_buckets(loads, np.array([0, 2, 4]), range(2), "chunk", retiring=False).row.tolist()
-    [1, 0, 3, 2]
+    >>> found = make_buckets(loads, np.array([0, 2, 4]), range(2), "chunk", retiring=False)
+    >>> found.row.tolist(), replace(found, begins=2).row.tolist()
+    ([1, 0, 3, 2], [3, 2])
     """
     batches, chunks = len(order), len(chunk_start) - 1
-    batch = loads.last if retiring else loads.first
-    step = np.empty(batches, dtype=np.int64)
-    step[list(order)] = np.arange(batches)
-    chunk = np.searchsorted(chunk_start, loads.row, side="right") - 1
-    keys = (chunk, step[batch]) if by == "batch" else (step[batch], chunk)
-    interval = np.lexsort((loads.row, *keys)).astype(np.int32)
-    count = np.bincount(batch * np.int64(chunks) + chunk, minlength=batches * chunks).reshape(batches, chunks)
-    visited = count[list(order)] if by == "batch" else count[list(order)].T
-    begin = np.empty_like(count)
-    first = (np.cumsum(visited) - visited.ravel()).reshape(visited.shape)
-    begin[list(order)] = first if by == "batch" else first.T
-    return Buckets(loads.row[interval], interval, begin, count)
+    batch, chunk = loads.last if retiring else loads.first, np.searchsorted(chunk_start, loads.row, side="right") - 1
+    every = np.bincount(batch * np.int64(chunks) + chunk, minlength=batches * chunks).reshape(batches, chunks)
+    return Buckets(loads, chunk_start, order, by, retiring, every)

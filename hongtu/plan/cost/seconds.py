@@ -124,15 +124,24 @@ def overlapped(plan: ExecutionPlan, p: Pass, s: Seconds, *, pushed: float, writt
         pushed, written: of rows pushed to other devices, which are in ``s.peer``, and of those written to the host, in
             ``s.contiguous``.
     """
-    if plan.choice.staging < 2:
-        return s
-    streams = {  # ranks exchange rows between passes; nothing runs beside the disk
+    program = plan.pass_program(p)
+    hidden = 0.0
+    if plan.choice.staging > 1:
+        hidden = min(walk(program, _streams(s, pushed, written)) - (s.total - s.network - s.disk), 0.0)
+    beside = s.total - s.network - s.disk + hidden
+    if program.ahead:  # all but what comes first and leaves last
+        hidden -= min(s.disk, beside) * (1 - 1 / max(len(program.order), 1))
+    return s + Seconds(hidden=hidden)
+
+
+def _streams(s: Seconds, pushed: float, written: float) -> dict[str, float]:
+    """What every stream does; ranks exchange rows between passes."""
+    return {
         "load": s.load + s.peer - pushed + s.contiguous - written,
         "compute": s.aggregate + s.rowwise + s.dispatch + pushed,
         "flush": s.flush + written,
         "host": s.accumulate,
     }
-    return s + Seconds(hidden=min(walk(plan.pass_program(p), streams) - (s.total - s.network - s.disk), 0.0))
 
 
 def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:

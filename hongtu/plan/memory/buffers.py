@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
-from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Known, disk_staging
+from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
 from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
@@ -53,8 +54,8 @@ class PlannedMemory:
     known: Known = field(default_factory=dict)
 
     @property
-    def spilled(self) -> frozenset[str]:
-        """Vertex tensors that lie on the disk."""
+    def spilled(self) -> Mapping[str, int]:
+        """Vertex tensors that lie on the disk, as ``Choice`` has them."""
         return self.choice.spilled
 
     @property
@@ -169,8 +170,13 @@ class PlannedMemory:
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        width, sets, spilled = self.passes.width, max(self.choice.staging, 1), self.spilled
-        return self._buffers(p, device)[1] | disk_staging(p, device, self.disk, spilled, self.view, width, sets)
+        beside = disk_staging(p, device, self.disk, self.spilled, self.view, self.passes.width, self.disk_sets)
+        return self._buffers(p, device)[1] | beside
+
+    @property
+    def disk_sets(self) -> int:
+        """Of staging memory between the host and the disk: two where rows come a batch ahead."""
+        return self.choice.staging or 1 + (self.strategy.overlap and self.choice.ahead)
 
     @cached_property
     def disk(self) -> DiskLayout:
@@ -178,8 +184,19 @@ class PlannedMemory:
         if not self.spilled:
             return DiskLayout()
         planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
-        item, names = self.shape.itemsize, self.spilled
-        return DiskPlan(names, self.passes, self.view, planned, self.topology, item, self.known).layout
+        item = self.shape.itemsize
+        return DiskPlan(self.kept, self.passes, self.view, planned, self.topology, item, self.known).layout
+
+    @cached_property
+    def kept(self) -> dict[str, Kept]:
+        """Of every spilled tensor the rows that are in host memory all the same."""
+        first = np.arange(self.topology.partitions) * self.topology.chunks
+        start, ends = self.topology.partition_start[:-1], self.topology.chunk_start
+        return {name: Kept(start, ends[first + chunks]) for name, chunks in self.spilled.items()}
+
+    def in_memory(self, name: str) -> int:
+        """How many rows of a host tensor are in its memory."""
+        return self.kept[name].rows if name in self.kept else self.topology.num_vertices
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
@@ -280,13 +297,14 @@ class PlannedMemory:
             beside += self.shape.sparse_input.nbytes(item)
         beside += self.message_numbers * item
         row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
+        beside += sum(buckets.nbytes for buckets in self.disk.buckets)
         return v * row + beside + sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[np.ndarray]:
-        """The graph's structure and the plan's own arrays, each once."""
+        """The graph's structure and the plan's own arrays but the order of rows on the disk, each once."""
         found: dict[int, np.ndarray] = {}
         planned = (*self.transfers.values(), *self.writers.values())
-        beside = (*planned, self.choice.halo, self.disk.buckets)
+        beside = (*planned, self.choice.halo)
         _collect((self.topology, *self.views.values(), *self.schedules.values(), *beside), found)
         return list(found.values())
 

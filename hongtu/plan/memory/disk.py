@@ -6,8 +6,8 @@ and gradient rows that its caches let go, chunk by chunk. So whatever is read is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,8 +18,42 @@ from hongtu.plan.memory.arena import Buffer
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
 
-Known = dict[tuple[int, int, Side, bool, bool], Buckets]  # by intervals, chunks and how they are sorted
+Known = dict[tuple[int, int, Side, bool, bool, int], Buckets]  # by intervals, chunks, how they are sorted, their first
 Key = tuple[str, str]  # of a pass and a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The rows of a tensor on the disk that are in host memory all the same, one partition's behind another's.
+
+    Attributes:
+        start, end: int64 [m], the first vertex of every partition, and the one behind those that are in memory.
+
+    >>> kept = Kept(np.array([0, 10]), np.array([2, 13]))
+    >>> kept.rows, kept.has(1, 12), kept.has(1, 13)
+    (5, True, False)
+    >>> kept.places(np.array([1, 2, 9, 10, 12, 13])).tolist()
+    [1, 2, 4]
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int((self.end - self.start).sum())
+
+    def has(self, partition: int, first: int) -> bool:
+        """Whether the rows of a chunk are among them, which begins with a vertex."""
+        return first < int(self.end[partition])
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """int32, where those of some rows are that are among them."""
+        partition = np.searchsorted(self.start, rows, side="right") - 1
+        count = self.end - self.start
+        place = rows - (self.start - (np.cumsum(count) - count))[partition]
+        return place[rows < self.end[partition]].astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +90,16 @@ class DiskLayout:
 
     @property
     def buckets(self) -> list[Buckets]:
-        """Of all regions."""
-        return [one for region in (*self.flushed.values(), *self.loaded.values()) for one in region.buckets]
+        """Of all regions, each once."""
+        every = (one for region in (*self.flushed.values(), *self.loaded.values()) for one in region.buckets)
+        return list({id(one): one for one in every}.values())
 
 
 class DiskPlan:
     """Lays regions out.
 
     Args:
-        names: the tensors whose rows lie on the disk.
+        kept: of every tensor whose rows lie on the disk, those that do not.
         view: the chunks of a pass.
         transfers: of the passes that exchange or flush rows, by name.
         topology: the chunks by which the features are read.
@@ -74,7 +109,7 @@ class DiskPlan:
 
     def __init__(
         self,
-        names: frozenset[str],
+        kept: Mapping[str, Kept],
         passes: PassList,
         view: Callable[[Pass], Topology],
         transfers: dict[str, TransferPlan],
@@ -83,16 +118,16 @@ class DiskPlan:
         known: Known,
     ) -> None:
         self._passes, self._view, self._transfers, self._topology = passes, view, transfers, topology
-        self._itemsize, self._known = itemsize, known
+        self._itemsize, self._known, self._kept = itemsize, known, kept
         self.layout = DiskLayout()
-        lasting = sorted(names & (passes.constant | {FEATURES}))
+        lasting = sorted(kept.keys() & (passes.constant | {FEATURES}))
         at = 0
         for name in lasting:
             at = self._add(name, passes.every, at)
         self.layout.nbytes = at
         for group in (passes.setup, passes.train, passes.evaluate):  # each writes over the last one's rows
             end = at
-            for name in sorted(names.difference(lasting)):
+            for name in sorted(kept.keys() - lasting):
                 end = self._add(name, group, end)
             self.layout.nbytes = max(self.layout.nbytes, end)
 
@@ -137,13 +172,17 @@ class DiskPlan:
         chunks, backward = (len(chunk_start) - 1) // len(devices), p.direction == "backward"
         order = range(self._transfers[p.name].num_batches)[:: -1 if backward else 1]
         for i, device in enumerate(devices):
-            key = id(device.loads), id(chunk_start), by, retiring, backward
-            if key not in self._known:
+            begins, known = int(self._kept[name].end[i]), self._known
+            same = id(device.loads), id(chunk_start), by, retiring, backward
+            every, some = (*same, 0), (*same, begins)
+            if every not in known:
                 own = chunk_start[i * chunks : (i + 1) * chunks + 1]
-                self._known[key] = make_buckets(device.loads, own, order, by, retiring=retiring)
-            buckets.append(self._known[key])
+                known[every] = make_buckets(device.loads, own, order, by, retiring=retiring)
+            if some not in known:
+                known[some] = replace(known[every], begins=begins)
+            buckets.append(known[some])
             begin.append(at)
-            at += len(device.loads) * self._row(name)
+            at += len(buckets[i]) * self._row(name)
         return Region(tuple(begin), tuple(buckets)), at
 
 
@@ -156,7 +195,7 @@ def is_straight(p: Pass, name: str, layout: DiskLayout, view: Callable[[Pass], T
 
 
 def disk_staging(
-    p: Pass, device: int, layout: DiskLayout, spilled: frozenset[str], view: Callable[[Pass], Topology],
+    p: Pass, device: int, layout: DiskLayout, spilled: Iterable[str], view: Callable[[Pass], Topology],
     width: dict[str, int], sets: int,
 ) -> dict[str, Buffer]:  # fmt: skip
     """The host memory through which a pass's rows come from the disk and go there, for one device, by name."""
@@ -168,9 +207,9 @@ def disk_staging(
             found[f"disk {name}"] = Buffer((most, columns), FLOAT, sets)
         if name in (*p.inputs, *p.gradients) and name != FEATURES and not is_straight(p, name, layout, view):
             flushed = (layout.flushed.get((giver.name, name)) for giver in layout.givers[p.name, name])
-            rows = max([most, *(region.buckets[device].most("chunk") for region in flushed if region is not None)])
+            rows = max([most, *(region.buckets[device].most_of_chunk for region in flushed if region is not None)])
             found[f"parts {name}"] = Buffer((rows, columns), FLOAT)
         region = layout.loaded.get((p.name, name)) or layout.flushed.get((p.name, name))
         if region is not None:
-            found[f"bucket {name}"] = Buffer((region.buckets[device].most("batch"), columns), FLOAT, sets)
+            found[f"bucket {name}"] = Buffer((region.buckets[device].most_of_batch, columns), FLOAT, sets)
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -21,7 +22,9 @@ class Choice:
         fuse: forward, loss and backward of the last layer in one pass.
         save: save what stages compute until backward.
         resident: vertex tensors that stay on the devices.
-        spilled: those of the host whose rows lie on a disk.
+        spilled: those of the host whose rows lie on a disk, each with how many of the first chunks of every partition
+            have them in memory all the same.
+        ahead: rows come from the disk a batch ahead, in a second set of staging memory.
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or with a halo of a rank's own;
             () to compute every vertex.
         halo: the rows that ranks fetch of one another, or None.
@@ -33,7 +36,8 @@ class Choice:
     fuse: bool = False
     save: bool = False
     resident: frozenset[str] = frozenset()
-    spilled: frozenset[str] = frozenset()
+    spilled: Mapping[str, int] = field(default_factory=dict)
+    ahead: bool = True
     fields: tuple[np.ndarray, ...] = ()
     halo: Halo | None = None
     structure: bool = False

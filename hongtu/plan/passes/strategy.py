@@ -31,8 +31,8 @@ class Strategy:
         fuse_last_layer: forward, loss and backward of the last layer in one pass, where that is predicted cheaper.
         prune: train on what the loss vertices depend on, layer by layer, where that is much less than the graph.
         resident: leave vertex tensors on the devices that have room for them.
-        overlap: on devices with memory of their own, bring the next batch and take the last one away while one
-            computes, where the budget has room for it.
+        overlap: on devices with memory of their own, and between host and disk, bring the next batch and take the last
+            one away while one computes, where the budget has room for it.
         save: without a memory limit, save what stages computed until backward instead of computing it again.
     """
 

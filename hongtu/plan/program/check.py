@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 
@@ -31,10 +32,12 @@ STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
 RECALLS = (moves.Recall, moves.RecallGiven, moves.RecallPicks)
 SPILLS = (moves.Spill, moves.SpillPicks)
 ON_LOAD = (
-    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull, *RECALLS,
+    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull,
 )  # fmt: skip
 ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
-ON_FLUSH = (moves.Deliver, moves.Flush, *SPILLS)
+ON_FLUSH = (moves.Deliver, moves.Flush)
+ON_DISK = (*RECALLS, *SPILLS)
+BY_DISK = ("recalled", "spilled")  # events of its stream
 
 
 def check_program(program: Program) -> None:
@@ -90,23 +93,27 @@ class _Memory:
             self.rows.pop(x.name, None)
 
     def read(self, name: str, where: str, rows: np.ndarray) -> None:
+        if not len(rows):
+            return
         demand((name, where) in self.written, f"{name} ({where}) is not there")
         known = self.written[name, where][rows]
         if (name, where) in self.zeroed:
             known = known | self.zeroed[name, where][rows]
-        demand(bool(known.all()), f"row {int(rows[np.argmin(known)]) if len(rows) else 0} of {name} was never written")
+        demand(bool(known.all()), f"row {int(rows[np.argmin(known)])} of {name} was never written")
 
     def write(self, name: str, where: str, rows: np.ndarray, stores: Stores) -> None:
         """``stores`` is of these rows."""
         key = name, where
+        if not len(rows):
+            return
         if where == "chunk" and key not in self.written:
             self.written[key], self.zeroed[key] = self._all(False), self._all(False)
         demand(key in self.written, f"{name} ({where}) is not there")
         stored = np.broadcast_to(stores.where, rows.shape)
         wrong = stored & self.written[key][rows]
-        demand(not wrong.any(), f"a later writer of row {rows[np.argmax(wrong)] if len(rows) else 0} of {name} stores")
+        demand(not wrong.any(), f"a later writer of row {rows[np.argmax(wrong)]} of {name} stores")
         wrong = ~stored & ~(self.written[key] | self.zeroed[key])[rows]
-        demand(not wrong.any(), f"the first writer of row {rows[np.argmax(wrong)] if len(rows) else 0} of {name} adds")
+        demand(not wrong.any(), f"the first writer of row {rows[np.argmax(wrong)]} of {name} adds")
         self.written[key][rows] = True
 
 
@@ -119,20 +126,21 @@ class _Pass:
         p = self.p
         for x in p.before:
             self._try(x, lambda x=x: self._begin(x))
-        if any(isinstance(x, STREAMS) for x in p.body) or {
-            name for beside in p.staging for name in beside if not name.startswith(THROUGH)
-        }:
+        around = [x for x in p.body if isinstance(x, STREAMS) and getattr(x, "event", "") not in BY_DISK]
+        staged = {name for beside in p.staging for name in beside if not name.startswith(THROUGH)}
+        if around or staged:
             self._check_waits()
+        self._check_disk(staged=bool(around or staged))
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name for x in p.body if isinstance(x, moves.Spill)}
+        self.spilled = {x.name: x.kept for x in p.body if isinstance(x, moves.Spill)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
             self.batch = batch
             self.registers: set[str] = set()
             self.chunks = p.busy(batch)
-            for x in p.body:
+            for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
         adds = {x.cache for x in p.every if isinstance(x, ADDS) and x.cache in self.slots.held}
         self._named(f"{self.at}, at its end", lambda: self.slots.end(adds))
@@ -194,18 +202,23 @@ class _Pass:
             getattr(slots, x.verb)(x, self.batch)
         if isinstance(x, (*RECALLS, *SPILLS, moves.LayOut)):
             getattr(memory.disk, x.verb)(x)
-        elif isinstance(x, moves.Load | moves.Flush) and x.column == "place":
-            here = isinstance(x, moves.Flush) or (x.tensor, "bucket") in memory.disk.here
-            demand(here, f"the rows of {x.tensor} were not recalled")
-        elif isinstance(x, moves.Load | moves.Flush):
+        elif isinstance(x, moves.Load):
+            kept = memory.disk.here.get((x.tensor, "bucket"))
+            demand(kept is not None or not x.from_bucket, f"the rows of {x.tensor} were not recalled")
             for i in range(len(self.p.buffers)):
                 rows = x.picks.column("row", i, self.batch)
-                if isinstance(x, moves.Load):
-                    memory.read(x.tensor, "host", rows)
-                else:
-                    memory.write(x.tensor, "host", rows, Stores(x.stores[i].of(x.picks.of(i, self.batch))))
-        elif isinstance(x, moves.Read) and (x.name, "rows") not in memory.disk.here:
-            for _, chunk in self.chunks:
+                memory.read(x.tensor, "host", rows if kept is None else rows[rows < kept.end[i]])
+        elif isinstance(x, moves.Flush):
+            for i in range(len(self.p.buffers)):
+                rows = x.picks.column("row", i, self.batch)
+                here = np.flatnonzero(rows < (memory.num_vertices if x.to_bucket is None else x.to_bucket.end[i]))
+                stores = x.stores[i].of(x.picks.of(i, self.batch))
+                stores = stores if isinstance(stores, bool) else stores[here]
+                memory.write(x.tensor, "host", rows[here], Stores(stores))
+        elif isinstance(x, moves.Read):
+            kept = memory.disk.here.get((x.name, "rows"))
+            away = [] if kept is None else memory.disk.on_disk(kept)
+            for _, chunk in (one for one in self.chunks if one not in away):
                 memory.read(x.name, "host", self._own_rows(chunk))
         elif isinstance(x, moves.BringSlots):
             self.sources = {chunk: x.slots.of(i, self.batch) for i, chunk in self.chunks}
@@ -217,7 +230,8 @@ class _Pass:
                 memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
         elif isinstance(x, moves.Deliver):
             demand(x.name in self.sent, "nothing was written to be delivered")
-            for _, chunk in () if x.name in self.spilled else self.chunks:
+            away = memory.disk.on_disk(self.spilled[x.name]) if x.name in self.spilled else []
+            for _, chunk in (one for one in self.chunks if one not in away):
                 self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Compute):
             self._compute(x)
@@ -272,16 +286,8 @@ class _Pass:
 
     def _check_waits(self) -> None:
         """Between instructions that conflict there is what orders them."""
-        body = self.p.body
+        body, need = self.p.body, partial(self._need, self.p.body)
         words = [_word(x) for x in body]
-
-        def need(word: str, after: tuple[type, ...], before: tuple[type, ...]) -> None:
-            ends = [k for k, x in enumerate(body) if isinstance(x, before)]
-            starts = [k for k, x in enumerate(body) if isinstance(x, after)]
-            lo, hi = max(starts, default=-1), min((k for k in ends), default=len(body))
-            found = word in words[lo + 1 : hi]
-            demand(found, f"{self.at}: no '{word}' in its place, between instructions {lo + 1} and {hi}")
-
         need("wait load sent", (), ON_LOAD)
         need("host_wait brought", (), ON_LOAD)
         need("signal load brought", ON_LOAD, ON_COMPUTE)
@@ -298,6 +304,35 @@ class _Pass:
         if any(isinstance(x, moves.Push) for x in body):
             need("meet compute", (moves.Compute,), (moves.Push,))
             need("meet compute", (moves.Push,), ON_FLUSH)
+
+    def _check_disk(self, *, staged: bool) -> None:
+        """The same of what comes from the disk and goes there."""
+        p = self.p
+        recalls, spills = p.recalls, any(isinstance(x, SPILLS) for x in p.body)
+        demand(not any(isinstance(x, RECALLS) for x in p.body), f"{self.at}: the body recalls")
+        if recalls:
+            self._need(recalls, "signal disk recalled", RECALLS, ())
+            self._need(p.body, "wait load recalled", (), ON_LOAD)
+        if recalls and staged:
+            self._need(recalls, "wait disk brought", (), RECALLS)
+        if spills:
+            self._need(p.body, "signal disk spilled", SPILLS, ())
+        if spills and staged:
+            self._need(p.body, "follow disk flush", ON_FLUSH, SPILLS)
+            self._need(p.body, "follow disk host", ON_FLUSH, SPILLS)
+        if spills and not recalls and staged:
+            self._need(p.body, "wait flush spilled", ON_COMPUTE, ON_FLUSH)
+        if spills and not recalls and not staged:
+            self._need(p.body, "wait compute spilled", (), (moves.Compute,))
+
+    def _need(
+        self, body: tuple[Instruction, ...], word: str, after: tuple[type, ...], before: tuple[type, ...]
+    ) -> None:
+        ends = [k for k, x in enumerate(body) if isinstance(x, before)]
+        starts = [k for k, x in enumerate(body) if isinstance(x, after)]
+        lo, hi = max(starts, default=-1), min(ends, default=len(body))
+        found = word in map(_word, body[lo + 1 : hi])
+        demand(found, f"{self.at}: no '{word}' in its place, between instructions {lo + 1} and {hi}")
 
 
 def _word(x: Instruction) -> str:

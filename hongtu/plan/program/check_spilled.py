@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.plan.memory.disk import Region
+from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.program import moves
 from hongtu.plan.program.check_slots import demand
 from hongtu.plan.program.program import PassProgram
@@ -17,29 +17,34 @@ class Spilled:
         own: by first byte, bool [V], the vertices whose own rows are there.
         taken: by region, the chunks whose rows are there for others to load, of every device.
         flushed: by region, the batches whose rows are there.
-        here: what staging memory has in this batch: a tensor's own rows, or a bucket of it.
+        here: what staging memory has in this batch: a tensor's own rows, or a bucket of it; and which rows are in
+            memory all the same.
     """
 
     def __init__(self) -> None:
         self.own: dict[int, np.ndarray] = {}
         self.taken: dict[int, set[tuple[int, int]]] = {}
         self.flushed: dict[int, set[int]] = {}
-        self.here: set[tuple[str, str]] = set()
+        self.here: dict[tuple[str, str], Kept] = {}
 
     def begin(self, p: PassProgram, batch: int) -> None:
         """A batch begins: nothing is at hand."""
         self._p, self._batch, self._chunks = p, batch, p.busy(batch)
         self.here.clear()
 
+    def on_disk(self, kept: Kept) -> list[tuple[int, int]]:
+        """The chunks of the batch whose rows of a tensor are there."""
+        return [(i, chunk) for i, chunk in self._chunks if not kept.has(i, int(self._p.view.chunk_start[chunk]))]
+
     def lay_out(self, x: moves.LayOut) -> None:
         self._give(x.takers)
 
     def recall_given(self, x: moves.RecallGiven) -> None:
-        self.here.add((x.name, "rows"))
+        self.here[x.name, "rows"] = x.kept
 
     def recall(self, x: moves.Recall) -> None:
         view = self._p.view
-        for i, number in self._chunks:
+        for i, number in self.on_disk(x.kept):
             known, chunk = np.zeros(view.num_vertices, dtype=np.bool_), number - i * view.chunks
             first, end = (int(v) for v in view.chunk_start[number : number + 2])
             for given in x.given:
@@ -57,19 +62,19 @@ class Spilled:
                         known[row] = True
             if x.straight:
                 demand(len(x.given) == 1 and x.given[0].flushed is None, f"{x.name} has to be added up")
-        self.here.add((x.name, "rows"))
+        self.here[x.name, "rows"] = x.kept
 
     def recall_picks(self, x: moves.RecallPicks) -> None:
         for i, buckets in enumerate(x.region.buckets):
             wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
             left = wanted - self.taken.get(id(x.region), set())
             demand(not left, f"device {i}: {x.tensor} of chunks {sorted(c for _, c in left)} was never spilled")
-        self.here.add((x.tensor, "bucket"))
+        self.here[x.tensor, "bucket"] = x.kept
 
     def spill(self, x: moves.Spill) -> None:
         if x.own is not None:
             there = self.own.setdefault(x.own, np.zeros(self._p.view.num_vertices, dtype=np.bool_))
-            for _, number in self._chunks:
+            for _, number in self.on_disk(x.kept):
                 there[slice(*self._p.view.chunk_start[number : number + 2])] = True
         self._give(x.takers)
 

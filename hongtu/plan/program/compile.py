@@ -14,12 +14,11 @@ from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body
-from hongtu.plan.program.instruction import Contended, Given, Instruction, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Contended, Given, Instruction, SlotsOfSources
 from hongtu.plan.program.operands import (
     STAYS,
     Picked,
     flushed,
-    given,
     gradient_cache,
     stores,
     transfers_of,
@@ -33,7 +32,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
     setup = [compile_pass(plan, p) for p in plan.passes.setup]
     first = _first_pass(plan)
-    if FEATURES not in plan.spilled and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
+    if plan.in_memory(FEATURES) and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
         done = moves.Free(name=FEATURES, where="host")
         setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
         if not setup:
@@ -75,7 +74,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
-        body.append(moves.LayOut(name=FEATURES, takers=tuple(takers)))
+        body.append(moves.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))
         chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
         columns = plan.passes.width[FEATURES]
         staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
@@ -93,8 +92,9 @@ HOST_ROWS = ("ids", "statistics", "edge_id_start")  # arrays of a chunk's struct
 def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray) -> moves.Place:
     there = where(plan, name)
     devices = range(plan.topology.partitions)
-    rows = (plan.topology.num_vertices,) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
-    return moves.Place(name=name, where=there, rows=rows, shape=(plan.passes.width[name],), zero=zero)
+    rows = (plan.in_memory(name),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
+    shape, kept = (plan.passes.width[name],), plan.kept.get(name)
+    return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept)
 
 
 def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
@@ -102,6 +102,7 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
     devices = range(plan.topology.partitions)
     schedule = np.asarray(plan.schedule(p))
     order = range(schedule.shape[1])
+    recalls, spills = tuple(_recalls(plan, p)), tuple(_spills(plan, p))
     return PassProgram(
         name=p.name,
         view=plan.view(p),
@@ -111,16 +112,18 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         buffers=tuple(plan.buffers(p, i) for i in devices),
         staging=tuple(plan.host_staging(p, i) for i in devices),
         before=tuple(_before(plan, p)),
-        body=tuple(_body(plan, p)),
+        recalls=recalls,
+        ahead=plan.disk_sets - 1 if recalls or spills else 0,
+        body=tuple(_body(plan, p, spills, recalls=bool(recalls))),
         after=tuple(_after(plan, p)),
-        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if n not in plan.spilled),
+        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if plan.in_memory(n)),
     )
 
 
 def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     pruned = plan.view(p).active is not None
     for name in p.creates:
-        if where(plan, name) != "chunk" and name not in plan.spilled:
+        if where(plan, name) != "chunk" and plan.in_memory(name):
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
@@ -144,14 +147,31 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
 
 
-def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
+def _recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
+    """What one batch has from the disk."""
+    found: list[Instruction] = []
+    region = plan.disk.loaded.get((p.name, str(p.exchange)))
+    if region is not None:
+        name, picks = str(p.exchange), Picked(plan, p).of("begin", mirrors=False)
+        found.append(moves.RecallPicks(tensor=name, kept=plan.kept[name], region=region, picks=picks))
+    found += [_recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
+    if found:
+        if plan.choice.staging:
+            yield moves.Wait(stream="disk", event="brought", why="recall: the last rows have left staging")
+        yield from found
+        yield moves.Signal(stream="disk", event="recalled")
+
+
+def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, recalls: bool) -> Iterator[Instruction]:
     """One batch: bring, compute, deliver; with waits where device and host have memories of their own. The last batch
     of the set was as many before this one as there are sets; slots that this one fills were retired by then, for the
-    plan keeps every row that much longer."""
+    plan keeps every row that much longer. Where rows have been recalled, the disk had taken that batch's before."""
     staged = plan.choice.staging > 0
     if staged:
         yield moves.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
         yield moves.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+    if recalls:
+        yield moves.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
     yield from _bring_neighbours(plan, p, staged=staged)
     yield from _bring_chunk(plan, p)
     if staged:
@@ -163,6 +183,8 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.flush is not None and picks.shares:
         yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=True), slots="pull_to")
     saves = p.saves and p.direction == "forward"
+    if spills and not recalls and not staged:
+        yield moves.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
     yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
     if p.flush is not None and picks.shares:
         if staged:
@@ -174,20 +196,20 @@ def _body(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if staged:
         yield moves.Follow(stream="flush", other="compute", why="deliver: results are there")
         yield moves.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
+    if spills and not recalls and staged:
+        yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
             yield moves.Deliver(name=name, stores=stores(plan, p, name))
-            if name in plan.spilled:
-                own, takers = plan.disk.own.get((p.name, name)), plan.disk.takers.get((p.name, name), ())
-                yield moves.Spill(name=name, own=own, takers=tuple(takers))
     if p.flush is not None and picks.loads:
-        ends, region = picks.of("end", mirrors=False), plan.disk.flushed.get((p.name, p.flush))
-        if region is None:
-            yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=flushed(plan, p, p.flush))
-        else:
-            every = (Stores(True),) * plan.topology.partitions
-            yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=every, to_bucket=True)
-            yield moves.SpillPicks(tensor=p.flush, region=region)
+        ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
+        into = flushed(plan, p, p.flush)
+        yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=into, to_bucket=kept)
+    if spills:
+        for other in ("flush", "host") if staged else ():
+            yield moves.Follow(stream="disk", other=other, why="spill: the rows are in staging")
+        yield from spills
+        yield moves.Signal(stream="disk", event="spilled")
     if staged:
         yield moves.Signal(stream="flush", event="sent")
         yield moves.Signal(stream="host", event="added")
@@ -200,10 +222,8 @@ def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator
     if picks.loads:
         yield moves.BringPicks(name="load_slots", picks=loads, column="slot")
     if picks.loads and p.exchange is not None:
-        region = plan.disk.loaded.get((p.name, p.exchange))
-        if region is not None:
-            yield moves.RecallPicks(tensor=p.exchange, region=region)
-        load = moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads, from_bucket=region is not None)
+        from_bucket = (p.name, p.exchange) in plan.disk.loaded
+        load = moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads, from_bucket=from_bucket)
         yield moves.BringPicks(name="load_rows", picks=loads, column=load.column)
         yield load
     if picks.shares:
@@ -241,8 +261,6 @@ def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.Read(name="loss_bits")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
-            if name in plan.spilled:
-                yield _recall(plan, p, name)
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 yield moves.Read(name=name)
@@ -250,17 +268,32 @@ def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
                 yield moves.ReadSparse(name=name, numbers=sparse.numbers(plan.view(p)))
 
 
+def _spills(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
+    """What one batch gives the disk."""
+    disk = plan.disk
+    for name in p.written:
+        if name in plan.spilled:
+            takers = disk.takers.get((p.name, name), ())
+            own = disk.own.get((p.name, name))
+            yield moves.Spill(name=name, kept=plan.kept[name], own=own, takers=tuple(takers))
+    if p.flush is not None and (p.name, p.flush) in disk.flushed:
+        region, ends = disk.flushed[p.name, p.flush], Picked(plan, p).of("end", mirrors=False)
+        yield moves.SpillPicks(tensor=p.flush, kept=plan.kept[p.flush], region=region, picks=ends)
+
+
 def _recall(plan: PlannedMemory, p: Pass, name: str) -> Instruction:
     """A pass's own rows of a tensor that lies on the disk."""
     if name == FEATURES:
-        return moves.RecallGiven(name=name)
+        return moves.RecallGiven(name=name, kept=plan.kept[name])
     disk, found = plan.disk, []
     for giver in disk.givers[p.name, name]:
         key = giver.name, name
         found.append(
             Given(
                 view=plan.view(giver), schedule=plan.schedule(giver), own=disk.own.get(key),
-                stores=given(plan, giver, name), flushed=disk.flushed.get(key), flush_stores=flushed(plan, giver, name),
+                stores=stores(plan, giver, name), flushed=disk.flushed.get(key),
+                flush_stores=flushed(plan, giver, name),
             )
         )  # fmt: skip
-    return moves.Recall(name=name, given=tuple(found), straight=is_straight(p, name, disk, plan.view))
+    straight = is_straight(p, name, disk, plan.view)
+    return moves.Recall(name=name, kept=plan.kept[name], given=tuple(found), straight=straight)

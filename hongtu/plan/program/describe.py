@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from hongtu.plan.memory.disk import Region
+from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.instruction import Instruction, Picks, Stores
@@ -202,25 +202,27 @@ class Described:
     # ---------------------------------------------------------------------------------------------------------- disk
 
     def lay_out(self, x: moves.LayOut) -> Line:
-        return Line(f"disk for {_count(x.takers, 'pass', 'passes')} <- {x.name} of the artifact", self._all_rows())
+        what = f"disk for {_count(x.takers, 'pass', 'passes')} <- {x.name} of the artifact"
+        return Line(what, self._all_rows(), note=_but(x.kept))
 
     def recall(self, x: moves.Recall) -> Line:
-        note = "" if x.straight else "added up"
-        return Line(f"host {x.name}[chunk] = disk, by {_count(x.given, 'pass', 'passes')}", self._all_rows(), note=note)
+        what = f"host {x.name}[chunk] = disk, by {_count(x.given, 'pass', 'passes')}"
+        note = "; ".join(filter(None, ("" if x.straight else "added up", _but(x.kept))))
+        return Line(what, self._all_rows(), note=note)
 
     def recall_given(self, x: moves.RecallGiven) -> Line:
-        return Line(f"host {x.name}[chunk] = of the artifact", self._all_rows())
+        return Line(f"host {x.name}[chunk] = of the artifact", self._all_rows(), note=_but(x.kept))
 
     def recall_picks(self, x: moves.RecallPicks) -> Line:
-        return Line(f"host {x.tensor}[load_rows] = disk", self._in_bucket(x.region))
+        return Line(f"host {x.tensor}[load_rows] = disk", self._in_bucket(x.region), note=_but(x.kept))
 
     def spill(self, x: moves.Spill) -> Line:
         own = "" if x.own is None else ", to be read"
         takers = f", for {_count(x.takers, 'pass', 'passes')} to load" if x.takers else ""
-        return Line(f"disk <- host {x.name}[chunk]{own}{takers}", self._all_rows())
+        return Line(f"disk <- host {x.name}[chunk]{own}{takers}", self._all_rows(), note=_but(x.kept))
 
     def spill_picks(self, x: moves.SpillPicks) -> Line:
-        return Line(f"disk <- host {x.tensor}[rows]", self._in_bucket(x.region))
+        return Line(f"disk <- host {x.tensor}[rows]", self._in_bucket(x.region), note=_but(x.kept))
 
     def _all_rows(self) -> tuple[int, ...]:
         view = self._p.view
@@ -345,3 +347,7 @@ def _mixed(stores: Iterable[np.ndarray]) -> str:
     if stored and added:
         return f"store {stored}, add {added}"
     return "add" if added else "store"
+
+
+def _but(kept: Kept) -> str:
+    return f"but {kept.rows} rows in memory" if kept.rows else ""

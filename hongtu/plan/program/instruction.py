@@ -182,6 +182,11 @@ class Given:
         rows: np.ndarray = active[slice(*np.searchsorted(active, (first, end)))]
         return rows
 
+    def count(self, device: int, chunk: int, first: int, end: int) -> int:
+        """How many rows there are of a chunk."""
+        own = end - first if self.own is not None and len(self.own_rows(first, end)) else 0
+        return own + (0 if self.flushed is None else int(self.flushed.buckets[device].count[:, chunk].sum()))
+
     def pieces(self, device: int, chunk: int, first: int, end: int, row_bytes: int) -> Iterator[Piece]:
         """What there is of a chunk, in the order in which it was given: in a batch own rows come before those that are
         flushed.

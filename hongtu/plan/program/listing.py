@@ -55,7 +55,8 @@ def _list_pass(p: PassProgram, when: str, widths: dict[str, int], itemsize: int,
     backward = ", from last to first" if p.order.step < 0 else ""
     sets = f", {p.sets} sets of staging" if any(p.staging) else ""
     counted = f"{_count(devices, 'device')}, {_count(len(p.order), 'batch', 'batches')}"
-    head = f"pass '{p.name}' ({when}): {counted}{backward}{sets}"
+    ahead = ", recalled a batch ahead" if p.ahead else ""
+    head = f"pass '{p.name}' ({when}): {counted}{backward}{sets}{ahead}"
     lines = [head]
     outside = Described(p, widths, itemsize)
     lines += _table(_rows(p.before, outside), "  ")
@@ -66,7 +67,7 @@ def _list_pass(p: PassProgram, when: str, widths: dict[str, int], itemsize: int,
         shown = p.order[0] if batch is None or batch not in p.order else batch
         chunks = ", ".join(str(int(chunk)) for chunk in p.schedule[:, shown])
         lines.append(f"  batch {shown}, chunk{'s' * (devices > 1)} {chunks}:")
-        lines += _table(_rows(p.body, Described(p, widths, itemsize, shown)), "    ")
+        lines += _table(_rows((*p.recalls, *p.body), Described(p, widths, itemsize, shown)), "    ")
     lines += _table(_rows((*p.after, *p.frees), outside), "  ")
     return "\n".join(lines) + "\n"
 

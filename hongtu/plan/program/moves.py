@@ -11,12 +11,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from hongtu.graph.halo import Halo
-from hongtu.plan.memory.disk import Region
+from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import Over
 from hongtu.plan.program.instruction import Contended, Given, Instruction, Picks, SlotsOfSources, Stores, Where, kind
 
-StreamName = Literal["load", "compute", "flush", "host"]
-EventName = Literal["brought", "sent", "added"]
+StreamName = Literal["load", "compute", "flush", "host", "disk"]
+EventName = Literal["brought", "sent", "added", "recalled", "spilled"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 # ------------------------------------------------------------------------------------------------ around the batches
@@ -31,6 +31,7 @@ class Place(Instruction):
         shape: of a row; () for plain numbers.
         dtype: "float" stands for the run's.
         zero: all rows, or int32 rows of a host tensor, begin as zeros; others with anything.
+        kept: the rows of a host tensor that there are; None: all.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Place(Instruction):
     shape: tuple[int, ...]
     dtype: str = "float"
     zero: bool | np.ndarray = False
+    kept: Kept | None = None
 
 
 @kind
@@ -306,22 +308,24 @@ class Flush(Instruction):
 
     Attributes:
         stores: of every device, the intervals whose rows are stored.
-        to_bucket: the rows become a bucket, which goes to the disk.
+        to_bucket: the rows become a bucket, which goes to the disk, but for those of this tensor that are in memory.
     """
 
     tensor: str
     cache: str
     picks: Picks
     stores: tuple[Stores, ...]
-    to_bucket: bool = False
+    to_bucket: Kept | None = None
 
     @property
     def column(self) -> Literal["row", "place"]:
         """What says where the rows are to be."""
-        return "place" if self.to_bucket else "row"
+        return "row" if self.to_bucket is None else "place"
 
 
 # ---------------------------------------------------------------------------------------------------------- the disk
+# Attributes of all of them: ``kept``, the rows of the tensor that are in host memory. Of these none moves, but to its
+# place in a bucket.
 
 
 @kind
@@ -329,12 +333,13 @@ class LayOut(Instruction):
     """Read the chunk's rows of a tensor from the artifact's file, and write them where others will load them."""
 
     name: str
+    kept: Kept
     takers: tuple[Region, ...]
 
 
 @kind
 class Recall(Instruction):
-    """The destinations' rows of a tensor come from the disk to staging memory of the host, and are added up there.
+    """On ``disk``: the destinations' rows of a tensor come to staging memory of the host, and are added up there.
 
     Attributes:
         given: by which passes, in their order.
@@ -342,6 +347,7 @@ class Recall(Instruction):
     """
 
     name: str
+    kept: Kept
     given: tuple[Given, ...]
     straight: bool
 
@@ -351,19 +357,22 @@ class RecallGiven(Instruction):
     """The same of a tensor that the artifact has."""
 
     name: str
+    kept: Kept
 
 
 @kind
 class RecallPicks(Instruction):
-    """The rows that the batch loads come from the disk to staging memory of the host, by row."""
+    """On ``disk``: the rows that the batch loads come to staging memory of the host, by row."""
 
     tensor: str
+    kept: Kept
     region: Region
+    picks: Picks
 
 
 @kind
 class Spill(Instruction):
-    """On ``host``: the destinations' rows go from staging memory of the host to the disk.
+    """On ``disk``: the destinations' rows go there from staging memory of the host.
 
     Attributes:
         own: the first byte of the tensor's own rows, or None where nobody reads these.
@@ -371,6 +380,7 @@ class Spill(Instruction):
     """
 
     name: str
+    kept: Kept
     own: int | None
     takers: tuple[Region, ...]
 
@@ -380,4 +390,6 @@ class SpillPicks(Instruction):
     """The same of the rows that the batch flushes."""
 
     tensor: str
+    kept: Kept
     region: Region
+    picks: Picks

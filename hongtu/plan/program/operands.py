@@ -29,14 +29,8 @@ def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
 
 
 def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:
-    """Of the writers of a row the first stores, later ones add: for all destinations, or bool [V] for each."""
-    if name in plan.spilled:
-        return Stores(True)  # what is there is looked at when the rows are recalled
-    return given(plan, p, name)
-
-
-def given(plan: PlannedMemory, p: Pass, name: str) -> Stores:
-    """The same, wherever the tensor's rows are."""
+    """Of the writers of a row the first stores, later ones add: for all destinations, or bool [V] for each. Of rows on
+    the disk what is there is looked at when they are recalled."""
     if name not in p.direct or name not in p.creates:
         return Stores(name not in p.direct)
     if name in plan.resident:  # where flushes add to zeros

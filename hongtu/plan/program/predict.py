@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import Region
+from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Where
@@ -29,7 +29,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
     own = slice(device * p.view.chunks, (device + 1) * p.view.chunks)
     busy = p.view.num_dst[own] > 0
     traffic = Traffic()
-    for x in (*p.before, *p.body, *p.after):
+    for x in (*p.before, *p.recalls, *p.body, *p.after):
         match x:
             case moves.Read():
                 traffic.add(x.link, entries["destinations"] * row[x.name])
@@ -50,17 +50,16 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
                 rows = len(x.picks.table(device))
                 traffic.add(x.verb, rows * row[x.cache], rows)
             case moves.LayOut() | moves.RecallGiven():  # from a file of 4-byte numbers
-                read = 4 * width[x.name] * int(np.diff(p.view.chunk_start)[own][busy].sum())
-                traffic.add("disk", read + _spilled(getattr(x, "takers", ()), device, busy) * row[x.name])
+                rows = sum(end - first for _, first, end in _on_disk(p, device, x.kept))
+                spilled = _spilled(getattr(x, "takers", ()), device, busy)
+                traffic.add("disk", 4 * width[x.name] * rows + spilled * row[x.name])
             case moves.Recall():
-                ends = p.view.chunk_start[own.start : own.stop + 1].tolist()
-                chunks = [(c, ends[c], ends[c + 1]) for c in np.flatnonzero(busy).tolist()]
-                found = (of.pieces(device, *chunk, 0) for chunk in chunks for of in x.given)
-                traffic.add("disk", sum(piece.rows for pieces in found for piece in pieces) * row[x.name])
+                found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
+                traffic.add("disk", sum(found) * row[x.name])
             case moves.RecallPicks() | moves.SpillPicks():
                 traffic.add("disk", len(x.region.buckets[device]) * row[x.tensor])
             case moves.Spill():
-                rows = 0 if x.own is None else int(np.diff(p.view.chunk_start)[own][busy].sum())
+                rows = 0 if x.own is None else sum(end - first for _, first, end in _on_disk(p, device, x.kept))
                 traffic.add("disk", (rows + _spilled(x.takers, device, busy)) * row[x.name])
             case moves.Deliver():
                 traffic.add("write", entries["destinations"] * row[x.name])
@@ -68,6 +67,14 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
                 rows = x.halo.rows if device == 0 else 0  # of the rank, whatever its devices
                 traffic.add(x.link, rows * row[x.tensor], rows)
     return traffic
+
+
+def _on_disk(p: PassProgram, device: int, kept: Kept) -> list[tuple[int, int, int]]:
+    """The number on the device, and the first vertex and the one behind the last, of chunks that run and have the rows
+    of a tensor on the disk."""
+    n = p.view.chunks
+    ends, busy = p.view.chunk_start[device * n : (device + 1) * n + 1].tolist(), p.view.num_dst[device * n :][:n] > 0
+    return [(c, ends[c], ends[c + 1]) for c in np.flatnonzero(busy).tolist() if not kept.has(device, ends[c])]
 
 
 def _spilled(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:

@@ -25,8 +25,8 @@ class PassProgram:
         order: the batches as they are visited.
         sets: of staging memory.
         buffers: of every device, what it has while the pass runs; ``staging``: the host's side of it.
-        before: once, before the buffers are made; ``body``: in every batch; ``after``: once, before they are freed;
-            ``frees``: then.
+        before: once, before the buffers are made; ``recalls``: for every batch, before the body of the ``ahead``-th
+            batch before it; ``body``: in every batch; ``after``: once, before they are freed; ``frees``: then.
     """
 
     name: str
@@ -37,6 +37,8 @@ class PassProgram:
     buffers: tuple[dict[str, Buffer], ...]
     staging: tuple[dict[str, Buffer], ...]
     before: tuple[Instruction, ...]
+    recalls: tuple[Instruction, ...] = ()
+    ahead: int = 0
     body: tuple[Instruction, ...]
     after: tuple[Instruction, ...]
     frees: tuple[Free, ...]
@@ -44,7 +46,7 @@ class PassProgram:
     @property
     def every(self) -> Iterator[Instruction]:
         """All instructions in the order in which they run, those of chunks among them."""
-        yield from self.before
+        yield from (*self.before, *self.recalls)
         for instruction in self.body:
             yield instruction
             if isinstance(instruction, Compute):

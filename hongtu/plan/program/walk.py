@@ -9,7 +9,7 @@ from hongtu.plan.program.check import ON_COMPUTE, ON_FLUSH, ON_LOAD
 from hongtu.plan.program.program import PassProgram
 
 ROUNDS = 4  # of all sets that are walked; from then on every round takes as long as the last
-STREAMS = ("load", "compute", "flush", "host")
+STREAMS = ("load", "compute", "flush", "host", "disk")
 
 
 def walk(p: PassProgram, streams: Mapping[str, float]) -> float:

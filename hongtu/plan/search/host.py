@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hongtu.config import in_bytes, size
@@ -40,23 +41,37 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
         return plan
     if not limit.spills:
         raise _refusal(plan, limit, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
-    costs = {name: with_spilled(plan, {name}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
+    costs = {name: with_spilled(plan, {name: 0}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
     by_cost = sorted(costs, key=lambda name: (costs[name], name))
-    tried = [with_spilled(plan, set(by_cost[:count])) for count in range(len(by_cost) + 1)]
+    counts = range(len(by_cost) + 1)
+    tried = [with_spilled(plan, dict.fromkeys(by_cost[:k], 0), ahead=ahead) for k in counts for ahead in (True, False)]
     found = next((one for one in tried if need(one) <= limit.memory), None)
     if found is None:
         raise _refusal(min(tried, key=need), limit, "give more, or smaller chunks: a smaller device_memory")
+    chunks = range(plan.topology.chunks + 1)
     for name in reversed(by_cost):  # what was not enough before may not be wanted beside what came later
-        fewer = with_spilled(plan, found.choice.spilled - {name})
-        if need(fewer) <= limit.memory:
-            found = fewer
+        if name in found.choice.spilled:
+            kept = [_keeping(plan, found, name, count) for count in chunks]  # lazily planned
+            most = bisect_right(kept, limit.memory, lo=1, hi=len(kept) - 1, key=need)
+            last = kept[-1]
+            found = last if need(last) <= limit.memory else kept[most - 1]
     return found
+
+
+def _keeping(plan: ExecutionPlan, found: ExecutionPlan, name: str, chunks: int) -> ExecutionPlan:
+    """With so many chunks of a tensor in memory, too."""
+    spilled = {other: kept for other, kept in found.choice.spilled.items() if other != name}
+    some = spilled if chunks == plan.topology.chunks else spilled | {name: chunks}
+    return with_spilled(plan, some, ahead=found.choice.ahead)
 
 
 def needed(plan: ExecutionPlan, *, has_devices: bool) -> int:
     """Bytes that a run keeps on the host."""
     devices = plan.device_bytes if has_devices else {}
     return sum((plan.host_bytes | devices).values())
+
+
+OF_SPILLED = ("kept", "disk", "program", "_compiled")  # what a plan has found out that depends on it
 
 
 def candidates(plan: ExecutionPlan) -> list[str]:
@@ -76,9 +91,12 @@ def candidates(plan: ExecutionPlan) -> list[str]:
     return sorted(found - plan.resident)
 
 
-def with_spilled(plan: ExecutionPlan, spilled: Set[str]) -> ExecutionPlan:
-    """The same plan with the rows of these tensors on the disk."""
-    return replace(plan, choice=replace(plan.choice, spilled=frozenset(spilled)))
+def with_spilled(plan: ExecutionPlan, spilled: Mapping[str, int], *, ahead: bool = True) -> ExecutionPlan:
+    """The same plan with the rows of these tensors on the disk, but those of so many chunks of each partition."""
+    found = replace(plan, choice=replace(plan.choice, spilled=spilled, ahead=ahead))
+    lasting = {name: value for name, value in vars(plan).items() if name not in (*vars(found), *OF_SPILLED)}
+    vars(found).update(lasting)
+    return found
 
 
 def _refusal(plan: ExecutionPlan, limit: HostLimit, remedy: str) -> InputError:

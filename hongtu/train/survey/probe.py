@@ -24,6 +24,7 @@ from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
@@ -140,7 +141,7 @@ class _Zeros(HostStore):
     numpy's zeros take no page before it is written, and most rows here are never written.
     """
 
-    def create(self, name: str, columns: int, zero: bool | np.ndarray) -> None:
+    def create(self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None) -> None:
         self.keep(name, self.zeros(columns))
 
     def zeros(self, columns: int) -> torch.Tensor:

@@ -1,0 +1,128 @@
+"""Files of rows that host memory does not hold: the memory that they take all the same, and disks that fail."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hongtu.bench.profile import disk as rate
+from hongtu.engine import disk
+from hongtu.errors import InputError, OutputError
+from hongtu.host import drop_file_pages
+from hongtu.metrics import Traffic
+from tests import problems, training
+from tests.models import SIX
+from tests.staged import on_disk
+
+
+def make(folder, **options):
+    torch.manual_seed(0)
+    with on_disk(folder) as spills:
+        problem = problems.problem_of(problems.awkward_graph(), width=256)
+        return training.make_trainer(SIX[1], problem, (2, 4), device_memory="smallest", **spills, **options)
+
+
+def cached_bytes(file, nbytes):
+    """Of a file, in memory."""
+    with mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY) as pages:
+        flags = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+        view = (ctypes.c_char * nbytes).from_buffer(pages)
+        ctypes.CDLL(None, use_errno=True).mincore(view, ctypes.c_size_t(nbytes), flags)
+        del view
+    return mmap.PAGESIZE * sum(flag & 1 for flag in flags)
+
+
+@pytest.fixture
+def drops(tmp_path):
+    """Skips where the file system is memory, or keeps its pages."""
+    with open(tmp_path / "pages", "w+b") as stream:
+        stream.write(bytes(1 << 16))
+        stream.flush()
+        drop_file_pages(stream.fileno(), written=True)
+        if cached_bytes(stream.fileno(), 1 << 16):
+            pytest.skip("this file system keeps the pages of its files in memory")
+
+
+def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, monkeypatch):
+    monkeypatch.setattr(disk, "CACHED", 1 << 16)
+    made, rows = disk.Disk(str(tmp_path), 1 << 23, Traffic(), None, None), torch.ones(64, 64)
+    for move in (made._write, made._read):
+        for begin in range(0, made.nbytes, rows.nbytes):
+            move(begin, rows)
+            ahead = 1 << 20  # what the system may have read beyond
+            assert cached_bytes(made._file.fileno(), made.nbytes) <= disk.CACHED + ahead
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_file_that_may_not_grow(when, tmp_path):
+    """The system refuses writes beyond a size: the run ends with the directory and a remedy, and leaves nothing."""
+    trainer = make(tmp_path)
+    if when == "later":
+        trainer.train_epoch()
+        trainer.save(tmp_path / "snapshot.pt")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=rf"{tmp_path}.*File too large.*ulimit -f"):
+            trainer.train_epoch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if when == "later":
+        after = make(tmp_path)
+        after.load(tmp_path / "snapshot.pt")
+        assert after.train_epoch().epoch == 2
+    assert {file.name for file in tmp_path.iterdir()} <= {"snapshot.pt"}
+
+
+def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    trainer = make(folder)
+    before = trainer.train_epoch().loss
+    shutil.rmtree(folder)
+    assert trainer.train_epoch().loss < before
+    with pytest.raises(InputError, match="not a writable directory"):
+        make(folder)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.engine.test_disk import disk, make
+write, left = disk.Disk._write, [20]
+def killed(self, begin, rows):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, begin, rows)
+disk.Disk._write = killed
+make(Path(sys.argv[1])).train_epoch()
+"""
+
+
+@pytest.mark.long
+def test_a_killed_run_leaves_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_rate_of_a_disk_is_that_of_writing_and_reading(tmp_path, monkeypatch):
+    """A write takes three ticks of a clock and a read one: two blocks in four ticks."""
+    clock = iter((0, 3, 3, 4))
+    monkeypatch.setattr(rate, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(rate, "BLOCKS", 1)
+    monkeypatch.setattr(rate, "BLOCK", 1 << 16)
+    found = rate.disk_rate(tmp_path)
+    assert found == pytest.approx(2 * (1 << 16) / 4)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="not a writable directory"):
+        rate.disk_rate(tmp_path / "none")
