@@ -136,7 +136,7 @@ class MLflowLogger(Callback):
 
     Args:
         experiment: its name; made where it is not there.
-        tracking_uri: of a server or a directory; None: as MLflow is set.
+        tracking_uri: of a server or a database; None: as MLflow is set.
         run_name: of the run.
 
     Attributes:

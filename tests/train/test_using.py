@@ -285,13 +285,14 @@ def test_wandb_offline(tmp_path):
     pytest.importorskip("wandb")
     logger = callbacks.WandbLogger(project="p", mode="offline", dir=str(tmp_path))
     make().fit(2, eval_every=1, callbacks=[logger])
-    assert logger.run.summary["loss"] > 0 and "score/val" in logger.run.summary
-    logger.run.finish(quiet=True)
+    assert logger.run.summary["loss"] > 0 and logger.run.summary["score/val"] >= 0
+    logger.run.finish()
     assert list(tmp_path.rglob("*.wandb"))
 
 
-def test_mlflow_in_a_directory(tmp_path):
+def test_mlflow_in_a_directory(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny has
     logger = callbacks.MLflowLogger("e", tracking_uri=tmp_path.as_uri())
     records = make().fit(2, eval_every=1, callbacks=[logger])
     found = mlflow.MlflowClient(tmp_path.as_uri()).get_metric_history(logger.run_id, "loss")
