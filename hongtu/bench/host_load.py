@@ -14,22 +14,25 @@ LEAST = 3 / os.sysconf("SC_CLK_TCK")  # seconds: the kernel counts in ticks
 
 
 class OthersShare:
-    """The share of the cores that other processes take, from here to ``stop``."""
+    """The share of the cores that other processes take, from here to ``stop``; that of this one is ``own`` then."""
 
     def __init__(self) -> None:
-        self._before = self._seconds()
+        self.own = 0.0
+        self._before = _seconds()
 
     def stop(self, seconds: float) -> float:
         """Between 0 and 1; 0 where the machine does not tell."""
-        others = self._seconds() - self._before
-        if others <= LEAST or seconds <= 0:
+        if seconds <= 0:
             return 0.0
-        return min(others / (seconds * (os.cpu_count() or 1)), 1.0)
+        busy, own = (after - before for after, before in zip(_seconds(), self._before, strict=True))
+        whole = seconds * (os.cpu_count() or 1)
+        self.own = own / whole
+        return min((busy - own) / whole, 1.0) if busy - own > LEAST else 0.0
 
-    @staticmethod
-    def _seconds() -> float:
-        """Of all processes but this one and those that it started and that have ended."""
-        return busy_seconds() - sum(os.times()[:4])
+
+def _seconds() -> tuple[float, float]:
+    """Of all processes, and of this one and those that it started and that have ended."""
+    return busy_seconds(), sum(os.times()[:4])
 
 
 def peak_resident() -> int:

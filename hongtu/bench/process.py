@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing import get_context
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hongtu.bench import worker as inside
@@ -28,23 +29,32 @@ class Process:
         """End it."""
         self._pool.shutdown(cancel_futures=True)
 
+    def kill(self) -> None:
+        """End it whatever it waits for."""
+        for child in list(self._pool._processes.values()):  # Python 3.14 has kill_workers
+            child.kill()
+        self.close()
+
 
 class Worker:
-    """A system in another process, with the losses of its first epochs and the epochs that were timed; it starts by
-    itself, and answers after ``ready``.
+    """A system in another process, or in one for each of its ranks, with the losses of its first epochs and the epochs
+    that were timed; it starts by itself, and answers after ``ready``.
 
     Args:
-        process: that it shares with others; None: one of its own.
+        process: that it shares with others; None: one of its own, as ranks always have.
     """
 
     def __init__(self, order: Order, process: Process | None = None) -> None:
         self.order, self.run = order, order.run
         self.losses: list[float | None] = []
         self.epochs: list[dict[str, Any]] = []
-        self._shared = process is not None
-        self._process = process or Process()
-        self._number = next(self._process.numbers)
-        self._made = self._process.submit(inside.make, self._number, order)
+        ranks = order.run.ranks
+        self._shared = process is not None and ranks == 1
+        self._processes = [process] if process is not None and ranks == 1 else [Process() for _ in range(ranks)]
+        self._number = next(self._processes[0].numbers)
+        self._meeting = TemporaryDirectory(prefix="hongtu bench ")
+        file = f"{self._meeting.name}/ranks"
+        self._made = [p.submit(inside.make, self._number, order, rank, file) for rank, p in enumerate(self._processes)]
 
     def ready(self) -> None:
         """Wait until it is."""
@@ -57,23 +67,30 @@ class Worker:
             InputError: what the process refuses, word for word (BudgetError: with the smallest that works).
             RuntimeError: when it has ended.
         """
-        return self._answer(self._process.submit(inside.do, self._number, what))
+        return self._answer([process.submit(inside.do, self._number, what) for process in self._processes])
 
     def epoch(self) -> dict[str, Any]:
         return self.do("epoch")
 
     def close(self) -> None:
         """End the system."""
-        if not self._shared:
-            self._process.close()
-        elif not self._made.cancel():
-            self._made.exception()  # whatever it is, nobody asks any more
+        self._meeting.cleanup()
+        if self.run.ranks > 1:  # which may wait for one another
+            for process in self._processes:
+                process.kill()
+        elif not self._shared:
+            self._processes[0].close()
+        elif not self._made[0].cancel():
+            self._made[0].exception()  # whatever it is, nobody asks any more
             with suppress(RuntimeError):  # the process is gone already
                 self.do("drop")
 
-    def _answer(self, answer: Future[dict[str, Any]]) -> dict[str, Any]:
+    def _answer(self, answers: list[Future[dict[str, Any]]]) -> dict[str, Any]:
+        done, _ = wait(answers, return_when=FIRST_EXCEPTION)  # the others may wait for one that has ended
         try:
-            return answer.result()
+            for answer in done:
+                answer.result()
+            return of_ranks([answer.result() for answer in answers])
         except InputError as refused:
             refused.args = (f"{self.run.label}: {refused}",)
             raise
@@ -81,6 +98,30 @@ class Worker:
             raise RuntimeError(
                 f"{self.run.label}: its process was killed (out of memory?), or its error is above"
             ) from None
+
+
+def of_ranks(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the slowest rank says, with what only all of them know."""
+    if len(found) == 1:
+        return found[0]
+    slowest: dict[str, Any] = max(found, key=lambda each: each.get("seconds", 0))
+    answer = dict(slowest)
+    if "others" in answer:  # to which each rank counts the other ones
+        own = sum(each["own"] for each in found)
+        answer |= {"others": max(found[0]["others"] + found[0]["own"] - own, 0.0), "own": own}
+        answer["bytes"] = {link: sum(each["bytes"][link] for each in found) for link in answer["bytes"]}
+    if "memory" in answer:
+        memory = [
+            (f"rank {rank}, {name}", size) for rank, each in enumerate(found) for name, size in each["memory"].items()
+        ]
+        answer |= {
+            "memory": dict(memory),
+            "process_bytes": sum(each["process_bytes"] for each in found),
+            "need": max(each["need"] for each in found),
+            "counted_is_predicted": all(each["counted_is_predicted"] for each in found),
+            "predicted_seconds": max(each["predicted_seconds"] for each in found),
+        }
+    return answer
 
 
 @contextmanager

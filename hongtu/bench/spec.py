@@ -43,12 +43,16 @@ class Run:
         strategy: of hongtu: "full", "paper", "none", "paper + SAVING", or "full, chunks as they are" (not in groups).
         budget: bytes per partition; None: no limit.
         share: the part of what hongtu needs in memory that ``budget`` is; None where bytes were asked for.
+        ranks: processes that train together, of hongtu.
+        dependencies: where ranks have rows of one another from.
     """
 
     system: str = OURS
     strategy: str | None = None
     budget: int | None = None
     share: float | None = None
+    ranks: int = 1
+    dependencies: str = "cache"
 
     @property
     def label(self) -> str:
@@ -58,7 +62,8 @@ class Run:
         limit = "" if self.budget is None else f", {self.budget / 2**20:.1f} MiB"
         if self.share is not None:
             limit += f" = {self.share:.0%}"
-        return f"{OURS} {self.strategy}{limit}"
+        together = "" if self.ranks == 1 else f", {self.ranks} ranks, {self.dependencies}"
+        return f"{OURS} {self.strategy}{limit}{together}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -42,6 +42,7 @@ class Ours:
             device_memory=order.run.budget,
             strategy=named_strategy(order.run.strategy or "full"),
             hardware=None if order.hardware is None else load_hardware(order.hardware),
+            dependencies=order.run.dependencies,
         )
         self.record: Any = None
 
@@ -104,6 +105,7 @@ def epoch(system: Any, device: str) -> dict[str, Any]:
         torch.cuda.synchronize()
     seconds = perf_counter() - start
     found = {"loss": loss if loss == loss else None, "seconds": seconds, "others": others.stop(seconds)}
+    found |= {"own": others.own}
     return found | (system.details() if isinstance(system, Ours) else {})
 
 
@@ -121,9 +123,17 @@ _systems: dict[int, tuple[Order, Any]] = {}  # those of this process, by number
 _base: int | None = None  # memory of the imports, where there has been only one system
 
 
-def make(number: int, order: Order) -> dict[str, Any]:
-    """Make a system of this process."""
+def make(number: int, order: Order, rank: int = 0, meeting: str = "") -> dict[str, Any]:
+    """Make a system of this process, or a rank's part of one, whose processes meet in a file."""
     global _base
+    if order.run.ranks > 1:
+        import torch.distributed as dist
+
+        from hongtu.ranks.launch import take_threads
+
+        os.environ["LOCAL_WORLD_SIZE"] = str(order.run.ranks)
+        take_threads()
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=order.run.ranks)
     _base = _memory_of_imports(order) if number == FIRST else None
     _systems[number] = order, make_system(order)
     return {}

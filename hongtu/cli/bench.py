@@ -6,6 +6,7 @@ import argparse
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ def add_parser(subparsers: Any) -> None:
         "the paper's with each saving alone (default: full)")  # fmt: skip
     add("--budgets", type=_names, default=["none"], metavar="A,B", help="device memory per partition: none, sizes like "
         "64MiB, or shares like 25%% of what is needed in memory (default: none)")  # fmt: skip
+    add("--ranks", type=_names, default=["1"], metavar="A,B", help="processes that train together, of each "
+        "strategy and budget (default: 1)")  # fmt: skip
+    add("--dependencies", default="cache", metavar="D", help="of ranks: cache, comm or hybrid (default: cache)")
     add("--baselines", type=_names, default=[], metavar="A,B", help="of pyg, pyg-csr, pyg-sparse, pyg-offload, "
         "dgl, dense, and sampled (approximate) pyg-loader and loader; or all: those that can run here")  # fmt: skip
     add("--epochs", type=int, default=5, help="timed of each, after three that are checked (default: 5)")
@@ -54,9 +58,11 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.bench.compare import Settings
     from hongtu.bench.process import shared_process
     from hongtu.graph.artifact import open_artifact
+    from hongtu.ranks.share import deal_partitions
 
     check_options(options)
     artifact = open_artifact(options.artifact)
+    deal_partitions(artifact, max(map(int, options.ranks)))
     with shared_process() if options.together else nullcontext() as process:
         settings = Settings(
             epochs=options.epochs,
@@ -121,6 +127,7 @@ def check_options(options: argparse.Namespace) -> None:
     from hongtu.bench.spec import parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
     from hongtu.model.named import MODELS
+    from hongtu.train.ranked import DEPENDENCIES
 
     for name in options.models:
         if name not in MODELS:
@@ -128,6 +135,13 @@ def check_options(options: argparse.Namespace) -> None:
     for name, least in (("hidden", 1), ("layers", 1), ("epochs", 1)):
         if getattr(options, name) < least:
             raise InputError(f"--{name} {getattr(options, name)}: expected at least {least}")
+    for text in options.ranks:
+        if not text.isdecimal() or int(text) < 1:
+            raise InputError(f"--ranks {text}: expected numbers of processes, like 1,2,4")
+        if int(text) > 1 and options.device != "cpu":
+            raise InputError(f"--ranks {text}: ranks are timed on the CPU; leave --device {options.device} out")
+    if options.dependencies not in DEPENDENCIES:
+        raise InputError(f"--dependencies {options.dependencies}: expected one of {', '.join(DEPENDENCIES)}")
     parse_strategies(options.strategies)
     parse_budgets(options.budgets)
     for model in options.models:
@@ -149,11 +163,11 @@ def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> 
     shares = [budget for budget in budgets if isinstance(budget, float)]
     need = in_memory_need(Path(options.artifact), model, settings) if shares else 0
     runs = []
-    for strategy in parse_strategies(options.strategies):
-        for budget in budgets:
-            share = budget if isinstance(budget, float) else None
-            nbytes = None if budget is None else int(need * share) if share is not None else int(budget)
-            runs.append(Run(strategy=strategy, budget=nbytes, share=share))
+    for strategy, budget, ranks in product(parse_strategies(options.strategies), budgets, map(int, options.ranks)):
+        share = budget if isinstance(budget, float) else None
+        nbytes = None if budget is None else int(need * share) if share is not None else int(budget)
+        shared = {} if ranks == 1 else {"ranks": ranks, "dependencies": options.dependencies}
+        runs.append(Run(strategy=strategy, budget=nbytes, share=share, **shared))
     return runs + [Run(system=name) for name in _baselines(options.baselines, model.name)]
 
 
@@ -191,16 +205,19 @@ def _hardware(settings: Settings) -> Hardware:
 
 
 def _plan(artifact: Artifact, model: Model, run: Run, hardware: Hardware) -> ExecutionPlan:
-    """What ours does in a run."""
+    """What ours does in a run; of several ranks, the first."""
     from hongtu.bench.spec import named_strategy
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.model.named import build_layers
     from hongtu.train.planning import plan_model
+    from hongtu.train.ranked import plan_ranks
 
     layers = build_layers(model.name, artifact.feature_width, model.hidden, artifact.num_classes, model.layers)
     strategy = named_strategy(run.strategy or "full")
-    loss = DEFAULT[artifact.task]
-    return plan_model(artifact, layers, loss=loss, device_memory=run.budget, strategy=strategy, hardware=hardware)
+    options: dict[str, Any] = {"loss": DEFAULT[artifact.task], "device_memory": run.budget, "strategy": strategy}
+    if run.ranks > 1:
+        return plan_ranks(artifact, layers, run.ranks, run.dependencies, hardware=hardware, **options)[0][1]
+    return plan_model(artifact, layers, hardware=hardware, **options)
 
 
 def _baselines(names: list[str], model: str) -> list[str]:
@@ -228,7 +245,9 @@ KEY = (
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What makes two rows the same measurement; bytes count only where no share of memory was asked for."""
-    return *(row.get(name) for name in KEY), None if row.get("share") is not None else row.get("budget")
+    ranks = row.get("ranks", 1)  # rows may be older than these
+    shared = ranks, row["dependencies"] if ranks > 1 else None
+    return *(row.get(name) for name in KEY), *shared, None if row.get("share") is not None else row.get("budget")
 
 
 def _length(text: str) -> tuple[int, bool]:

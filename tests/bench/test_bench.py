@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -136,6 +138,23 @@ def test_together_all_systems_share_a_process(artifact, tmp_path, capsys, monkey
     assert "MiB over the host link" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_ranks_stand_beside_one_process(artifact, tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    arguments = ["bench", str(artifact), "--hidden", "8", "--ranks", "1,2", "--dependencies", "comm", "--epochs", "1"]
+    assert command([*arguments, "--baselines", "pyg", "--together", "--out", str(out)]) == 0
+    alone, shared, _ = (json.loads(line) for line in out.read_text().splitlines())
+    assert (alone["ranks"], shared["ranks"], shared["dependencies"]) == (1, 2, "comm")
+    assert all(row["loss_agrees"] and row["counted_is_predicted"] for row in (alone, shared))
+    assert alone["bytes"]["fetch"] == 0 < shared["bytes"]["fetch"] == shared["bytes"]["send"]
+    assert any(name.startswith("rank 1, ") for name in shared["memory"])
+    assert "hongtu full, 2 ranks, comm" in capsys.readouterr().out
+    with process.worker(Order(artifact=str(artifact), model=Model(name="gcn"), run=Run(ranks=2))) as ranks:
+        os.kill(next(iter(ranks._processes[1]._pool._processes)), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"hongtu None, 2 ranks, cache: its process was killed|rank 1"):
+            ranks.epoch()
+
+
 def counting(function, calls):
     def call(*args, **options):
         calls.append(args)
@@ -161,6 +180,9 @@ def test_another_loss_is_not_timed(artifact, monkeypatch):
         (["--strategies", "best"], "strategy 'best': expected one of"),
         (["--budgets", "300%"], "expected a percentage"),
         (["--epochs", "0"], "--epochs 0: expected at least 1"),
+        (["--ranks", "0"], "--ranks 0: expected numbers of processes"),
+        (["--ranks", "99"], "start at most"),
+        (["--dependencies", "none"], "--dependencies none: expected one of cache, comm, hybrid"),
         (["--out", "/nowhere/rows.jsonl"], "expected a file in a directory that exists"),
         (["--hardware", "abacus"], "doctor --measure"),
         (["--budgets", "1KiB"], "hongtu full, 0.0 MiB: device_memory is 1024 bytes (1.0 KiB), the smallest"),
@@ -205,6 +227,16 @@ def test_a_worker_that_refuses_or_dies_says_so(artifact, tmp_path):
         assert compare.in_memory_need(artifact, model, together) > 10
         (row,) = compare.compare(artifact, model, [Run(strategy="full")], together)
         assert row["loss_agrees"]
+
+
+def test_ranks_are_one_system():
+    """Time of the slowest, bytes of all; what each takes of the machine is nobody else's."""
+    epochs = [
+        {"loss": 1.0, "seconds": 2.0, "others": 0.5, "own": 0.25, "bytes": {"fetch": 3}},
+        {"loss": 1.0, "seconds": 3.0, "others": 0.25, "own": 0.5, "bytes": {"fetch": 4}},
+    ]
+    found = process.of_ranks(epochs)
+    assert found == {"loss": 1.0, "seconds": 3.0, "others": 0.0, "own": 0.75, "bytes": {"fetch": 7}}
 
 
 def test_memory_and_other_processes_are_seen():

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "pyg": "graph ranks nn",
     "engine": "graph kernels ranks plan nn device model",
     "train": "graph kernels ranks plan nn device model engine",
-    "bench": "graph kernels preprocess plan nn device model pyg engine train",
+    "bench": "graph kernels ranks preprocess plan nn device model pyg engine train",
     "cli": "graph kernels ranks preprocess plan nn pyg device model engine train bench",
 }
 DOORS = {
