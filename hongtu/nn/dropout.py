@@ -62,7 +62,7 @@ def dropout_key(*parts: int) -> int:
     """One 64-bit key of what tells random numbers apart: for dropout (seed, epoch, site, call)."""
     key = 0
     for part in parts:
-        key = _mix_int(key ^ _mix_int((part + _GOLDEN) & _MASK))
+        key = _mix_int(key ^ _mix_int((int(part) + _GOLDEN) & _MASK))
     return key
 
 

@@ -106,6 +106,28 @@ def draw(graph: SampledGraph, seeds: np.ndarray, fanouts: list[int], key: int, r
     return Drawn(vertices.astype(np.int64), source, destination, edge, met, [len(edges[0]) for edges in parts])
 
 
+def part_of(drawn: Drawn, mine: np.ndarray) -> Drawn:
+    """What some of a batch's seeds see of it in as many hops, in an order of its own.
+
+    Args:
+        mine: bool [B], of the seeds.
+    """
+    hops = len(drawn.edges_per_hop)
+    far = np.full(len(drawn.vertices), hops + 1)
+    far[: len(mine)][mine] = 0
+    for hop in range(hops):
+        reached = drawn.source[far[drawn.destination] == hop]
+        far[reached] = np.minimum(far[reached], hop + 1)
+    hop_of = far[drawn.destination]
+    vertices, edges = np.argsort(far, kind="stable"), np.argsort(hop_of, kind="stable")
+    met, taken = np.bincount(far, minlength=hops + 2)[: hops + 1], np.bincount(hop_of, minlength=hops)[:hops]
+    vertices, edges = vertices[: met.sum()], edges[: taken.sum()]
+    position = np.empty(len(far), dtype=np.int64)
+    position[vertices] = np.arange(len(vertices))
+    ends = position[drawn.source[edges]], position[drawn.destination[edges]]
+    return Drawn(drawn.vertices[vertices], *ends, drawn.edge[edges], met.tolist(), taken.tolist())
+
+
 @njit(cache=True, nogil=True)
 def _draw(
     chunk_start, in_edge_start, source_start, sources, local_source, original_id, vertices, first, table, fanout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -75,8 +76,8 @@ class NeighborLoader(DataLoader):
         **options: Any,
     ) -> None:
         for name, given in (("batch_size", batch_size), ("window", window)):
-            if given < 1:
-                raise InputError(f"{name} {given}: expected at least 1")
+            if not isinstance(given, numbers.Integral) or given < 1:
+                raise InputError(f"{name} {given}: expected a number from 1")
         sampler = NeighborSampler(artifact, fanouts, replace=replace, seed=seed)
         seeds = find_seeds(sampler, split)
         starts = artifact.topology.partition_start
@@ -130,6 +131,8 @@ def find_seeds(sampler: NeighborSampler, split: str | np.ndarray | torch.Tensor)
             raise InputError(
                 f"split: vertices {seeds.min()} to {seeds.max()}, there are 0 to {artifact.num_vertices - 1}"
             )
+        if len(np.unique(seeds)) < len(seeds):
+            raise InputError(f"split: {len(seeds)} vertices, some of them twice; give each once")
         return seeds.astype(np.int64)
     if split not in artifact.masks:
         raise InputError(f"split {split!r}: expected one of {', '.join(artifact.masks)}, or vertices")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hongtu.errors import InputError
-from hongtu.pyg.draw import Drawn
+from hongtu.pyg.draw import Drawn, part_of
 from hongtu.pyg.row_cache import RowCache
 from hongtu.pyg.sampler import NeighborSampler
 from hongtu.pyg.steps import Step
@@ -85,8 +85,10 @@ class Windows:
         """
         self._check(steps)
         windows = [steps[first : first + self.size] for first in range(0, len(steps), self.size)]
+        if not windows:
+            return
         with ThreadPoolExecutor(1, "hongtu window") as pool:
-            ahead = pool.submit(self._window, windows[0]) if windows else None
+            ahead: Future[Window] | None = pool.submit(self._window, windows[0])
             for following in itertools.chain(windows[1:], [None]):
                 assert ahead is not None
                 window = ahead.result()
@@ -110,13 +112,20 @@ class Windows:
     def _window(self, steps: list[Step]) -> Window:
         batches, read = [], []
         for step in steps:
-            own = step.seeds[self.owner(self.sampler.graph.new_id[step.seeds]) == self.ranks.rank]
-            drawn = self.sampler.sample(own, step.key)
-            batches.append((drawn, self.ranks.size * len(own) / len(step.seeds)))
+            mine = self.owner(self.sampler.graph.new_id[step.seeds]) == self.ranks.rank
+            drawn = self._drawn(step, mine)
+            batches.append((drawn, self.ranks.size * float(mine.mean())))
             read.append(drawn.vertices[self.owner(drawn.vertices) != self.ranks.rank])
             self.bytes_alone += len(read[-1]) * self.width * 4
         vertices = np.unique(np.concatenate(read))
         return Window(batches, vertices, self.cache.take(vertices, self._fetch))
+
+    def _drawn(self, step: Step, mine: np.ndarray) -> Drawn:
+        """For some of a step's seeds. Where hops have fan-outs of their own, a vertex has that of the hop in which the
+        whole step meets it first, so this is drawn."""
+        if len(set(self.sampler.fanouts)) == 1:
+            return self.sampler.sample(step.seeds[mine], step.key)
+        return part_of(self.sampler.sample(step.seeds, step.key), mine)
 
     def _fetch(self, vertices: np.ndarray) -> Tensor:
         """float32 [R, F], from their owners: who asks for how many, for which, and these."""

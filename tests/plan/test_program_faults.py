@@ -44,6 +44,7 @@ def drop_move(p, rng):
     """An instruction on rows, of a stream or around the batches is left out."""
     kinds = (
         moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.BringPicks, moves.BringSlots,
+        moves.Read, moves.Bring,
         moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet,
     )  # fmt: skip
     found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
@@ -99,6 +100,17 @@ def swap_stores(p, rng):
         return replace(p, body=tuple(body)), p.body[k].verb
 
 
+def swap_stores_inside(p, rng):
+    """The same where a chunk's rows are written, to be delivered or to stay."""
+    (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
+    found = [k for k, x in enumerate(compute.body) if isinstance(x, computing.Write)]
+    if found:
+        k = int(rng.choice(found))
+        x = compute.body[k]
+        other = replace(x, stores=inverted(x.stores))
+        return changed_body(p, lambda body: (*body[:k], other, *body[k + 1 :])), f"{x.verb} {x.where}"
+
+
 def replace_devices(p, old, new):
     """The pass with other transfers wherever it had these."""
 
@@ -122,6 +134,8 @@ def wrong_slots(p, rng):
     i = int(rng.integers(len(devices)))
     device: DeviceTransfers = devices[i]
     column = str(rng.choice(["sources", "loads.slot", "pulls.slot", "pulls.peer_slot"]))
+    if column == "sources" and not any(isinstance(v, SlotsOfSources) for v in found):
+        return None  # they stay on the device, filled by another pass
     table = None if column == "sources" else getattr(device, column.split(".")[0])
     values = (device.slot_of_source if table is None else getattr(table, column.split(".")[1])).copy()
     if len(np.unique(values)) < 2:
@@ -151,7 +165,8 @@ def wrong_chunk(p, rng):
 
 
 KINDS = (
-    drop_move, drop_move, drop_placed, drop_free, drop_register, swap_stores, wrong_slots, wrong_slots, wrong_chunk,
+    drop_move, drop_move, drop_placed, drop_free, drop_register, swap_stores, swap_stores_inside, wrong_slots,
+    wrong_slots, wrong_chunk,
 )  # fmt: skip
 
 

@@ -23,15 +23,15 @@ from hongtu.pyg import NeighborLoader
 from tests import problems
 from tests.ranks.turns import run_ranks
 
-FANOUTS = [3, 3]  # the same in every hop: then a seed's output does not depend on the other seeds of its batch
+FANOUTS = [3, 3]
 SEEDS = {"split": np.arange(60), "batch_size": 15, "shuffle": True}
 
 
-def on_ranks(size, artifact, epochs=1, **options):
+def on_ranks(size, artifact, epochs=1, fanouts=FANOUTS, **options):
     """Every rank's batches and what it counted."""
 
     def work(ranks):
-        loader = NeighborLoader(artifact, FANOUTS, ranks=ranks, **SEEDS | options)
+        loader = NeighborLoader(artifact, fanouts, ranks=ranks, **SEEDS | options)
         found = [batch for _ in range(epochs) for batch in loader]
         return found, len(loader), loader.windows
 
@@ -44,16 +44,18 @@ def outputs(model, batch):
     return dict(zip(batch.input_id.tolist(), found, strict=True))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("window", [1, 3])
-def test_ranks_have_the_batches_of_one_process(size, window):
+@pytest.mark.parametrize(
+    ("size", "window", "fanouts"),
+    [(2, 1, FANOUTS), (4, 3, FANOUTS), (4, 1, [15, 10]), (2, 3, [2, 3]), (4, 3, [4, 2]), (2, 1, [-1, 1])],
+)
+def test_ranks_have_the_batches_of_one_process(size, window, fanouts):
     """Step by step: the same seeds, each with the same output, so the same gradient; all own features are right."""
     problem = problems.awkward()
     artifact = problems.prepare(problem, 4, 3)
     model = GraphSAGE(problem.width, 5, 2, 3)
-    loader = NeighborLoader(artifact, FANOUTS, **SEEDS)
+    loader = NeighborLoader(artifact, fanouts, **SEEDS)
     alone = [batch for _ in range(2) for batch in loader]
-    found = on_ranks(size, artifact, epochs=2, window=window)
+    found = on_ranks(size, artifact, epochs=2, window=window, fanouts=fanouts)
     assert {len(batches) for batches, _, _ in found} == {len(alone)} == {2 * len(loader)}
     for step, whole in enumerate(alone):
         parts = [batches[step] for batches, _, _ in found]
@@ -66,6 +68,12 @@ def test_ranks_have_the_batches_of_one_process(size, window):
         assert all(torch.allclose(joined[v], wanted[v], atol=1e-6) for v in wanted)
         edges = np.unique(torch.cat([part.e_id for part in parts]))
         assert np.array_equal(edges, whole.e_id.sort().values)
+
+
+def test_no_step_is_no_step():
+    artifact = problems.prepare(problems.awkward(), 4, 3)
+    found = on_ranks(2, artifact, batch_size=100, drop_last=True)
+    assert [(batches, length) for batches, length, _ in found] == [([], 0), ([], 0)]
 
 
 def test_what_is_fetched_is_counted_and_comes_once():

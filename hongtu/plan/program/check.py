@@ -139,6 +139,7 @@ class _Pass:
             self.memory.disk.begin(p, batch)
             self.batch = batch
             self.registers: set[str] = set()
+            self.sent: dict[str, Stores] = {}  # by tensor on the host, how its rows were written to be delivered
             self.chunks = p.busy(batch)
             for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
@@ -177,6 +178,8 @@ class _Pass:
             step()  # type: ignore[operator]
         except ProgramError as error:
             raise ProgramError(f"{where}: {error}") from None
+        except KeyError as error:
+            raise ProgramError(f"{where}: {error} is not there") from None
 
     def _check_schedule(self) -> None:
         p = self.p
@@ -232,6 +235,9 @@ class _Pass:
             demand(x.name in self.sent, "nothing was written to be delivered")
             away = memory.disk.on_disk(self.spilled[x.name]) if x.name in self.spilled else []
             for _, chunk in (one for one in self.chunks if one not in away):
+                rows = self._own_rows(chunk)
+                alike = bool(np.all(self.sent[x.name].of(rows) == x.stores.of(rows)))
+                demand(alike, f"{x.name} was written to be stored where it is added, or the other way round")
                 self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Compute):
             self._compute(x)
@@ -239,7 +245,9 @@ class _Pass:
             self.registers.add(x.name)
 
     def _compute(self, x: moves.Compute) -> None:
-        self.sent: set[str] = set()
+        at_hand = self.registers | {y.name for y in x.body if isinstance(y, computing.Here)}
+        missing = sorted(set(x.arrays) - at_hand)
+        demand(not missing, f"register {', '.join(missing)} is not there")
         for y in x.body:
             self._named(y.verb, lambda y=y: self._inside(y))
         touched = {name for y in x.body for name in (*y.makes, *y.reads)}
@@ -268,7 +276,7 @@ class _Pass:
             elif isinstance(y, computing.Write) and y.where != "host":
                 self._write(y.name, y.where, chunk, y.stores)
         if isinstance(y, computing.Write) and y.where == "host":
-            self.sent.add(y.name)
+            self.sent[y.name] = y.stores
         if isinstance(y, computing.Here):
             self.registers.add(y.name)
             if y.name == "slot_of_source":

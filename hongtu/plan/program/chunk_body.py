@@ -18,6 +18,13 @@ def chunk_body(plan: PlannedMemory, p: Pass) -> tuple[Instruction, ...]:
     return tuple(_with_drops([*body.opening(), *(body.forward() if p.direction == "forward" else body.backward())]))
 
 
+def chunk_arrays(plan: PlannedMemory, p: Pass) -> tuple[str, ...]:
+    """The registers beside vertex rows that a body finds, or takes from what stays."""
+    needs, pruned = plan.needs(p), plan.view(p).active is not None
+    names = [*needs.structure, *["row_in_chunk"] * pruned, *["active"] * (needs.identity and pruned)]
+    return (*names, *["labels", "loss_bits"] * needs.labels)
+
+
 class _Body:
     def __init__(self, plan: PlannedMemory, p: Pass) -> None:
         self.plan, self.p = plan, p

@@ -13,7 +13,7 @@ from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.chunk_body import chunk_body
+from hongtu.plan.program.chunk_body import chunk_arrays, chunk_body
 from hongtu.plan.program.instruction import Contended, Given, Instruction, SlotsOfSources
 from hongtu.plan.program.operands import (
     STAYS,
@@ -185,7 +185,8 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     saves = p.saves and p.direction == "forward"
     if spills and not recalls and not staged:
         yield moves.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
-    yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
+    graph, arrays = p.saves or p.direction != "forward", chunk_arrays(plan, p)
+    yield moves.Compute(body=chunk_body(plan, p), graph=graph, saves=saves, arrays=arrays)
     if p.flush is not None and picks.shares:
         if staged:
             yield moves.Meet(stream="compute", why="push: the owner has computed")

@@ -287,11 +287,13 @@ class Compute(Instruction):
 
     Attributes:
         graph: operations are recorded for backward; ``saves``: and what they save stays until another pass.
+        arrays: registers of structure, labels and the like, which the body reads without naming them.
     """
 
     body: tuple[Instruction, ...]
     graph: bool
     saves: bool
+    arrays: tuple[str, ...] = ()
 
 
 @kind
