@@ -71,7 +71,7 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
         bring_slots slot_of_source
         bring edge_weight edges
         read z0
-        compute
+        compute ids,statistics,indptr,local_source,slot_of_source,edge_weight
           front a aggregate
           sum cache weighted a
           combine z0 a
@@ -108,7 +108,7 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
         read grad output
         zero gradient_cache load_slots
         zero gradient_cache pull_to
-        compute graph
+        compute graph ids,statistics,indptr,local_source,slot_of_source,edge_weight
           enter a1
           stage a1 output gradients_only
           drop a1,output
@@ -210,7 +210,7 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
         read labels
         read loss_bits
         zero grad z1 pull_to
-        compute graph
+        compute graph ids,statistics,indptr,local_source,slot_of_source,edge_weight,labels,loss_bits
           own z1 z1 written
           front a aggregate
           sum z1 weighted a
@@ -243,7 +243,7 @@ def test_what_is_kept_is_resumed():
         """
         read ids
         read statistics
-        compute graph saves
+        compute graph saves ids,statistics
           own a0 a0 written
           copy ids,statistics
           stage a0 z1
@@ -258,7 +258,7 @@ def test_what_is_kept_is_resumed():
         """
         read ids
         read statistics
-        compute graph
+        compute graph ids,statistics
           own grad z1 grad z1 written
           resume
           differentiate grad z1
@@ -328,7 +328,7 @@ STAGED = """
     wait compute brought
     zero gradient_cache load_slots
     zero gradient_cache pull_to
-    compute graph
+    compute graph ids,indptr,local_source,slot_of_source,edge_weight,sources,edge_id_start
     meet compute
     push gradient_cache
     meet compute
