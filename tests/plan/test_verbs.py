@@ -9,7 +9,7 @@ import pytest
 
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.executor import Executor
-from hongtu.plan.program import check, computing, describe, moves, predict
+from hongtu.plan.program import check_waits, computing, describe, moves, predict
 from hongtu.plan.program.instruction import Instruction
 
 
@@ -22,7 +22,7 @@ def kinds(module):
 CROSS = (moves.Fetch, moves.SendBack)
 AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
 FILLS = (moves.Fill, moves.FillRows, moves.FillSlots, moves.LayOut)
-MOVE_NOTHING = (*AROUND, *check.STREAMS, moves.Zero, moves.Compute)
+MOVE_NOTHING = (*AROUND, *check_waits.STREAMS, moves.Zero, moves.Compute)
 
 
 @pytest.mark.parametrize("kind", kinds(moves))
@@ -36,8 +36,9 @@ def test_a_move_is_run_described_and_counted(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in kinds(moves) if kind not in (*AROUND, *CROSS)])
 def test_a_move_of_a_batch_has_its_stream(kind):
-    """Which ``check.py`` asks for its waits."""
-    streams = check.STREAMS, check.ON_LOAD, check.ON_COMPUTE, check.ON_FLUSH, check.ON_DISK
+    """Which ``check_waits.py`` asks for its waits."""
+    waits = check_waits
+    streams = waits.STREAMS, waits.ON_LOAD, waits.ON_COMPUTE, waits.ON_FLUSH, waits.ON_DISK
     assert sum(issubclass(kind, on) for on in streams) == 1 or kind in FILLS, "these run once, before every epoch"
 
 

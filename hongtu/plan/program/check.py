@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
-from functools import partial
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
+from hongtu.plan.program.check_waits import RECALLS, SPILLS, check_waits
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -27,17 +27,6 @@ USES_CACHE = (
     computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,
 )  # fmt: skip
 ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache)
-THROUGH = ("disk ", "bucket ", "parts ")  # names of the staging memory through which rows come from the disk
-STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
-RECALLS = (moves.Recall, moves.RecallGiven, moves.RecallPicks)
-SPILLS = (moves.Spill, moves.SpillPicks)
-ON_LOAD = (
-    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull,
-)  # fmt: skip
-ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
-ON_FLUSH = (moves.Deliver, moves.Flush)
-ON_DISK = (*RECALLS, *SPILLS)
-BY_DISK = ("recalled", "spilled")  # events of its stream
 
 
 def check_program(program: Program) -> None:
@@ -126,11 +115,7 @@ class _Pass:
         p = self.p
         for x in p.before:
             self._try(x, lambda x=x: self._begin(x))
-        around = [x for x in p.body if isinstance(x, STREAMS) and getattr(x, "event", "") not in BY_DISK]
-        staged = {name for beside in p.staging for name in beside if not name.startswith(THROUGH)}
-        if around or staged:
-            self._check_waits()
-        self._check_disk(staged=bool(around or staged))
+        check_waits(p, self.at)
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
         self.spilled = {x.name: x.kept for x in p.body if isinstance(x, moves.Spill)}
@@ -291,58 +276,3 @@ class _Pass:
                 elif (y.cache, "device") in memory.written:
                     memory.read(y.cache, "device", needed)
         self.registers |= set(y.makes)
-
-    def _check_waits(self) -> None:
-        """Between instructions that conflict there is what orders them."""
-        body, need = self.p.body, partial(self._need, self.p.body)
-        words = [_word(x) for x in body]
-        need("wait load sent", (), ON_LOAD)
-        need("host_wait brought", (), ON_LOAD)
-        need("signal load brought", ON_LOAD, ON_COMPUTE)
-        need("wait compute brought", ON_LOAD, ON_COMPUTE)
-        need("follow flush compute", ON_COMPUTE, ON_FLUSH)
-        need("wait flush added", ON_COMPUTE, ON_FLUSH)
-        need("signal flush sent", ON_FLUSH, ())
-        need("signal host added", ON_FLUSH, ())
-        demand(
-            words.index("signal load brought") < words.index("wait compute brought"), f"{self.at}: 'brought' is late"
-        )
-        if any(isinstance(x, moves.Pull) for x in body):
-            need("meet load", (moves.Load,), (moves.Pull,))
-        if any(isinstance(x, moves.Push) for x in body):
-            need("meet compute", (moves.Compute,), (moves.Push,))
-            need("meet compute", (moves.Push,), ON_FLUSH)
-
-    def _check_disk(self, *, staged: bool) -> None:
-        """The same of what comes from the disk and goes there."""
-        p = self.p
-        recalls, spills = p.recalls, any(isinstance(x, SPILLS) for x in p.body)
-        demand(not any(isinstance(x, RECALLS) for x in p.body), f"{self.at}: the body recalls")
-        if recalls:
-            self._need(recalls, "signal disk recalled", RECALLS, ())
-            self._need(p.body, "wait load recalled", (), ON_LOAD)
-        if recalls and staged:
-            self._need(recalls, "wait disk brought", (), RECALLS)
-        if spills:
-            self._need(p.body, "signal disk spilled", SPILLS, ())
-        if spills and staged:
-            self._need(p.body, "follow disk flush", ON_FLUSH, SPILLS)
-            self._need(p.body, "follow disk host", ON_FLUSH, SPILLS)
-        if spills and not recalls and staged:
-            self._need(p.body, "wait flush spilled", ON_COMPUTE, ON_FLUSH)
-        if spills and not recalls and not staged:
-            self._need(p.body, "wait compute spilled", (), (moves.Compute,))
-
-    def _need(
-        self, body: tuple[Instruction, ...], word: str, after: tuple[type, ...], before: tuple[type, ...]
-    ) -> None:
-        ends = [k for k, x in enumerate(body) if isinstance(x, before)]
-        starts = [k for k, x in enumerate(body) if isinstance(x, after)]
-        lo, hi = max(starts, default=-1), min(ends, default=len(body))
-        found = word in map(_word, body[lo + 1 : hi])
-        demand(found, f"{self.at}: no '{word}' in its place, between instructions {lo + 1} and {hi}")
-
-
-def _word(x: Instruction) -> str:
-    parts = (getattr(x, name, "") for name in ("stream", "other", "event"))
-    return " ".join((x.verb, *(part for part in parts if isinstance(part, str) and part)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hongtu.plan.program import moves
-from hongtu.plan.program.check import ON_COMPUTE, ON_FLUSH, ON_LOAD
+from hongtu.plan.program.check_waits import ON_COMPUTE, ON_FLUSH, ON_LOAD
 from hongtu.plan.program.program import PassProgram
 
 ROUNDS = 4  # of all sets that are walked; from then on every round takes as long as the last
