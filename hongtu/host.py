@@ -101,13 +101,18 @@ def _file_system(path: Path) -> str:
     return max((mount for mount in mounts if mount[0] in around), key=lambda mount: len(mount[0]), default=["", ""])[1]
 
 
-def drop_pages(array: np.ndarray) -> None:
-    """Give up the memory of a file-backed array, the system's cache included; it is read again where it is needed."""
+def drop_pages(array: np.ndarray, *, cached: bool = False) -> None:
+    """Give up the memory of a file-backed array; it is read again where it is needed again.
+
+    Args:
+        cached: that of the system's cache, too, which others may read from.
+    """
     pages = getattr(array, "_mmap", None)
     if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
-        with contextlib.suppress(OSError, AttributeError), open(array.filename, "rb") as stream:  # type: ignore[attr-defined]
-            drop_file_pages(stream.fileno())
+        if cached:
+            with contextlib.suppress(OSError, AttributeError), open(array.filename, "rb") as stream:  # type: ignore[attr-defined]
+                drop_file_pages(stream.fileno())
 
 
 def drop_file_pages(file: int, *, written: bool = False) -> None:

@@ -83,7 +83,7 @@ class Disk:
         assert self._features is not None
         start, rows = perf_counter(), self._features[chunk.first : chunk.end]
         _staging(x.name, chunk).copy_(in_file(rows))
-        drop_pages(self._features)
+        drop_pages(self._features, cached=True)
         self._count(rows.nbytes, start)
 
     def recall_picks(self, x: moves.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:

@@ -39,7 +39,7 @@ def make_host(
             host.keep(FEATURES, rows)
         else:
             host.keep_some(FEATURES, rows, kept)
-            drop_pages(artifact.features)
+            drop_pages(artifact.features, cached=True)
     if isinstance(loss, EdgeLoss):
         host.count_pageable(loss.nbytes)
     elif loss is not None:
