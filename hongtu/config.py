@@ -18,6 +18,7 @@ SWITCHES = (
     "relabel", "undirected", "self_loops", "normalize_features", "stratify", "as_paper", "force", "resume"
 )  # of preprocess  # fmt: skip
 TASKS = ("regression", "links")  # those that labels do not say themselves
+LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1")
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256

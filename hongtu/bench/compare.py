@@ -212,15 +212,14 @@ def _replace_worst(found: Worker) -> None:
 def _curve(order: Order, settings: Settings) -> list[dict[str, Any]]:
     """Seconds trained and scores on the way, about ``SCORED`` of them, of a system that begins again."""
     points: list[dict[str, Any]] = []
-    trained, epoch, due = 0.0, 0, 0.0
-    length = settings.accuracy
+    length, trained, epoch, done, scored = settings.accuracy, 0.0, 0, 0.0, 0.0
     with worker(order, settings.process) as found:
-        while (done := trained if settings.in_seconds else epoch) < length:
+        while done < length:
             trained += found.epoch()["seconds"]
             epoch += 1
             done = trained if settings.in_seconds else epoch
-            if done >= min(due + max(length / SCORED, not settings.in_seconds), length):
-                due = done
+            if done >= min(scored + length / SCORED, length):
+                scored = done
                 points.append({"epoch": epoch, "seconds": trained, **found.do("scores")})
     return points
 

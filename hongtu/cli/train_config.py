@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from hongtu.config import MODELS, nearest
+from hongtu.config import LOSSES, MODELS, nearest
 from hongtu.errors import InputError
 
 _LEAST = {
     "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
     "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1, "rank_timeout": 1,
 }  # fmt: skip
-LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1")
 METRICS = ("accuracy", "f1", "macro-f1", "auc", "mrr", "hits@10")
 _MOST = {"seed": 2**63 - 1, "label_smoothing": 1, "rank_timeout": 10**6}
 

@@ -14,20 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hongtu.config import LOSSES
 from hongtu.errors import InputError
 from hongtu.model.link_loss import LinkLoss
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
 Loss = str | VertexLoss  # modules are callables
 
-MODULES: dict[str, type[nn.Module]] = {
-    "cross_entropy": nn.CrossEntropyLoss,
-    "bce_with_logits": nn.BCEWithLogitsLoss,
-    "mse": nn.MSELoss,
-    "l1": nn.L1Loss,
-    "huber": nn.HuberLoss,
-    "smooth_l1": nn.SmoothL1Loss,
-}
+_MODULES = nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss
+MODULES: dict[str, type[nn.Module]] = dict(zip(LOSSES, _MODULES, strict=True))
 DEFAULT: dict[str, Any] = {
     "multiclass": "cross_entropy", "multilabel": "bce_with_logits", "regression": "mse", "links": LinkLoss(),
 }  # by task  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -76,7 +75,7 @@ class NeighborLoader(DataLoader):
         **options: Any,
     ) -> None:
         for name, given in (("batch_size", batch_size), ("window", window)):
-            if not isinstance(given, numbers.Integral) or given < 1:
+            if not isinstance(given, (int, np.integer)) or given < 1:
                 raise InputError(f"{name} {given}: expected a number from 1")
         sampler = NeighborSampler(artifact, fanouts, replace=replace, seed=seed)
         seeds = find_seeds(sampler, split)
