@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program import moves
 
 
 def undefined(shape, dtype=FLOAT):
@@ -189,7 +188,6 @@ class Chunk:
         self.index, self.own_rows = self.rows - self.first, self.rows - self.view.partition_start[i]
         self.leaves, self.outs, self.sent = {}, [], {}
         self.all_rows = {}  # of the chunk, on their way between the host and the disk
-        self.spilled = {x.name: x.kept for x in at.p.body if isinstance(x, moves.Spill)}
 
     def values(self, *names):
         return [torch.as_tensor(self.registers[name]) for name in names]
@@ -197,7 +195,7 @@ class Chunk:
     # what comes, what goes
 
     def read(self, x):
-        rows = self.all_rows[x.name][self.index] if x.name in self.all_rows else self.at.host[x.name][self.rows]
+        rows = self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
         self.registers[x.name] = self.at.stage(self.i, x.name, rows)
 
     def array(self, name):
@@ -224,7 +222,7 @@ class Chunk:
 
     def deliver(self, x):
         sent = self.sent.pop(x.name)
-        if self.kept(self.spilled.get(x.name)):
+        if self.kept(x.kept):
             put(self.at.host[x.name], self.rows, sent, x.stores.of(self.rows))
         else:
             self.all_rows[x.name] = undefined((self.end - self.first, sent.shape[1]))

@@ -189,6 +189,10 @@ class Device(ABC):
         """Whether a tensor is in memory that layers took."""
         return self._workspace.knows(tensor.untyped_storage())
 
+    def as_made_by_layers(self, tensor: Tensor) -> Tensor:
+        """Itself where it is, else a copy."""
+        return tensor if self.made_by_layers(tensor) else tensor.clone()
+
     def count(self, tensor: Tensor) -> None:
         """Count a tensor among what layers took."""
         self._workspace.count(tensor)

@@ -26,6 +26,8 @@ from hongtu.nn.moments import Moments
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.program import PassProgram
 
+OnHost = moves.Read | moves.FillRows | moves.Deliver | computing.Write  # whose operands say where rows are
+
 
 class Partition:
     """What one partition's chunks share in a run.
@@ -81,9 +83,7 @@ class Chunk:
         self.at, self.p, self.i, self.batch, self.number, self.set = at, p, i, batch, number, set
         self.device, self.host, self.network = at.device, at.host, at.network
         self.first, self.end = (int(x) for x in p.view.chunk_start[number : number + 2])
-        active = p.view.active_rows(number)
-        self.rows = slice(self.first, self.end) if active is None else active
-        self.index = None if active is None else active - np.int32(self.first)
+        self.rows, self.index = p.view.destinations(number), p.view.row_in_chunk(number)
         self.num_dst = int(p.view.num_dst[number])
         self.registers: dict[str, Any] = {}
         self.graph = Graph()
@@ -105,17 +105,21 @@ class Chunk:
     def _structure(self) -> ChunkTopology:
         return self.p.view.chunk(self.number)
 
-    def _on_host(self, name: str) -> Tensor:
-        rows = self.host.rows(name, self.i, self.first, self.end)
-        return self.device.beside(f"disk {name}", self.set)[: self.end - self.first] if rows is None else rows
+    def _in_memory(self, x: OnHost) -> bool:
+        return x.kept is None or x.kept.has(self.i, self.first)
+
+    def _on_host(self, x: OnHost) -> Tensor:
+        """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
+        if self._in_memory(x):
+            return self.host.rows(x.name, self.first, self.end)
+        return self.device.beside(f"disk {x.name}", self.set)[: self.end - self.first]
 
     def _stores(self, x: moves.Deliver | computing.Write) -> Stores:
         """What goes to the disk is stored; it is added up when it is recalled."""
-        on_disk = self.host.rows(x.name, self.i, self.first, self.end) is None
-        return True if on_disk else x.stores.of(self.rows)
+        return x.stores.of(self.rows) if self._in_memory(x) else True
 
     def read(self, x: moves.Read) -> None:
-        self.registers[x.name] = self.device.bring(x.name, self.set, self._on_host(x.name), x.link, self.index)
+        self.registers[x.name] = self.device.bring(x.name, self.set, self._on_host(x), x.link, self.index)
 
     def read_sparse(self, x: moves.ReadSparse) -> None:
         assert self.host.sparse is not None
@@ -135,7 +139,7 @@ class Chunk:
         self._fill(x, torch.from_numpy(np.ascontiguousarray(self._array(x.name))), "topology")
 
     def fill_rows(self, x: moves.FillRows) -> None:
-        self._fill(x, self._on_host(x.name), x.link)
+        self._fill(x, self._on_host(x), x.link)
 
     def fill_slots(self, x: moves.FillSlots) -> None:
         self._fill(x, torch.from_numpy(x.slots.of(self.i, self.batch)), "topology")
@@ -143,8 +147,7 @@ class Chunk:
     @property
     def num_own(self) -> int:
         """How many of the destinations are this rank's own: the first ones."""
-        end, rows = self.at.own_end, self.rows
-        return max(min(end, rows.stop) - rows.start, 0) if isinstance(rows, slice) else int((rows < end).sum())
+        return self.p.view.destinations_before(self.number, self.at.own_end)
 
     def _fill(self, x: moves.Fill | moves.FillRows | moves.FillSlots, rows: Tensor, link: str) -> None:
         self.device.fill(self._part(x.buffer, x.start), rows, link)
@@ -155,8 +158,8 @@ class Chunk:
         return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
 
     def deliver(self, x: moves.Deliver) -> None:
-        rows = self._on_host(x.name)
-        self.device.deliver(x.name, self.set, self.num_dst, rows, stores=self._stores(x), index=self.index)
+        rows, stores = self._on_host(x), self._stores(x)
+        self.device.deliver(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -291,34 +294,30 @@ class Chunk:
     def write(self, x: computing.Write) -> None:
         """Store or add the destinations' rows, or get them on their way."""
         out = self.registers[x.register]
-        stores = self._stores(x) if x.where == "host" else x.stores.of(self.rows)
-        there = self.registers[x.register] = WRITES[x.where](self, out, x.name, stores)
+        there = self.registers[x.register] = WRITES[x.where](self, out, x, self._stores(x))
         if x.holds:
             move_saved(self.places, out, there)
 
-    def _to_host(self, out: Tensor, name: str, stores: Stores) -> Tensor:
+    def _to_host(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
         index = self.registers.get("row_in_chunk")
-        self.device.emit(name, self.set, out, self._on_host(name), stores=stores, index=index)
+        self.device.emit(x.name, self.set, out, self._on_host(x), stores=stores, index=index)
         return out
 
-    def _to_device(self, out: Tensor, name: str, stores: Stores) -> Tensor:
-        rows, index = self._rows_on_device(name), self.registers.get("row_in_chunk")
-        if index is None:
+    def _to_device(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
+        rows = self._rows_on_device(x.name)
+        if not x.picked:
             return rows.copy_(out) if stores else rows.add_(out)
         if stores:
-            rows.index_copy_(0, index.long(), out)
+            rows.index_copy_(0, self.registers["row_in_chunk"].long(), out)
         else:
-            rows.index_add_(0, index, out)
+            rows.index_add_(0, self.registers["row_in_chunk"], out)
         return out
 
-    def _to_chunk(self, out: Tensor, name: str, stores: Stores) -> Tensor:
+    def _to_chunk(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
         """Keep a tensor that a layer made, as it is; others refer to it, so that nobody may write to it."""
-        pieces = self.at.pieces[name]
-        self.device.recognize(out, name)
-        if not stores:
-            out = pieces[self.number] + out
-        elif not self.device.made_by_layers(out):
-            out = out.clone()
+        pieces = self.at.pieces[x.name]
+        self.device.recognize(out, x.name)
+        out = self.device.as_made_by_layers(out) if stores else pieces[self.number] + out
         self.device.count(out)
         pieces[self.number] = self.settled.of(out)
         return pieces[self.number]
@@ -333,10 +332,8 @@ class Chunk:
         self.graph = self.at.graphs.pop((x.stage, self.number))
 
     def through_moments(self, x: computing.ThroughMoments) -> None:
-        more = self.network.norm(x.stage).gradient_through_statistics(self.registers[x.x])
-        if more is not None:
-            more[self.num_own :] = 0  # statistics are those of owners' rows
-            self.registers[x.gradient] = more.add_(self.registers[x.gradient])
+        norm, rows, grad = self.network.norm(x.stage), self.registers[x.x], self.registers[x.gradient]
+        self.registers[x.gradient] = norm.with_gradient_through_statistics(rows, grad, self.num_own)
 
     def differentiate(self, x: computing.Differentiate) -> None:
         self.graph.backward([None if name is None else self.registers[name] for name in x.gradients])
@@ -360,12 +357,11 @@ class Chunk:
 
     def transpose_aggregate(self, x: computing.TransposeAggregate) -> None:
         grad_DA = self.registers[x.gradient]
-        z = grad_DA.new_zeros((len(self.registers["slot_of_source"]), x.z)).requires_grad_()
-        s = tuple(grad_DA.new_zeros((self.num_dst, columns)) for columns in x.s)
-        a = self.network.aggregate(x.layer, self._block, z, s)
-        if a.requires_grad:  # a layer may read no source
-            (grad_SF,) = torch.autograd.grad(a, z, grad_DA, materialize_grads=True)
-            self._add_to_cache(grad_SF, x.cache)
+        entry, sources = Entry(), len(self.registers["slot_of_source"])
+        z, *s = (grad_DA.new_zeros(size) for size in ((sources, x.z), *((self.num_dst, columns) for columns in x.s)))
+        a = self.network.aggregate(x.layer, self._block, entry.of(z), tuple(s))
+        Graph(outs=edges_of([a])).backward([grad_DA])
+        self._add_to_cache(entry.gradient(), x.cache)
 
     def add_to_cache(self, x: computing.AddToCache) -> None:
         self._add_to_cache(self.registers[x.gradient], x.cache)

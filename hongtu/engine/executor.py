@@ -187,10 +187,7 @@ class Executor:
 
     def end_moments(self, x: moves.EndMoments) -> None:
         gathered = [partition.moments for partition in self.partitions]
-        whole = Moments.combine(gathered)
-        if whole.wanted:
-            whole = Moments.combine(self.ranks.gather(whole))
-        statistics = whole.statistics
+        statistics = Moments.combine(gathered).with_others(self.ranks.gather).statistics
         for network, moments in zip(self.networks, gathered, strict=True):
             network.norm(x.stage).set_statistics(statistics, moments.mean.device, self.num_graph_vertices)
         for device in self.devices:

@@ -71,11 +71,9 @@ class HostStore:
             rows[at : at + end - first].copy_(every[first:end])
             at += end - first
 
-    def rows(self, name: str, partition: int, first: int, end: int) -> Tensor | None:
-        """Vertex rows of a chunk, or None where they are on a disk."""
+    def rows(self, name: str, first: int, end: int) -> Tensor:
+        """Vertex rows of a chunk, which are in memory."""
         kept = self._kept.get(name)
-        if name not in self._tensors or (kept is not None and not kept.has(partition, first)):
-            return None
         at = first if kept is None else int(kept.places(np.array([first]))[0])
         return self._tensors[name][at : at + end - first]
 

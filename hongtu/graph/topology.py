@@ -150,6 +150,21 @@ class Topology:
             return None
         return self.active[self.active_start[chunk] : self.active_start[chunk + 1]]
 
+    def destinations(self, chunk: int) -> slice | np.ndarray:
+        """Which vertices one chunk computes: a range of them, or int32 [D], ascending."""
+        active = self.active_rows(chunk)
+        return slice(*self.chunk_start[chunk : chunk + 2].tolist()) if active is None else active
+
+    def row_in_chunk(self, chunk: int) -> np.ndarray | None:
+        """int32 [D], where the destinations are among the vertices of one chunk, or None where they are all of them."""
+        active = self.active_rows(chunk)
+        return None if active is None else active - np.int32(self.chunk_start[chunk])
+
+    def destinations_before(self, chunk: int, vertex: int) -> int:
+        """How many destinations of one chunk come before a vertex."""
+        active, (first, end) = self.active_rows(chunk), self.chunk_start[chunk : chunk + 2].tolist()
+        return min(max(vertex - first, 0), end - first) if active is None else int(np.searchsorted(active, vertex))
+
     def chunk(self, chunk: int) -> ChunkTopology:
         first, end = int(self.chunk_start[chunk]), int(self.chunk_start[chunk + 1])
         lo, hi = int(self.in_edge_start[first]), int(self.in_edge_start[end])

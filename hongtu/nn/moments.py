@@ -6,7 +6,7 @@ A chunk is centred on its own mean before it is squared, and chunks are merged i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class Moments:
             if part.rows:
                 whole._merge(part.rows, part.mean.cpu(), part.squares.cpu())
         return whole
+
+    def with_others(self, gather: Callable[[Moments], Sequence[Moments]]) -> Moments:
+        """Together with those of other ranks, if somebody wants them; ``gather`` gets every rank's."""
+        return Moments.combine(gather(self)) if self.wanted else self
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:

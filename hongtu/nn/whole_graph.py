@@ -100,10 +100,13 @@ class WholeGraphNorm(Layer):
             with torch.no_grad():
                 self.rules.observe(self.module, self.mean.detach(), self.var.detach(), self.vertices)
 
-    def gradient_through_statistics(self, x: Tensor) -> Tensor | None:
-        """[R, F], to be added to the gradient of rows x; None where no statistics were gathered."""
+    def with_gradient_through_statistics(self, x: Tensor, grad: Tensor, own: int) -> Tensor:
+        """[R, F], the gradient of rows x together with what reached them by way of the statistics, if such were
+        gathered: of the first rows, ``own`` of them."""
         if self.mean is None or self.var is None:
-            return None
+            return grad
         with torch.no_grad():
             by_mean, by_var = self.mean.grad / self.vertices, self.var.grad * (2 / self.vertices)
-            return affine(x.detach(), self.mean, by_var, by_mean)
+            more = affine(x.detach(), self.mean, by_var, by_mean)
+            more[own:] = 0
+            return more.add_(grad)

@@ -26,10 +26,10 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
 EXAMPLE = re.compile(r"(?<=<!-- listing -->\n```\n).*(?=```\n<!-- /listing -->)", re.DOTALL)
 
 
-def program_of(model="gcn", memory=None, hardware=CPU, strategy="full"):
+def program_of(model="gcn", memory=None, hardware=CPU, strategy="full", **options):
     artifact = problems.prepare(problems.awkward(), 2, 4, partitioner="range", order="input")
     layers = build_layers(model, artifact.feature_width, 16, artifact.num_classes, 2)
-    plan = plan_model(artifact, layers, device_memory=memory, hardware=hardware, strategy=strategy)
+    plan = plan_model(artifact, layers, device_memory=memory, hardware=hardware, strategy=strategy, **options)
     return compile_plan(plan)
 
 

@@ -16,18 +16,26 @@ from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
 from tests.plan.test_listing import program_of
+from tests.staged import everything, on_disk
 
 FAULTS = 200
 SMALL = {"strategy": Strategy(resident=False, group=False), "memory": 30_000}
 PROGRAMS = (
     {"model": "gcn"} | SMALL, {"model": "sage", "strategy": "paper"}, {"model": "gat", "hardware": H200} | SMALL,
     {"model": "gin", "hardware": H200},
+    {"model": "gcn", "kept": 1} | SMALL, {"model": "sage", "hardware": H200, "kept": 1} | SMALL,
 )  # fmt: skip
 
 
 @functools.cache
 def program(number):
-    return program_of(**({"hardware": CPU} | PROGRAMS[number]))
+    """Of a plan that has all but some of every partition's chunks on a disk, where it says ``kept``."""
+    options = {"hardware": CPU} | PROGRAMS[number]
+    kept = options.pop("kept", None)
+    if kept is None:
+        return program_of(**options)
+    with on_disk(fit=functools.partial(everything, kept=kept)):
+        return program_of(**options, host_memory=1, spill=True)
 
 
 def without(body, k):
@@ -164,9 +172,44 @@ def wrong_chunk(p, rng):
     return replace(p, schedule=schedule), f"device {i}, batch {a}"
 
 
+def drop_spilled(p, rng):
+    """What goes to the disk, or comes from it, is left out."""
+    kinds = (moves.Spill, moves.SpillPicks, moves.Recall, moves.RecallGiven, moves.RecallPicks)
+    side = str(rng.choice(["recalls", "body"]))
+    body = getattr(p, side)
+    found = [k for k, x in enumerate(body) if isinstance(x, kinds) and _is_used(x)]
+    if found:
+        k = int(rng.choice(found))
+        return replace(p, **{side: without(body, k)}), body[k].verb
+
+
+def _is_used(x):
+    """Whether another instruction needs what it moves."""
+    return not isinstance(x, moves.Spill) or x.own is not None or bool(x.takers)
+
+
+def other_memory(p, rng):
+    """Rows that are on the disk are taken for rows in memory."""
+    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Read | moves.Deliver) and x.kept is not None]
+    if found:
+        k = int(rng.choice(found))
+        body = [replace(x, kept=None) if at == k else x for at, x in enumerate(p.body)]
+        return replace(p, body=tuple(body)), p.body[k].verb
+
+
+def other_rows(p, rng):
+    """A chunk's rows are written as if they were all of its vertices', or only some."""
+    (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
+    found = [k for k, x in enumerate(compute.body) if isinstance(x, computing.Write)]
+    if found:
+        k = int(rng.choice(found))
+        other = replace(compute.body[k], picked=not compute.body[k].picked)
+        return changed_body(p, lambda body: (*body[:k], other, *body[k + 1 :])), other.where
+
+
 KINDS = (
     drop_move, drop_move, drop_placed, drop_free, drop_register, swap_stores, swap_stores_inside, wrong_slots,
-    wrong_slots, wrong_chunk,
+    wrong_slots, wrong_chunk, drop_spilled, drop_spilled, other_memory, other_rows,
 )  # fmt: skip
 
 

@@ -166,12 +166,12 @@ def test_a_refused_plan_leaves_the_one_that_runs():
 def test_an_interrupt_between_hooks_loses_none():
     codes = {parameter_hooks.hooks_once.__wrapped__.__code__, parameter_hooks._put_back.__code__}
     lines = sorted({(code, line) for code in codes for *_, line in code.co_lines() if line}, key=lambda pair: pair[1])
-    stops = 0
+    stops, trainer, called = 0, make(trainers.gcn()), []
+    for name, parameter in trainer.model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: called.append(name))
     for code, line in lines:
         for left in (1, 2):  # the first time that it comes by, the second
-            trainer, called, when = make(trainers.gcn()), [], [left]
-            for name, parameter in trainer.model.named_parameters():
-                parameter.register_hook(lambda gradient, name=name, called=called: called.append(name))
+            when = [left]
 
             def inside(frame, event, arg, line=line, when=when):
                 when[0] -= event == "line" and frame.f_lineno == line

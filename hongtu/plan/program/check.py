@@ -118,13 +118,13 @@ class _Pass:
         check_waits(p, self.at)
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name: x.kept for x in p.body if isinstance(x, moves.Spill)}
+        self.spilled = {x.name for x in p.body if isinstance(x, moves.Spill)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
             self.batch = batch
             self.registers: set[str] = set()
-            self.sent: dict[str, Stores] = {}  # by tensor on the host, how its rows were written to be delivered
+            self.sent: dict[str, computing.Write] = {}  # by tensor on the host, what is to be delivered
             self.chunks = p.busy(batch)
             for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
@@ -204,8 +204,8 @@ class _Pass:
                 stores = stores if isinstance(stores, bool) else stores[here]
                 memory.write(x.tensor, "host", rows[here], Stores(stores))
         elif isinstance(x, moves.Read):
-            kept = memory.disk.here.get((x.name, "rows"))
-            away = [] if kept is None else memory.disk.on_disk(kept)
+            away = memory.disk.on_disk(x.kept)
+            demand(not away or (x.name, "rows") in memory.disk.here, f"the rows of {x.name} were not recalled")
             for _, chunk in (one for one in self.chunks if one not in away):
                 memory.read(x.name, "host", self._own_rows(chunk))
         elif isinstance(x, moves.BringSlots):
@@ -218,10 +218,12 @@ class _Pass:
                 memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
         elif isinstance(x, moves.Deliver):
             demand(x.name in self.sent, "nothing was written to be delivered")
-            away = memory.disk.on_disk(self.spilled[x.name]) if x.name in self.spilled else []
+            sent, away = self.sent[x.name], memory.disk.on_disk(x.kept)
+            demand(sent.kept is x.kept, f"{x.name} was written to other memory")
+            demand(not away or x.name in self.spilled, f"the rows of {x.name} are never spilled")
             for _, chunk in (one for one in self.chunks if one not in away):
                 rows = self._own_rows(chunk)
-                alike = bool(np.all(self.sent[x.name].of(rows) == x.stores.of(rows)))
+                alike = bool(np.all(sent.stores.of(rows) == x.stores.of(rows)))
                 demand(alike, f"{x.name} was written to be stored where it is added, or the other way round")
                 self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Compute):
@@ -258,10 +260,13 @@ class _Pass:
                 self._write(y.tensor, "device", chunk, Stores(True))
             elif isinstance(y, computing.Take):
                 memory.read(y.name, "chunk", self._own_rows(chunk))
-            elif isinstance(y, computing.Write) and y.where != "host":
-                self._write(y.name, y.where, chunk, y.stores)
+            elif isinstance(y, computing.Write):
+                picked = self.p.view.active_rows(chunk) is not None
+                demand(y.picked == picked, f"{y.name} is written to other rows of the chunk than the pass computes")
+                if y.where != "host":
+                    self._write(y.name, y.where, chunk, y.stores)
         if isinstance(y, computing.Write) and y.where == "host":
-            self.sent[y.name] = y.stores
+            self.sent[y.name] = y
         if isinstance(y, computing.Here):
             self.registers.add(y.name)
             if y.name == "slot_of_source":

@@ -32,9 +32,10 @@ class Spilled:
         self._p, self._batch, self._chunks = p, batch, p.busy(batch)
         self.here.clear()
 
-    def on_disk(self, kept: Kept) -> list[tuple[int, int]]:
+    def on_disk(self, kept: Kept | None) -> list[tuple[int, int]]:
         """The chunks of the batch whose rows of a tensor are there."""
-        return [(i, chunk) for i, chunk in self._chunks if not kept.has(i, int(self._p.view.chunk_start[chunk]))]
+        start = self._p.view.chunk_start
+        return [(i, chunk) for i, chunk in self._chunks if kept is not None and not kept.has(i, int(start[chunk]))]
 
     def lay_out(self, x: moves.LayOut) -> None:
         self._give(x.takers)

@@ -177,8 +177,11 @@ class _Body:
         yield self._write(name, name)
 
     def _write(self, name: str, register: str, *, holds: bool = False) -> Instruction:
-        there, how = where(self.plan, name), stores(self.plan, self.p, name)
-        return computing.Write(name=name, where=there, register=register, stores=how, holds=holds)
+        plan, p, pruned = self.plan, self.p, self.plan.view(self.p).active is not None
+        return computing.Write(
+            name=name, where=where(plan, name), register=register, stores=stores(plan, p, name), holds=holds,
+            picked=pruned, kept=plan.kept.get(name),
+        )  # fmt: skip
 
     @property
     def _weighted(self) -> bool:

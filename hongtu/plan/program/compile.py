@@ -71,7 +71,9 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             for i in devices
         )
         before.append(_place(plan, FEATURES, zero=False))
-        body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
+        body.append(
+            moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read", kept=plan.kept.get(FEATURES))
+        )
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
         body.append(moves.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))
@@ -201,7 +203,7 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
         yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
-            yield moves.Deliver(name=name, stores=stores(plan, p, name))
+            yield moves.Deliver(name=name, stores=stores(plan, p, name), kept=plan.kept.get(name))
     if p.flush is not None and picks.loads:
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
         into = flushed(plan, p, p.flush)
@@ -264,7 +266,7 @@ def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         if where(plan, name) == "host":
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
-                yield moves.Read(name=name)
+                yield moves.Read(name=name, kept=plan.kept.get(name))
             else:
                 yield moves.ReadSparse(name=name, numbers=sparse.numbers(plan.view(p)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program.instruction import Instruction, Stores, Where, kind
 
 # ------------------------------------------------------------------------------------------------------- at hand
@@ -199,6 +200,8 @@ class Write(Instruction):
 
     Attributes:
         holds: what is saved of the register may lie there.
+        picked: the pass computes some of the chunk's rows alone.
+        kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
     """
 
     READS = ("register",)
@@ -207,6 +210,8 @@ class Write(Instruction):
     register: str
     stores: Stores
     holds: bool = False
+    picked: bool = False
+    kept: Kept | None = None
 
 
 @kind

@@ -153,11 +153,16 @@ class Meet(Instruction):
 
 @kind
 class Read(Instruction):
-    """On ``load``: the destinations' rows of a host tensor to the device."""
+    """On ``load``: the destinations' rows of a host tensor to the device.
+
+    Attributes:
+        kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
+    """
 
     MAKES = ("name",)
     name: str
     link: Literal["read", "topology"] = "read"
+    kept: Kept | None = None
 
 
 @kind
@@ -215,12 +220,13 @@ class Fill(Instruction):
 
 @kind
 class FillRows(Instruction):
-    """The same of the chunk's rows of a host tensor."""
+    """The same of the chunk's rows of a host tensor; ``kept`` as in ``Read``."""
 
     name: str
     buffer: str
     start: tuple[np.ndarray, ...]
     link: Literal["read", "topology"] = "topology"
+    kept: Kept | None = None
 
 
 @kind
@@ -298,10 +304,11 @@ class Compute(Instruction):
 
 @kind
 class Deliver(Instruction):
-    """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it."""
+    """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it; ``kept`` as there."""
 
     name: str
     stores: Stores
+    kept: Kept | None = None
 
 
 @kind
