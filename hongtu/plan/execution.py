@@ -7,7 +7,7 @@ from typing import Any
 
 from hongtu.config import size
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.buffers import PlannedMemory
+from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.program.compile import compile_pass, compile_plan
 from hongtu.plan.program.predict import device_peaks, device_traffic, host_peaks

@@ -186,16 +186,28 @@ class Trainer(Resumable):
             self.optimizer = make_optimizer(optimizer, iter(self._learned))
             self.scheduler = None if scheduler is None else scheduler(self.optimizer)
             self.embedding: Embedding | None = None
-            make = embedding_optimizer or optimizer
         self.ranks.check_same(self._given(loss))
-        layers_on_ranks = exchanging_layers(self._network)
+        self._share, self._loss, self._runtime = self._make_runtime(loss, embedding_optimizer or optimizer, on_oom)
+        self.ranks.take_model(self.model)
+
+        self.epoch = 0
+        self.history: list[dict[str, Any]] = []
+        self.waiting = Waiting()
+        self._gradients: dict[str, Tensor] = {}
+        self._resting: Resting = []
+
+    def _make_runtime(
+        self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, on_oom: str
+    ) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
+        """This rank's share of the artifact, its loss, and what runs them."""
+        layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
 
         def share_and_plan(first: int) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
             share = share_of(self.artifact, self.ranks.rank, self.ranks.size, layers_on_ranks, first)
             of_share = make_loss(share, loss)
             return share, of_share, partial(
-                plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=dtype,
-                hardware=self.hardware, make_embedding_optimizer=make, limit=self._limit,
+                plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=self._dtype,
+                hardware=self.hardware, make_embedding_optimizer=make_embedding_optimizer, limit=self._limit,
             )  # fmt: skip
 
         def seconds(first: int) -> list[float]:
@@ -209,26 +221,20 @@ class Trainer(Resumable):
 
         first = 0
         if not self.artifact.learns_features:
-            first = first_fetched(layers_on_ranks, dependencies if self.ranks.size > 1 else "cache", seconds)
+            first = first_fetched(layers_on_ranks, self.dependencies if self.ranks.size > 1 else "cache", seconds)
         with self.ranks.agreed():
-            self._share, self._loss, make_plan = share_and_plan(first)
+            share, of_share, make_plan = share_and_plan(first)
             if self.artifact.learns_features:
-                self.embedding = Embedding(self._share, make, seed, dtype, self.ranks.each)
+                self.embedding = Embedding(share, make_embedding_optimizer, seed, self._dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
-            if isinstance(self._loss, EdgeLoss):
-                self._loss.check_scores(self._link_scores)
-            self._runtime = Runtime(
-                self._share, self._network, self._loss, make_plan, rows=self.embedding, budget=self._budget,
-                dtype=dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=spill,
+            if isinstance(of_share, EdgeLoss):
+                of_share.check_scores(self._link_scores)
+            runtime = Runtime(
+                share, self._network, of_share, make_plan, rows=self.embedding, budget=self._budget,
+                dtype=self._dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=self._spill,
             )  # fmt: skip
-        self.ranks.take_model(self.model)
-
-        self.epoch = 0
-        self.history: list[dict[str, Any]] = []
-        self.waiting = Waiting()
-        self._gradients: dict[str, Tensor] = {}
-        self._resting: Resting = []
+        return share, of_share, runtime
 
     def __repr__(self) -> str:
         budget = "no limit" if self._budget is None else size(self._budget)

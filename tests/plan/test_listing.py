@@ -70,6 +70,8 @@ def test_refusals():
         list_program(program, 4, "fusd 1")
     with pytest.raises(InputError, match="--batch 9: the pass has batches 0 to"):
         list_program(program, 4, "fused 1", 9)
+    with pytest.raises(InputError, match="--batch 0: the pass has no batches"):
+        list_program(program_of(memory=13_000, strategy="paper"), 4, "setup", 0)
 
 
 if __name__ == "__main__":

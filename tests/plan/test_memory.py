@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hongtu.graph.topology import build_topology
-from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES

@@ -12,7 +12,7 @@ import pytest
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import build_topology
 from hongtu.plan.cache.transfer import plan_transfers
-from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program

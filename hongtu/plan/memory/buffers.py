@@ -1,320 +1,145 @@
-"""What a training run keeps in memory: every buffer of every pass, on each device and on the host."""
+"""The planned device memory: every buffer that a pass keeps on a device, with its exact size.
+
+Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for the largest chunk of its device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from math import prod
 
-import numpy as np
-
-from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
-from hongtu.plan.cache.writers import Writers
-from hongtu.plan.memory.arena import Buffer, cache_buffers, cached_rows, pass_buffers, staged
-from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
-from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
-from hongtu.plan.passes.choice import ONCE, Choice, View
-from hongtu.plan.passes.definition import FEATURES, Pass, PassList
+from hongtu.plan.cache.transfer import BatchLimits
+from hongtu.plan.memory.structure import FLOAT, SIZES, Needs, device_entries
+from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class PlannedMemory:
-    """Which chunks run when, and the buffers that they need.
+class Buffer:
+    """A device buffer.
 
     Attributes:
-        topology: the chunks that run (the artifact's, or groups of them).
-        shape: the model as the planner sees it.
-        strategy: the savings that may be on; ``choice``: those that are.
-        passes: the passes of a training epoch, of an evaluation, and those that run once before.
-        views: the topology of passes by their ``hops``, or by ONCE.
-        schedules: int32 [m, B] for each of the views, chunk of each partition that runs in batch b.
-        limits: likewise, per device the largest requests of a batch.
-        transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
-        writers: who writes first, by gradient tensor on the host, where there may be several or none.
-        workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
-        known: the orders of rows on a disk that were found.
+        shape: rows, or (rows, columns).
+        dtype: "float" (the run's dtype), "int32", "int64", "bool" or "uint8".
+        sets: how many of them: copies of one batch fill a set while another batch computes from its own.
     """
 
-    topology: Topology
-    shape: NetworkShape
-    strategy: Strategy
-    choice: Choice
-    passes: PassList
-    views: dict[View, Topology]
-    schedules: dict[View, np.ndarray]
-    limits: dict[View, list[BatchLimits]]
-    transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
-    writers: dict[str, Writers] = field(default_factory=dict)
-    workspace: dict[str, int] = field(default_factory=dict)
-    known: Known = field(default_factory=dict)
+    shape: tuple[int, ...]
+    dtype: str
+    sets: int = 1
 
-    @property
-    def spilled(self) -> Mapping[str, int]:
-        """Vertex tensors that lie on the disk, as ``Choice`` has them."""
-        return self.choice.spilled
-
-    @property
-    def resident(self) -> frozenset[str]:
-        return self.choice.resident
-
-    @cached_property
-    def pieces(self) -> frozenset[str]:
-        """Of the resident tensors those that no buffer is planned for: layers' own memory, counted as they take it."""
-        return self.passes.pieces & self.resident
-
-    @cached_property
-    def placed(self) -> frozenset[str]:
-        """The other ones, with rows for all vertices of a partition."""
-        return self.resident - self.pieces
-
-    def view_of(self, p: Pass) -> View:
-        """Which of the views a pass runs on."""
-        return ONCE if p.when == "setup" and ONCE in self.views else p.hops
-
-    def view(self, p: Pass) -> Topology:
-        """The chunks with the destinations that a pass computes."""
-        return self.views[self.view_of(p)]
-
-    def schedule(self, p: Pass) -> np.ndarray:
-        """int32 [m, B], the chunks that a pass computes, batch by batch."""
-        return self.schedules[self.view_of(p)]
-
-    def exchange_plan(self, p: Pass) -> TransferPlan | None:
-        """What a pass exchanges, if it does."""
-        found = self.transfers.get(p.name)
-        assert not isinstance(found, TransferCounts), "this plan was only counted"
-        return found
-
-    def structure_stays(self, p: Pass) -> bool:
-        """Whether a pass finds its chunks' structure on the devices."""
-        return self.choice.structure and self.view_of(p) is None
-
-    def structure_name(self, p: Pass, name: str) -> str:
-        """What an array of a pass's structure is called where it stays: slots are those of the pass."""
-        own = name == "slot_of_source" and not {p.exchange, p.flush} & self.resident
-        return f"{name} {p.name}" if own else name
-
-    @cached_property
-    def structure(self) -> dict[str, tuple[Pass, str, Array]]:
-        """By that name, the arrays that stay, each with a pass that needs it and its name there."""
-        found: dict[str, tuple[Pass, str, Array]] = {}
-        for p in self.passes.every:
-            if self.structure_stays(p):
-                for name, array in self.needs(p).structure.items():
-                    found.setdefault(self.structure_name(p, name), (p, name, array))
-        return found
-
-    def structure_bytes(self, device: int) -> int:
-        """Bytes of the structure that stays on a device."""
-        entries, item = self.structure_spans[device], self.shape.itemsize
-        return sum(array.nbytes(int(entries[array.over][-1]), item) for _, _, array in self.structure.values())
-
-    @cached_property
-    def structure_spans(self) -> list[dict[Over, np.ndarray]]:
-        """By device, where every chunk begins in what stays there."""
-        return [spans(self.topology, i) for i in range(self.topology.partitions)]
-
-    @property
-    def once(self) -> tuple[Topology, np.ndarray] | None:
-        """The chunks and the schedule of setup passes, where they have their own."""
-        return (self.views[ONCE], self.schedules[ONCE]) if ONCE in self.views else None
-
-    @cached_property
-    def device_bytes(self) -> dict[str, int]:
-        """Planned peak bytes of every device, "device 0", ...: buffers and, where it was probed, the workspace."""
-        peaks = {}
-        for i in range(self.topology.partitions):
-            taken = (self.pass_arena(p, i) + self.workspace.get(p.name, 0) for p in self.passes.every)
-            peaks[f"device {i}"] = max(taken)
-        return peaks
-
-    @property
-    def likely_bytes(self) -> int:
-        """About the most that one device holds, with what stages keep until backward, which is not planned."""
-        kept = 0
-        for p in self.passes.train:
-            if p.saves and p.direction == "forward":
-                kept += sum(self.passes.width[name] for name in (*p.inputs, *p.outputs))
-        own = int(np.diff(self.topology.partition_start).max())
-        return max(self.device_bytes.values()) + 2 * own * kept * self.shape.itemsize
-
-    def tightest_pass(self, device: int) -> Pass:
-        """The pass that needs the most memory on a device."""
-        return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.workspace.get(p.name, 0))
-
-    def pass_arena(self, p: Pass, device: int) -> int:
-        """Planned bytes of one pass on one device, the model and resident tensors included."""
-        buffers = self.buffers(p, device).values()
-        beside = self.shape.model_bytes + sum(self.resident_bytes(name, device) for name in self._alive[p.name])
-        beside += self.structure_bytes(device)
-        return beside + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
-
-    def needs(self, p: Pass) -> Needs:
-        if p.name not in self._needs:
-            self._needs[p.name] = pass_needs(p, self.shape, self.topology.edge_weight is not None)
-        return self._needs[p.name]
-
-    @cached_property
-    def _needs(self) -> dict[str, Needs]:
-        return {}
-
-    def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
-        """The device buffers that a pass allocates, by name."""
-        on_device, _ = self._buffers(p, device)
-        return on_device | cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident)
-
-    def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
-        """The pinned staging memory of a pass for one device, by name."""
-        beside = disk_staging(p, device, self.disk, self.spilled, self.view, self.passes.width, self.disk_sets)
-        return self._buffers(p, device)[1] | beside
-
-    @property
-    def disk_sets(self) -> int:
-        """Of staging memory between the host and the disk: two where rows come a batch ahead."""
-        return self.choice.staging or 1 + (self.strategy.overlap and self.choice.ahead)
-
-    @cached_property
-    def disk(self) -> DiskLayout:
-        """Where rows lie on the disk."""
-        if not self.spilled:
-            return DiskLayout()
-        planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
-        item = self.shape.itemsize
-        return DiskPlan(self.kept, self.passes, self.view, planned, self.topology, item, self.known).layout
-
-    @cached_property
-    def kept(self) -> dict[str, Kept]:
-        """Of every spilled tensor the rows that are in host memory all the same."""
-        first = np.arange(self.topology.partitions) * self.topology.chunks
-        start, ends = self.topology.partition_start[:-1], self.topology.chunk_start
-        return {name: Kept(start, ends[first + chunks]) for name, chunks in self.spilled.items()}
-
-    def in_memory(self, name: str) -> int:
-        """How many rows of a host tensor are in its memory."""
-        return self.kept[name].rows if name in self.kept else self.topology.num_vertices
-
-    def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
-        width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
-        own = pass_buffers(
-            p, self.shape, width, self.needs(p), view, limits, device, self.resident, structure=self.structure_stays(p)
-        )
-        if not self.choice.staging:
-            return own, {}
-        num_dst = device_entries(view)[device].most["destinations"]
-        return staged(p, own, width, limits, num_dst, self.resident, self.choice.staging)
-
-    def capacity(self, p: Pass, device: int) -> int:
-        """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
-        if p.name in self.transfers:
-            return self.transfers[p.name].devices[device].capacity
-        return self.limits_of(p)[device].slots
-
-    def limits_of(self, p: Pass) -> list[BatchLimits]:
-        """Per device, the largest requests of a batch in a pass."""
-        return (self._resident_limits if {p.exchange, p.flush} & self.resident else self.limits)[self.view_of(p)]
-
-    @cached_property
-    def _resident_limits(self) -> dict[View, list[BatchLimits]]:
-        shared = {key: batch_limits(view, self.schedules[key], "p2p") for key, view in self.views.items()}
-        return {key: [replace(limit, loads=0) for limit in limits] for key, limits in shared.items()}
-
-    def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
-        """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
-        more than there are rows."""
-        names = cached_rows(p, self.resident)
-        row = sum(self.passes.width[name] for name in names) * self.shape.itemsize
-        capacities = []
-        for i, limits in enumerate(self.limits_of(p)):
-            caches = cache_buffers(p, self.passes.width, self.capacity(p, i), self.resident).values()
-            beside = self.pass_arena(p, i) - sum(buffer.nbytes(self.shape.itemsize) for buffer in caches)
-            free = budget - beside - self.workspace.get(p.name, 0)
-            slots = free // row if row else self.topology.num_vertices
-            capacities.append(max(limits.slots, min(slots, self.topology.num_vertices)))
-        return tuple(capacities)
-
-    def resident_rows(self, name: str, device: int) -> int:
-        """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
-        return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
-
-    def resident_bytes(self, name: str, device: int) -> int:
-        return self.resident_rows(name, device) * self.passes.width[name] * self.shape.itemsize
-
-    @cached_property
-    def resident_plans(self) -> dict[View, TransferPlan]:
-        """By view, the transfers of passes whose rows stay on their devices."""
-        wanted = {self.view_of(p) for p in self.passes.every if {p.exchange, p.flush} & self.resident}
-        return {key: plan_resident(self.views[key], self.schedules[key], self.choice.prefetch) for key in wanted}
-
-    @cached_property
-    def _mirror_slots(self) -> dict[str, dict[int, int]]:
-        """By resident tensor and device, slots for rows of peers: the most of all passes that exchange it."""
-        own = np.diff(self.topology.partition_start)
-        found: dict[str, dict[int, int]] = {}
-        for p in self.passes.every:
-            for name in {p.exchange, p.flush} & self.resident:
-                for i, device in enumerate(self.resident_plans[self.view_of(p)].devices):
-                    slots = found.setdefault(str(name), {})
-                    slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
-        return found
-
-    @cached_property
-    def _alive(self) -> dict[str, frozenset[str]]:
-        """By pass name, the resident tensors that exist in the pass."""
-        alive = {}
-        for passes in (self.passes.setup, self.passes.train, self.passes.evaluate):
-            live = {FEATURES} if passes is self.passes.setup else set(self.passes.constant)
-            for p in passes:
-                live |= set(p.creates)
-                alive[p.name] = self.placed & live
-                live -= set(p.frees)
-        return alive
-
-    def crosses(self, p: Pass) -> Halo | None:
-        """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
-        halo = self.choice.halo
-        return halo if halo is not None and p.layer in self.shape.graph_layers[halo.first :] else None
-
-    @cached_property
-    def message_numbers(self) -> int:
-        """The most numbers that are on their way between ranks at a time."""
-        crossing = (name for p in self.passes.every if self.crosses(p) for name in (p.exchange, p.flush) if name)
-        columns = max((self.passes.width[name] for name in crossing), default=0)
-        return columns * (self.choice.halo.crossing if self.choice.halo else 0)
-
-    @property
-    def _pageable(self) -> int:
-        v, item = self.topology.num_vertices, self.shape.itemsize
-        statistics = any(layer.uses_statistics for layer in self.shape.layers)
-        identity = self.shape.uses_edge_ids
-        labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
-        beside = self.shape.learned_bytes + self.shape.loss_bytes
-        if self.shape.sparse_input is not None:
-            beside += self.shape.sparse_input.nbytes(item)
-        beside += self.message_numbers * item
-        row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
-        beside += sum(buckets.nbytes for buckets in self.disk.buckets)
-        return v * row + beside + sum(array.nbytes for array in self.arrays())
-
-    def arrays(self) -> list[np.ndarray]:
-        """The graph's structure and the plan's own arrays but the order of rows on the disk, each once."""
-        found: dict[int, np.ndarray] = {}
-        planned = (*self.transfers.values(), *self.writers.values())
-        beside = (*planned, self.choice.halo)
-        _collect((self.topology, *self.views.values(), *self.schedules.values(), *beside), found)
-        return list(found.values())
+    def nbytes(self, itemsize: int) -> int:
+        size = itemsize if self.dtype == FLOAT else SIZES[self.dtype]
+        return self.sets * prod(self.shape) * size
 
 
-def _collect(value: Any, found: dict[int, np.ndarray]) -> None:
-    if isinstance(value, np.ndarray):
-        found[id(value)] = value
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            _collect(entry, found)
-    elif is_dataclass(value):
-        for part in fields(value):
-            _collect(getattr(value, part.name), found)
+def pass_buffers(
+    p: Pass,
+    shape: NetworkShape,
+    width: dict[str, int],
+    needs: Needs,
+    topology: Topology,
+    limits: BatchLimits,
+    device: int,
+    resident: frozenset[str],
+    *,
+    structure: bool,
+) -> dict[str, Buffer]:
+    """Every planned buffer of one pass on one device but its caches and what stays there, by name.
+
+    Args:
+        structure: that stays there.
+    """
+    own = slice(device * topology.chunks, (device + 1) * topology.chunks)
+    most = device_entries(topology)[device].most
+    d = most["destinations"]
+    staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
+    buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys(staged)}
+    if FEATURES in p.inputs and shape.sparse_input is not None:
+        buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
+    if not structure:
+        brought = needs.structure.items()
+        buffers |= {name: Buffer(array.shape(most[array.over]), array.dtype) for name, array in brought}
+    if topology.active is not None:
+        buffers["row_in_chunk"] = Buffer((d,), "int32")
+        if needs.identity:
+            buffers["active"] = Buffer((d,), "int32")
+    if needs.labels:
+        buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
+        buffers["loss_bits"] = Buffer((d,), "uint8")
+    if needs.edges:
+        reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.saves
+        if reduces and not aggregates_in_place(p, shape, topology, resident):
+            buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
+        buffers |= _exchange_buffers(p, limits)
+    return buffers
+
+
+def _sparse_buffers(d: int, numbers: int) -> dict[str, Buffer]:
+    """Rows of features as they come, beside the buffer in which they become dense."""
+    return {
+        f"{FEATURES} start": Buffer((d + 1,), "int64"),
+        f"{FEATURES} column": Buffer((numbers,), "int32"),
+        f"{FEATURES} value": Buffer((numbers,), FLOAT),
+    }
+
+
+def aggregates_in_place(p: Pass, shape: NetworkShape, topology: Topology, resident: frozenset[str]) -> bool:
+    """Whether a declared reduction writes where its output stays."""
+    return p.checkpoint in resident and topology.active is None and not shape.layers[p.layer].combined
+
+
+def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
+    loads, pulls = Buffer((limits.loads,), "int32"), Buffer((limits.pulls,), "int32")
+    buffers: dict[str, Buffer] = {}
+    if p.exchange is not None:
+        buffers |= {"load_rows": loads, "load_slots": loads, "pull_from": pulls, "pull_to": pulls}
+    if p.flush is not None:
+        if p.exchange is None:
+            buffers |= {"load_slots": loads, "pull_to": pulls}
+        buffers |= {"flush_slots": loads, "push_from": pulls, "push_to": pulls}
+    return buffers
+
+
+def cached_rows(p: Pass, resident: frozenset[str]) -> tuple[str, ...]:
+    """The tensors whose rows go through caches of a pass's own: values, gradients, or both."""
+    return tuple(name for name in (p.exchange, p.flush) if name is not None and name not in resident)
+
+
+def staged(
+    p: Pass, buffers: dict[str, Buffer], width: dict[str, int], limits: BatchLimits, num_dst: int, kept: frozenset[str],
+    sets: int,
+) -> tuple[dict[str, Buffer], dict[str, Buffer]]:  # fmt: skip
+    """The buffers of a pass where device and host have memories of their own.
+
+    Args:
+        buffers: those it has anyway.
+        num_dst: destinations of the device's largest chunk.
+        kept: the tensors that stay on the devices.
+        sets: of staging memory.
+
+    Returns:
+        the buffers on the device, rows on their way to the host among them, and the pinned ones on the host, through
+        which everything goes that is not read from or stored in host rows as it is.
+    """
+    away = {name: Buffer((num_dst, width[name]), FLOAT) for name in p.written if name not in kept}
+    device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
+    if p.flush is not None and p.flush not in kept:
+        device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)
+    host = {name: buffer for name, buffer in buffers.items() if name not in (*p.inputs, *p.gradients, "aggregate")}
+    host |= {f"add {name}": away[name] for name in p.direct if name in away}
+    if "flush_rows" in device:
+        host["flush_rows"] = device["flush_rows"]
+    repeated = {name: replace(buffer, sets=sets) for name, buffer in device.items() if name != "aggregate"}
+    return device | repeated, {name: replace(buffer, sets=sets) for name, buffer in host.items()}
+
+
+def cache_buffers(p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str]) -> dict[str, Buffer]:
+    """The caches of one pass on one device: row values, gradient rows, or both."""
+    caches = {"cache": p.exchange, "gradient_cache": p.flush}
+    return {
+        cache: Buffer((capacity, width[name]), FLOAT)
+        for cache, name in caches.items()
+        if name is not None and name not in resident
+    }

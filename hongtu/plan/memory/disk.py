@@ -14,7 +14,7 @@ import numpy as np
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.buckets import Buckets, Side, make_buckets
 from hongtu.plan.cache.transfer import TransferPlan
-from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
 

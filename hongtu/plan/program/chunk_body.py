@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from hongtu.plan.memory.arena import aggregates_in_place
-from hongtu.plan.memory.buffers import PlannedMemory
+from hongtu.plan.memory.buffers import aggregates_in_place
+from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import computing
 from hongtu.plan.program.instruction import Instruction

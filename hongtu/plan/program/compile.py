@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hongtu.plan.memory.arena import Buffer
-from hongtu.plan.memory.buffers import PlannedMemory
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.disk import is_straight
+from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves

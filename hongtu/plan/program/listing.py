@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.program.describe import Described, Line
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Compute, Place
@@ -34,7 +34,8 @@ def list_program(program: Program, itemsize: int, name: str | None = None, batch
     shown = [p for p in passes.values() if name is None or p.name == name]
     most = max(len(p.order) for p in shown)
     if batch is not None and not 0 <= batch < most:
-        raise InputError(f"--batch {batch}: {'the pass has' if name else 'passes have'} batches 0 to {most - 1}")
+        which = "the pass has" if name else "passes have"
+        raise InputError(f"--batch {batch}: {which} {f'batches 0 to {most - 1}' if most else 'no batches'}")
     widths = {x.name: x.shape[0] for p in passes.values() for x in p.before if isinstance(x, Place) and x.shape}
     through = (item for p in passes.values() for beside in p.staging for item in beside.items())
     widths |= {name.removeprefix("disk "): of.shape[1] for name, of in through if name.startswith("disk ")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hongtu.plan.memory.buffers import PlannedMemory
+from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program.instruction import Picks, Stores, Transfers, Where
 

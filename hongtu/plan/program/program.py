@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.memory.arena import Buffer
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Compute, Free
 

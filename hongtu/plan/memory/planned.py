@@ -1,0 +1,320 @@
+"""What a training run keeps in memory: every buffer of every pass, on each device and on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hongtu.graph.halo import Halo
+from hongtu.graph.topology import Topology
+from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
+from hongtu.plan.cache.writers import Writers
+from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
+from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
+from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
+from hongtu.plan.passes.choice import ONCE, Choice, View
+from hongtu.plan.passes.definition import FEATURES, Pass, PassList
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Which chunks run when, and the buffers that they need.
+
+    Attributes:
+        topology: the chunks that run (the artifact's, or groups of them).
+        shape: the model as the planner sees it.
+        strategy: the savings that may be on; ``choice``: those that are.
+        passes: the passes of a training epoch, of an evaluation, and those that run once before.
+        views: the topology of passes by their ``hops``, or by ONCE.
+        schedules: int32 [m, B] for each of the views, chunk of each partition that runs in batch b.
+        limits: likewise, per device the largest requests of a batch.
+        transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
+        writers: who writes first, by gradient tensor on the host, where there may be several or none.
+        workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
+        known: the orders of rows on a disk that were found.
+    """
+
+    topology: Topology
+    shape: NetworkShape
+    strategy: Strategy
+    choice: Choice
+    passes: PassList
+    views: dict[View, Topology]
+    schedules: dict[View, np.ndarray]
+    limits: dict[View, list[BatchLimits]]
+    transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
+    writers: dict[str, Writers] = field(default_factory=dict)
+    workspace: dict[str, int] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
+
+    @property
+    def spilled(self) -> Mapping[str, int]:
+        """Vertex tensors that lie on the disk, as ``Choice`` has them."""
+        return self.choice.spilled
+
+    @property
+    def resident(self) -> frozenset[str]:
+        return self.choice.resident
+
+    @cached_property
+    def pieces(self) -> frozenset[str]:
+        """Of the resident tensors those that no buffer is planned for: layers' own memory, counted as they take it."""
+        return self.passes.pieces & self.resident
+
+    @cached_property
+    def placed(self) -> frozenset[str]:
+        """The other ones, with rows for all vertices of a partition."""
+        return self.resident - self.pieces
+
+    def view_of(self, p: Pass) -> View:
+        """Which of the views a pass runs on."""
+        return ONCE if p.when == "setup" and ONCE in self.views else p.hops
+
+    def view(self, p: Pass) -> Topology:
+        """The chunks with the destinations that a pass computes."""
+        return self.views[self.view_of(p)]
+
+    def schedule(self, p: Pass) -> np.ndarray:
+        """int32 [m, B], the chunks that a pass computes, batch by batch."""
+        return self.schedules[self.view_of(p)]
+
+    def exchange_plan(self, p: Pass) -> TransferPlan | None:
+        """What a pass exchanges, if it does."""
+        found = self.transfers.get(p.name)
+        assert not isinstance(found, TransferCounts), "this plan was only counted"
+        return found
+
+    def structure_stays(self, p: Pass) -> bool:
+        """Whether a pass finds its chunks' structure on the devices."""
+        return self.choice.structure and self.view_of(p) is None
+
+    def structure_name(self, p: Pass, name: str) -> str:
+        """What an array of a pass's structure is called where it stays: slots are those of the pass."""
+        own = name == "slot_of_source" and not {p.exchange, p.flush} & self.resident
+        return f"{name} {p.name}" if own else name
+
+    @cached_property
+    def structure(self) -> dict[str, tuple[Pass, str, Array]]:
+        """By that name, the arrays that stay, each with a pass that needs it and its name there."""
+        found: dict[str, tuple[Pass, str, Array]] = {}
+        for p in self.passes.every:
+            if self.structure_stays(p):
+                for name, array in self.needs(p).structure.items():
+                    found.setdefault(self.structure_name(p, name), (p, name, array))
+        return found
+
+    def structure_bytes(self, device: int) -> int:
+        """Bytes of the structure that stays on a device."""
+        entries, item = self.structure_spans[device], self.shape.itemsize
+        return sum(array.nbytes(int(entries[array.over][-1]), item) for _, _, array in self.structure.values())
+
+    @cached_property
+    def structure_spans(self) -> list[dict[Over, np.ndarray]]:
+        """By device, where every chunk begins in what stays there."""
+        return [spans(self.topology, i) for i in range(self.topology.partitions)]
+
+    @property
+    def once(self) -> tuple[Topology, np.ndarray] | None:
+        """The chunks and the schedule of setup passes, where they have their own."""
+        return (self.views[ONCE], self.schedules[ONCE]) if ONCE in self.views else None
+
+    @cached_property
+    def device_bytes(self) -> dict[str, int]:
+        """Planned peak bytes of every device, "device 0", ...: buffers and, where it was probed, the workspace."""
+        peaks = {}
+        for i in range(self.topology.partitions):
+            taken = (self.pass_arena(p, i) + self.workspace.get(p.name, 0) for p in self.passes.every)
+            peaks[f"device {i}"] = max(taken)
+        return peaks
+
+    @property
+    def likely_bytes(self) -> int:
+        """About the most that one device holds, with what stages keep until backward, which is not planned."""
+        kept = 0
+        for p in self.passes.train:
+            if p.saves and p.direction == "forward":
+                kept += sum(self.passes.width[name] for name in (*p.inputs, *p.outputs))
+        own = int(np.diff(self.topology.partition_start).max())
+        return max(self.device_bytes.values()) + 2 * own * kept * self.shape.itemsize
+
+    def tightest_pass(self, device: int) -> Pass:
+        """The pass that needs the most memory on a device."""
+        return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.workspace.get(p.name, 0))
+
+    def pass_arena(self, p: Pass, device: int) -> int:
+        """Planned bytes of one pass on one device, the model and resident tensors included."""
+        buffers = self.buffers(p, device).values()
+        beside = self.shape.model_bytes + sum(self.resident_bytes(name, device) for name in self._alive[p.name])
+        beside += self.structure_bytes(device)
+        return beside + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
+
+    def needs(self, p: Pass) -> Needs:
+        if p.name not in self._needs:
+            self._needs[p.name] = pass_needs(p, self.shape, self.topology.edge_weight is not None)
+        return self._needs[p.name]
+
+    @cached_property
+    def _needs(self) -> dict[str, Needs]:
+        return {}
+
+    def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
+        """The device buffers that a pass allocates, by name."""
+        on_device, _ = self._buffers(p, device)
+        return on_device | cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident)
+
+    def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
+        """The pinned staging memory of a pass for one device, by name."""
+        beside = disk_staging(p, device, self.disk, self.spilled, self.view, self.passes.width, self.disk_sets)
+        return self._buffers(p, device)[1] | beside
+
+    @property
+    def disk_sets(self) -> int:
+        """Of staging memory between the host and the disk: two where rows come a batch ahead."""
+        return self.choice.staging or 1 + (self.strategy.overlap and self.choice.ahead)
+
+    @cached_property
+    def disk(self) -> DiskLayout:
+        """Where rows lie on the disk."""
+        if not self.spilled:
+            return DiskLayout()
+        planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
+        item = self.shape.itemsize
+        return DiskPlan(self.kept, self.passes, self.view, planned, self.topology, item, self.known).layout
+
+    @cached_property
+    def kept(self) -> dict[str, Kept]:
+        """Of every spilled tensor the rows that are in host memory all the same."""
+        first = np.arange(self.topology.partitions) * self.topology.chunks
+        start, ends = self.topology.partition_start[:-1], self.topology.chunk_start
+        return {name: Kept(start, ends[first + chunks]) for name, chunks in self.spilled.items()}
+
+    def in_memory(self, name: str) -> int:
+        """How many rows of a host tensor are in its memory."""
+        return self.kept[name].rows if name in self.kept else self.topology.num_vertices
+
+    def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
+        width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
+        own = pass_buffers(
+            p, self.shape, width, self.needs(p), view, limits, device, self.resident, structure=self.structure_stays(p)
+        )
+        if not self.choice.staging:
+            return own, {}
+        num_dst = device_entries(view)[device].most["destinations"]
+        return staged(p, own, width, limits, num_dst, self.resident, self.choice.staging)
+
+    def capacity(self, p: Pass, device: int) -> int:
+        """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
+        if p.name in self.transfers:
+            return self.transfers[p.name].devices[device].capacity
+        return self.limits_of(p)[device].slots
+
+    def limits_of(self, p: Pass) -> list[BatchLimits]:
+        """Per device, the largest requests of a batch in a pass."""
+        return (self._resident_limits if {p.exchange, p.flush} & self.resident else self.limits)[self.view_of(p)]
+
+    @cached_property
+    def _resident_limits(self) -> dict[View, list[BatchLimits]]:
+        shared = {key: batch_limits(view, self.schedules[key], "p2p") for key, view in self.views.items()}
+        return {key: [replace(limit, loads=0) for limit in limits] for key, limits in shared.items()}
+
+    def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
+        """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
+        more than there are rows."""
+        names = cached_rows(p, self.resident)
+        row = sum(self.passes.width[name] for name in names) * self.shape.itemsize
+        capacities = []
+        for i, limits in enumerate(self.limits_of(p)):
+            caches = cache_buffers(p, self.passes.width, self.capacity(p, i), self.resident).values()
+            beside = self.pass_arena(p, i) - sum(buffer.nbytes(self.shape.itemsize) for buffer in caches)
+            free = budget - beside - self.workspace.get(p.name, 0)
+            slots = free // row if row else self.topology.num_vertices
+            capacities.append(max(limits.slots, min(slots, self.topology.num_vertices)))
+        return tuple(capacities)
+
+    def resident_rows(self, name: str, device: int) -> int:
+        """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
+        return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
+
+    def resident_bytes(self, name: str, device: int) -> int:
+        return self.resident_rows(name, device) * self.passes.width[name] * self.shape.itemsize
+
+    @cached_property
+    def resident_plans(self) -> dict[View, TransferPlan]:
+        """By view, the transfers of passes whose rows stay on their devices."""
+        wanted = {self.view_of(p) for p in self.passes.every if {p.exchange, p.flush} & self.resident}
+        return {key: plan_resident(self.views[key], self.schedules[key], self.choice.prefetch) for key in wanted}
+
+    @cached_property
+    def _mirror_slots(self) -> dict[str, dict[int, int]]:
+        """By resident tensor and device, slots for rows of peers: the most of all passes that exchange it."""
+        own = np.diff(self.topology.partition_start)
+        found: dict[str, dict[int, int]] = {}
+        for p in self.passes.every:
+            for name in {p.exchange, p.flush} & self.resident:
+                for i, device in enumerate(self.resident_plans[self.view_of(p)].devices):
+                    slots = found.setdefault(str(name), {})
+                    slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
+        return found
+
+    @cached_property
+    def _alive(self) -> dict[str, frozenset[str]]:
+        """By pass name, the resident tensors that exist in the pass."""
+        alive = {}
+        for passes in (self.passes.setup, self.passes.train, self.passes.evaluate):
+            live = {FEATURES} if passes is self.passes.setup else set(self.passes.constant)
+            for p in passes:
+                live |= set(p.creates)
+                alive[p.name] = self.placed & live
+                live -= set(p.frees)
+        return alive
+
+    def crosses(self, p: Pass) -> Halo | None:
+        """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
+        halo = self.choice.halo
+        return halo if halo is not None and p.layer in self.shape.graph_layers[halo.first :] else None
+
+    @cached_property
+    def message_numbers(self) -> int:
+        """The most numbers that are on their way between ranks at a time."""
+        crossing = (name for p in self.passes.every if self.crosses(p) for name in (p.exchange, p.flush) if name)
+        columns = max((self.passes.width[name] for name in crossing), default=0)
+        return columns * (self.choice.halo.crossing if self.choice.halo else 0)
+
+    @property
+    def _pageable(self) -> int:
+        v, item = self.topology.num_vertices, self.shape.itemsize
+        statistics = any(layer.uses_statistics for layer in self.shape.layers)
+        identity = self.shape.uses_edge_ids
+        labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
+        beside = self.shape.learned_bytes + self.shape.loss_bytes
+        if self.shape.sparse_input is not None:
+            beside += self.shape.sparse_input.nbytes(item)
+        beside += self.message_numbers * item
+        row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
+        beside += sum(buckets.nbytes for buckets in self.disk.buckets)
+        return v * row + beside + sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[np.ndarray]:
+        """The graph's structure and the plan's own arrays but the order of rows on the disk, each once."""
+        found: dict[int, np.ndarray] = {}
+        planned = (*self.transfers.values(), *self.writers.values())
+        beside = (*planned, self.choice.halo)
+        _collect((self.topology, *self.views.values(), *self.schedules.values(), *beside), found)
+        return list(found.values())
+
+
+def _collect(value: Any, found: dict[int, np.ndarray]) -> None:
+    if isinstance(value, np.ndarray):
+        found[id(value)] = value
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _collect(entry, found)
+    elif is_dataclass(value):
+        for part in fields(value):
+            _collect(getattr(value, part.name), found)
