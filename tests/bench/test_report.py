@@ -56,6 +56,10 @@ def test_systems_on_several_graphs_have_bars_of_their_own():
     for picture, bars in ((pictures.systems(both), 3), (pictures.phases(both), 2)):
         assert "g, gcn: hongtu full" in picture and "h, gcn: hongtu full" in picture
         assert len(re.findall(r'<g id="ytick_\d+">', picture)) == bars
+    assert re.findall(r">([0-9.]+)</text>", pictures.systems(both))[-3:] == ["0.500", "2.000", "5.000"]
+    assert len(page._tables(both, "bench")) == 2 and page._tables([ours, theirs], "bench")[0][0] == (
+        "g, gcn, 2 layers, hidden 8"
+    )
     alone = pictures.systems([ours, theirs])
     assert "gcn: hongtu full" in alone and "g, gcn" not in alone
 
@@ -99,7 +103,7 @@ def check(text):
     seen.feed(text)
     assert seen.headings == HEADINGS
     assert seen.tags["table"] == len(page.EXPERIMENTS)
-    assert seen.tags["figure"] == seen.tags["figcaption"] == len(page.EXPERIMENTS)  # bench has two, paper none
+    assert seen.tags["figure"] == seen.tags["figcaption"] == len(page.EXPERIMENTS) + 1  # bench has three, paper none
     assert seen.tags["svg"] == seen.tags["figure"] and "script" not in seen.tags
     assert all(address.startswith("#") for address in seen.addresses), seen.addresses
     assert not re.search(r"url\((?!['\"]?#)|@import", text)
@@ -119,7 +123,17 @@ def test_the_page_is_whole_and_keeps_to_itself(results, tmp_path, capsys):
         and "Largest error on 2 configurations that the profile has not seen" in text
         and "graphs: 10.0%" in text
     )
-    for cell in ("0.400 to 0.600", "0.50, 3.00", "1.50 (to 0.594)", "0.6000", "+5.0%", "50%", "0.5000", "95", "none"):
+    for cell in (
+        "0.400\u00a0to\u00a00.600",
+        "0.50, 3.00",
+        "1.50 (to 0.594)",
+        "0.6000",
+        "+5.0%",
+        "50%",
+        "0.5000",
+        "95",
+        "none",
+    ):
         assert f"<td>{cell}</td>" in text, cell
     assert "<p>model gcn, hidden 64</p>" in text and "<td>7.0</td>" in text and "A run: 1 rows" in text
     assert "hongtu bench &lt;x&gt; &amp; y" in text and "2 cores of P, Python 3, torch 2, hongtu 0" in text

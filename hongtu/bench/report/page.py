@@ -58,7 +58,7 @@ def render(results: dict[str, list[Row]], title: str, settings: Row | None = Non
 
     require_matplotlib()
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    environment.filters |= {"shown": shown, "cell": _cell, "listed": _listed}
+    environment.filters |= {"shown": shown, "cell": _cell, "listed": _listed, "tables": _tables}
     return environment.get_template("page.html").render(
         title=title,
         results=results,
@@ -90,6 +90,18 @@ def shown(row: Row) -> Row:
 def _listed(rows: Sequence[Row]) -> Sequence[Row]:
     """Of a run's epochs those that were evaluated, where there are some; of others all."""
     return [row for row in rows if row.get("metrics")] or rows
+
+
+def _tables(rows: Sequence[Row], experiment: str) -> list[tuple[str, list[Row]]]:
+    """Rows of one table each, and what they have in common: the model, and for systems and budgets the graph."""
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        about = ""
+        if experiment in ("bench", "accuracy", "budgets", "growth"):
+            where = "" if experiment == "growth" else f"{row['graph'].removesuffix('.artifact')}, "
+            about = f"{where}{row['model']}, {row['layers']} layers, hidden {row['hidden']}"
+        tables.setdefault(about, []).append(row)
+    return list(tables.items())
 
 
 def _cell(row: Row, form: str) -> str:

@@ -31,18 +31,30 @@ def phases(rows: Rows) -> str:
 
 
 def systems(rows: Rows) -> str:
-    """Bars with their spread: seconds of an epoch of every system, on a logarithmic axis."""
+    """Bars with their spread: seconds of an epoch of every system."""
     rows = [row for row in rows if "seconds" in row]
-    figure, axes = make_figure(height=0.6 + 0.3 * len(rows))
     seconds = [row["seconds"] for row in rows]
     around = [[s - row["spread"][0] for s, row in zip(seconds, rows)],
               [row["spread"][1] - s for s, row in zip(seconds, rows)]]  # fmt: skip
+    return _bars(rows, seconds, "{:.3f}", "seconds of one epoch (median; whiskers: fastest and slowest)", around)
+
+
+def memory(rows: Rows) -> str:
+    """Bars: the highest resident set of every system that had a process of its own."""
+    rows = [row for row in rows if row.get("process_bytes")]
+    return _bars(rows, [row["process_bytes"] / 2**20 for row in rows], "{:,.0f}", "MiB of the process")
+
+
+def _bars(rows: Rows, values: Sequence[float], form: str, what: str, around: Any = None) -> str:
+    """A bar from zero for each row, with its number; ours in colour."""
+    figure, axes = make_figure(height=0.6 + 0.3 * len(rows))
     colours = [COLOURS[0] if row["system"] == "hongtu" else "#8a8a8a" for row in rows]
-    axes.barh(range(len(rows)), seconds, xerr=around, color=colours, ecolor="#444444", capsize=2)
+    bars = axes.barh(range(len(rows)), values, xerr=around, color=colours, ecolor="#444444", capsize=2)
+    axes.bar_label(bars, [form.format(value) for value in values], padding=4, fontsize=8)
     axes.set_yticks(range(len(rows)), _names(rows))
-    _logarithmic(axes, "x")
+    axes.margins(x=0.12)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds of one epoch (median; whiskers: fastest and slowest)")
+    axes.set_xlabel(what)
     return to_svg(figure)
 
 
