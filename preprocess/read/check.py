@@ -9,14 +9,14 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.preprocess.read.check_labels import check_labels, check_masks, check_numbers, choose_split
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
-FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
-LABEL_REMEDY = "convert them (-1 = none), or pass --labels random:C, or --task regression for numbers to predict"
 
 
 def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
@@ -42,9 +42,9 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     elif config.labels:
         raw.labels, raw.classes = synthesize_labels(config.labels, raw.num_vertices, config.seed)
     elif config.task == "regression":
-        _check_numbers(raw)
+        check_numbers(raw)
     else:
-        _check_labels(raw)
+        check_labels(raw)
     labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels[:, 0])
     if config.task == "links":
         raw.masks = {split: np.full(raw.num_vertices, split == "train") for split in SPLITS}
@@ -56,8 +56,8 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         classes = raw.labels if config.stratify else None
         raw.masks = synthesize_split(config.random_split, labelled, config.seed, classes)
     else:
-        _choose_split(raw, config.split)
-        _check_masks(raw, labelled)
+        choose_split(raw, config.split)
+        check_masks(raw, labelled)
     if rounded:
         print(f"hongtu: note: {', '.join(rounded)}: float64, rounded to the float32 of an artifact", file=sys.stderr)
     return raw
@@ -86,11 +86,6 @@ def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:
         )
 
 
-def _expect(raw: RawGraph, piece: str, array: Any, good: bool, expected: str) -> None:
-    if not good:
-        raise InputError(f"{raw.name(piece)}: {array.dtype} of shape {array.shape}, expected {expected}")
-
-
 def _check_edge_form(raw: RawGraph) -> None:
     edges = raw.edges
     good_dtype = edges.dtype in (np.dtype(np.int32), np.dtype(np.int64))
@@ -101,7 +96,7 @@ def _check_edge_form(raw: RawGraph) -> None:
         remedy = "transpose it"
     else:
         remedy = "save them with numpy.stack([source, destination])"
-    _expect(raw, "edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination; {remedy}")
+    expect(raw, "edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination; {remedy}")
 
 
 def _check_vertex_ids(raw: RawGraph) -> None:
@@ -130,14 +125,14 @@ def _check_edge_numbers(raw: RawGraph) -> None:
         if array is not None:
             good = array.dtype.kind == "f" and array.ndim == rank and len(array) == edges and 0 not in array.shape[1:]
             remedy = f"save {row} for each edge with .astype(numpy.float32), or remove it"
-            _expect(raw, piece, array, good, f"float32 {form}; {remedy}")
+            expect(raw, piece, array, good, f"float32 {form}; {remedy}")
             _check_finite(raw, piece, array if rank == 2 else array[:, None])
 
 
 def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
     kind, edges = raw.edge_type, raw.edges.shape[1]
     good = kind.dtype.kind in "iu" and kind.shape == (edges,)
-    _expect(raw, "edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
+    expect(raw, "edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
     bound = max(edges, FREE_CLASSES)
     for lo in range(0, edges, BLOCK):
         block = kind[lo : lo + BLOCK]
@@ -172,7 +167,7 @@ def _check_features(raw: RawGraph) -> None:
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
     if features.dtype.kind == "f":
         remedy = "save a row for each vertex, or pass --features random:F"
-    _expect(
+    expect(
         raw, "features", features, good and features.shape[1] > 0,
         f"float32 [{vertices}, F], F > 0 ({raw.vertices_from}); {remedy}",
     )  # fmt: skip
@@ -186,7 +181,7 @@ def _check_features(raw: RawGraph) -> None:
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         row = int(np.searchsorted(features.indptr, at, side="right")) - 1
-        _refuse_value(_position(raw, "features", row, features.indices[at]), features.data[at])
+        refuse_value(_position(raw, "features", row, features.indices[at]), features.data[at])
 
 
 def _finite_as_float32(block: np.ndarray) -> np.ndarray:
@@ -225,154 +220,4 @@ def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
         finite = _finite_as_float32(array[lo : lo + step])
         if not finite.all():
             row, column = (int(index[0]) for index in np.nonzero(~finite))
-            _refuse_value(_position(raw, piece, lo + row, column), array[lo + row, column])
-
-
-def _refuse_value(position: str, value: Any) -> None:
-    raise InputError(
-        f"{position} is {value}, expected a finite float32 number; replace it (numpy.nan_to_num) or drop it"
-    )
-
-
-def _check_labels(raw: RawGraph) -> None:
-    if raw.labels.dtype.kind in "iu" and raw.labels.shape[1:] == (1,):
-        raw.labels = raw.labels[:, 0]  # as OGB has them
-    labels, vertices = raw.labels, raw.num_vertices
-    kind, rank = labels.dtype.kind, labels.ndim
-    good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
-    _expect(
-        raw, "labels", labels, good,
-        f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {LABEL_REMEDY}",
-    )  # fmt: skip
-    (_check_multiclass if rank == 1 else _check_multilabel)(raw)
-
-
-def _check_multiclass(raw: RawGraph) -> None:
-    labels = raw.labels
-    bound = raw.classes if raw.classes is not None else max(raw.num_vertices, FREE_CLASSES)
-    bad = np.flatnonzero((labels < -1) | (labels >= bound))
-    if len(bad):
-        if raw.classes is not None:
-            why, remedy = f"meta.json says {raw.classes} classes", 'renumber the classes, or correct "classes" there'
-        else:
-            why = f"{raw.num_vertices} vertices have at most {bound} classes"
-            remedy = 'renumber the classes from 0, or put their number in meta.json as "classes"'
-        raise InputError(
-            f"{raw.name('labels')}: [{bad[0]}] is {labels[bad[0]]}, expected -1 (none) or a class from 0 to "
-            f"{bound - 1} ({why}); {remedy}"
-        )
-    raw.labels = labels.astype(np.int64)
-    if raw.classes is None:
-        raw.classes = int(labels.max()) + 1
-
-
-def _check_multilabel(raw: RawGraph) -> None:
-    _check_columns(raw)
-    labels = raw.labels
-    outside = np.argwhere((labels < 0) | (labels > 1))
-    if len(outside):
-        row, column = outside[0]
-        raise InputError(
-            f"{raw.name('labels')}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; "
-            "save 0 or 1 there, or pass --task regression for numbers to predict"
-        )
-    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
-
-
-def _check_numbers(raw: RawGraph) -> None:
-    """Labels to regress on: [V] or [V, C]."""
-    labels, vertices = raw.labels, raw.num_vertices
-    good = labels.dtype.kind == "f" and labels.ndim in (1, 2) and len(labels) == vertices
-    remedy = "save them with .astype(numpy.float32), nan where there is none, or leave --task out"
-    _expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
-    raw.labels = labels.reshape(vertices, -1)
-    _check_columns(raw)
-    with np.errstate(over="ignore"):
-        raw.labels = raw.labels.astype(np.float32)
-    infinite = np.argwhere(np.isinf(raw.labels))
-    if len(infinite):
-        row, column = infinite[0]
-        _refuse_value(f"{raw.name('labels')}: [{row}, {column}]", labels.reshape(vertices, -1)[row, column])
-    raw.classes = raw.labels.shape[1]
-
-
-def _check_columns(raw: RawGraph) -> None:
-    """One for each class, and each row full or empty."""
-    labels, name = raw.labels, raw.name("labels")
-    if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
-        remedy = "save them, or pass --labels random:C"
-        if raw.classes:
-            remedy = 'save as many, or correct "classes" in meta.json'
-        expected = f"expected {raw.classes or 'at least one'}, one for each class"
-        raise InputError(f"{name}: {labels.shape[1]} columns, {expected}; {remedy}")
-    missing = np.isnan(labels)
-    partial = np.argwhere(missing & ~missing.all(axis=1, keepdims=True))
-    if len(partial):
-        row, column = partial[0]
-        raise InputError(
-            f"{name}: [{row}, {column}] is nan in a row that is not all nan, expected a full row or an all-nan row "
-            "(no label); fill the row or empty it"
-        )
-
-
-def _choose_split(raw: RawGraph, split: int | None) -> None:
-    vertices, several = raw.num_vertices, False
-    chosen = {}
-    for name, mask in raw.masks.items():
-        mask = of_numbers(mask, vertices)
-        good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
-        remedy = "save one value for each vertex" if mask.dtype == bool else "save it as numpy.bool_"
-        expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
-        _expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
-        if mask.ndim == 2:
-            several = True
-            if split is None and len(mask) > 1:
-                raise InputError(
-                    f"{raw.name(name)}: {len(mask)} splits; pass one, --split 0 to --split {len(mask) - 1}"
-                )
-            if split is not None and split >= len(mask):
-                raise InputError(f"{raw.name(name)}: {len(mask)} splits, but --split is {split}; pass a smaller one")
-            mask = mask[split or 0]
-        chosen[name] = np.array(mask)
-    if split and not several:
-        raise InputError(f"{raw.name('train')}: one split only, but --split is {split}; leave --split out")
-    raw.masks = chosen
-
-
-def of_numbers(mask: np.ndarray, vertices: int) -> np.ndarray:
-    """The mask of distinct vertex numbers, as OGB gives splits; anything else as it is.
-
-    >>> of_numbers(np.array([3, 0]), 4).tolist()
-    [True, False, False, True]
-    """
-    if mask.dtype.kind not in "iu" or mask.ndim != 1 or len(mask) >= vertices:
-        return mask  # as many as there are vertices: zeros and ones, more likely
-    if len(np.unique(mask)) < len(mask) or ((mask < 0) | (mask >= vertices)).any():
-        return mask
-    chosen = np.zeros(vertices, dtype=bool)
-    chosen[mask] = True
-    return chosen
-
-
-def _check_masks(raw: RawGraph, labelled: np.ndarray) -> None:
-    masks = raw.masks
-    if not masks["train"].any():
-        raise InputError(
-            f"{raw.name('train')}: no vertex is True (empty train mask), expected at least one; "
-            "mark some, or pass --random-split 0.6,0.2,0.2"
-        )
-    for first, second in (("train", "val"), ("train", "test"), ("val", "test")):
-        both = np.flatnonzero(masks[first] & masks[second])
-        if len(both):
-            raise InputError(
-                f"{raw.name(first)} and {raw.name(second)}: overlapping masks: vertex {both[0]} and {len(both) - 1} "
-                "more are in both, expected disjoint masks; take them out of one"
-            )
-    for split in SPLITS:
-        unlabelled = np.flatnonzero(masks[split] & ~labelled)
-        if len(unlabelled):
-            shown = raw.labels[unlabelled[0]] if raw.labels.ndim == 1 else "all nan"
-            raise InputError(
-                f"{raw.name(split)}: contains vertex {unlabelled[0]} (and {len(unlabelled) - 1} more) whose label is "
-                f"{shown}, expected labelled vertices only; clear the mask where there is no label"
-            )
+            refuse_value(_position(raw, piece, lo + row, column), array[lo + row, column])

@@ -126,7 +126,7 @@ REFUSED = {
     ),
     "first class too many": (changed("labels", 4, 1024), None, [], ["labels.npy: [4] is 1024", "0 to 1023"]),
     "labels dtype": (
-        replaced(labels=np.zeros(24)),
+        replaced(labels=np.full(24, 0.5)),
         None,
         [],
         ["labels.npy: float64 of shape (24,)", "integers [24]", "--labels random:C"],
@@ -159,7 +159,7 @@ REFUSED = {
     "multilabel columns": (replaced(labels=MULTI), {"classes": 4}, [], ["3 columns, expected 4", "correct"]),
     "multilabel no columns": (replaced(labels=MULTI[:, :0]), None, [], ["0 columns, expected at least one"]),
     "numbers without a task": (
-        replaced(labels=np.zeros(24)),
+        replaced(labels=np.full(24, 0.5)),
         None,
         [],
         ["labels.npy: float64 of shape (24,)", "or --task regression for numbers"],

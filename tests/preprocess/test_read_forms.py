@@ -204,3 +204,17 @@ def test_preprocess_graph_refuses_unknown_options(tmp_path):
     with pytest.raises(InputError, match="unknown option 'chunk'"):
         hongtu.preprocess_graph(given.pop("edges"), given.pop("num_vertices"), tmp_path / "out", chunk=3, **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_classes_as_tables_have_them(capsys):
+    """Whole numbers with gaps, truth values; what is no class is not guessed."""
+    config = PreprocessConfig(partitions=1, chunks=1, random_split=(0.5, 0.25, 0.25))
+    known = pieces()["labels"].astype(np.float64)
+    known[[3, 4]] = np.nan
+    raw = from_arrays(config=config, **arrays_of(labels=known))
+    assert np.array_equal(raw.labels, np.where(np.isnan(known), -1, known)) and raw.labels.dtype == np.int64
+    assert "labels: float64, whole numbers, taken as classes (" in capsys.readouterr().err
+    assert from_arrays(config=config, **arrays_of(labels=np.arange(24) > 3)).labels.tolist() == [0] * 4 + [1] * 20
+    for labels in (np.full(24, np.nan), np.full(24, np.inf), np.full(24, 1e300)):
+        with pytest.raises(InputError, match="labels: float64 of shape"):
+            from_arrays(config=config, **arrays_of(labels=labels))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.check import of_numbers
+from hongtu.preprocess.read.check_labels import of_numbers
 from hongtu.preprocess.read.formats.pyg_data import FIELDS, Ends, edges_of, vertex_fields
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.source import array_blocks

@@ -1,0 +1,177 @@
+"""What is refused in labels and masks, and the forms of both that are taken."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from hongtu.errors import InputError
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
+
+LABEL_REMEDY = "convert them (-1 = none), or pass --labels random:C, or --task regression for numbers to predict"
+
+
+def check_labels(raw: RawGraph) -> None:
+    """Classes int64 [V], or many per vertex float32 [V, C], and how many."""
+    if raw.labels.dtype.kind in "iu" and raw.labels.shape[1:] == (1,):
+        raw.labels = raw.labels[:, 0]  # as OGB has them
+    elif raw.labels.ndim == 1:
+        raw.labels = _as_classes(raw)
+    labels, vertices = raw.labels, raw.num_vertices
+    kind, rank = labels.dtype.kind, labels.ndim
+    good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
+    expect(
+        raw, "labels", labels, good,
+        f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {LABEL_REMEDY}",
+    )  # fmt: skip
+    (_check_multiclass if rank == 1 else _check_multilabel)(raw)
+
+
+def _as_classes(raw: RawGraph) -> np.ndarray:
+    """int64 [V] of truth values, or of whole numbers with NaN where there is none, as tables have classes with gaps;
+    other labels as they are."""
+    labels = raw.labels
+    if labels.dtype == bool:
+        return labels.astype(np.int64)
+    none = np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), dtype=bool)
+    whole = labels[~none]
+    if not len(whole) or (np.abs(whole) >= 2**31).any() or (whole != np.rint(whole)).any():
+        return labels
+    note = f"whole numbers, taken as classes ({int(none.sum())} nan: none); --task regression predicts numbers"
+    print(f"hongtu: note: {raw.name('labels')}: {labels.dtype}, {note}", file=sys.stderr)
+    return np.where(none, -1, labels).astype(np.int64)
+
+
+def _check_multiclass(raw: RawGraph) -> None:
+    labels = raw.labels
+    bound = raw.classes if raw.classes is not None else max(raw.num_vertices, FREE_CLASSES)
+    bad = np.flatnonzero((labels < -1) | (labels >= bound))
+    if len(bad):
+        if raw.classes is not None:
+            why, remedy = f"meta.json says {raw.classes} classes", 'renumber the classes, or correct "classes" there'
+        else:
+            why = f"{raw.num_vertices} vertices have at most {bound} classes"
+            remedy = 'renumber the classes from 0, or put their number in meta.json as "classes"'
+        raise InputError(
+            f"{raw.name('labels')}: [{bad[0]}] is {labels[bad[0]]}, expected -1 (none) or a class from 0 to "
+            f"{bound - 1} ({why}); {remedy}"
+        )
+    raw.labels = labels.astype(np.int64)
+    if raw.classes is None:
+        raw.classes = int(labels.max()) + 1
+
+
+def _check_multilabel(raw: RawGraph) -> None:
+    _check_columns(raw)
+    labels = raw.labels
+    outside = np.argwhere((labels < 0) | (labels > 1))
+    if len(outside):
+        row, column = outside[0]
+        raise InputError(
+            f"{raw.name('labels')}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; "
+            "save 0 or 1 there, or pass --task regression for numbers to predict"
+        )
+    raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
+
+
+def check_numbers(raw: RawGraph) -> None:
+    """Labels to regress on: [V] or [V, C]."""
+    labels, vertices = raw.labels, raw.num_vertices
+    good = labels.dtype.kind == "f" and labels.ndim in (1, 2) and len(labels) == vertices
+    remedy = "save them with .astype(numpy.float32), nan where there is none, or leave --task out"
+    expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
+    raw.labels = labels.reshape(vertices, -1)
+    _check_columns(raw)
+    with np.errstate(over="ignore"):
+        raw.labels = raw.labels.astype(np.float32)
+    infinite = np.argwhere(np.isinf(raw.labels))
+    if len(infinite):
+        row, column = infinite[0]
+        refuse_value(f"{raw.name('labels')}: [{row}, {column}]", labels.reshape(vertices, -1)[row, column])
+    raw.classes = raw.labels.shape[1]
+
+
+def _check_columns(raw: RawGraph) -> None:
+    """One for each class, and each row full or empty."""
+    labels, name = raw.labels, raw.name("labels")
+    if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
+        remedy = "save them, or pass --labels random:C"
+        if raw.classes:
+            remedy = 'save as many, or correct "classes" in meta.json'
+        expected = f"expected {raw.classes or 'at least one'}, one for each class"
+        raise InputError(f"{name}: {labels.shape[1]} columns, {expected}; {remedy}")
+    missing = np.isnan(labels)
+    partial = np.argwhere(missing & ~missing.all(axis=1, keepdims=True))
+    if len(partial):
+        row, column = partial[0]
+        raise InputError(
+            f"{name}: [{row}, {column}] is nan in a row that is not all nan, expected a full row or an all-nan row "
+            "(no label); fill the row or empty it"
+        )
+
+
+def choose_split(raw: RawGraph, split: int | None) -> None:
+    """One mask bool [V] of each split, of several the one that is asked for."""
+    vertices, several = raw.num_vertices, False
+    chosen = {}
+    for name, mask in raw.masks.items():
+        mask = of_numbers(mask, vertices)
+        good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
+        remedy = "save one value for each vertex" if mask.dtype == bool else "save it as numpy.bool_"
+        expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
+        expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
+        if mask.ndim == 2:
+            several = True
+            if split is None and len(mask) > 1:
+                raise InputError(
+                    f"{raw.name(name)}: {len(mask)} splits; pass one, --split 0 to --split {len(mask) - 1}"
+                )
+            if split is not None and split >= len(mask):
+                raise InputError(f"{raw.name(name)}: {len(mask)} splits, but --split is {split}; pass a smaller one")
+            mask = mask[split or 0]
+        chosen[name] = np.array(mask)
+    if split and not several:
+        raise InputError(f"{raw.name('train')}: one split only, but --split is {split}; leave --split out")
+    raw.masks = chosen
+
+
+def of_numbers(mask: np.ndarray, vertices: int) -> np.ndarray:
+    """The mask of distinct vertex numbers, as OGB gives splits; anything else as it is.
+
+    >>> of_numbers(np.array([3, 0]), 4).tolist()
+    [True, False, False, True]
+    """
+    if mask.dtype.kind not in "iu" or mask.ndim != 1 or len(mask) >= vertices:
+        return mask  # as many as there are vertices: zeros and ones, more likely
+    if len(np.unique(mask)) < len(mask) or ((mask < 0) | (mask >= vertices)).any():
+        return mask
+    chosen = np.zeros(vertices, dtype=bool)
+    chosen[mask] = True
+    return chosen
+
+
+def check_masks(raw: RawGraph, labelled: np.ndarray) -> None:
+    """Masks that overlap, or hold what has no label; without a train vertex."""
+    masks = raw.masks
+    if not masks["train"].any():
+        raise InputError(
+            f"{raw.name('train')}: no vertex is True (empty train mask), expected at least one; "
+            "mark some, or pass --random-split 0.6,0.2,0.2"
+        )
+    for first, second in (("train", "val"), ("train", "test"), ("val", "test")):
+        both = np.flatnonzero(masks[first] & masks[second])
+        if len(both):
+            raise InputError(
+                f"{raw.name(first)} and {raw.name(second)}: overlapping masks: vertex {both[0]} and {len(both) - 1} "
+                "more are in both, expected disjoint masks; take them out of one"
+            )
+    for split in SPLITS:
+        unlabelled = np.flatnonzero(masks[split] & ~labelled)
+        if len(unlabelled):
+            shown = raw.labels[unlabelled[0]] if raw.labels.ndim == 1 else "all nan"
+            raise InputError(
+                f"{raw.name(split)}: contains vertex {unlabelled[0]} (and {len(unlabelled) - 1} more) whose label is "
+                f"{shown}, expected labelled vertices only; clear the mask where there is no label"
+            )
