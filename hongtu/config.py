@@ -19,6 +19,9 @@ SWITCHES = (
 )  # of preprocess  # fmt: skip
 TASKS = ("regression", "links")  # those that labels do not say themselves
 LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1")
+METRICS = ("accuracy", "f1", "macro-f1", "auc")  # of vertices
+LINK_METRICS = ("auc", "mrr", "hits@K")
+HITS = re.compile(r"hits@([1-9][0-9]*)")
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256

@@ -453,7 +453,9 @@ def linked(name: str, link: hongtu.LinkLoss, model: Model) -> Model:
         negative = torch.from_numpy(sampler.negatives(np.arange(edges.shape[1]), SEED, epoch))
         source, destination = torch.from_numpy(edges)
         positive = link.decoder(out[source], out[destination])
-        others = torch.stack([link.decoder(out[source], out[column]) for column in negative.T], dim=1)
+        heads, tails = negative if negative.ndim == 3 else (source.unsqueeze(1).expand_as(negative), negative)
+        columns = zip(heads.T, tails.T, strict=True)
+        others = torch.stack([link.decoder(out[first], out[second]) for first, second in columns], dim=1)
         if link.loss is not hongtu.model.link_loss.logistic:
             return link.loss(positive, others).mean()
         scores = torch.cat([positive.unsqueeze(1), others], dim=1)
@@ -470,7 +472,9 @@ def some_edges(count: int = 90, seed: int = 0) -> np.ndarray:
 
 LINKS = (
     linked("own-links", hongtu.LinkLoss(negatives=3, block=64), DEEP),
-    linked("given-links", hongtu.LinkLoss(some_edges(), decoder=distance, loss=hinge, negatives=2), GAT),
+    linked(
+        "given-links", hongtu.LinkLoss(some_edges(), decoder=distance, loss=hinge, negatives=2, corrupt="both"), GAT
+    ),
 )
 
 

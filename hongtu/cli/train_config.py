@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from hongtu.config import LOSSES, MODELS, nearest
+from hongtu.config import HITS, LINK_METRICS, LOSSES, METRICS, MODELS, nearest
 from hongtu.errors import InputError
 
 _LEAST = {
     "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
     "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1, "rank_timeout": 1,
 }  # fmt: skip
-METRICS = ("accuracy", "f1", "macro-f1", "auc", "mrr", "hits@10")
 _MOST = {"seed": 2**63 - 1, "label_smoothing": 1, "rank_timeout": 10**6}
 
 
@@ -86,7 +85,7 @@ class TrainConfig(ModelConfig):
         class_weights: balanced: weigh every class by how few train vertices it has
         label_smoothing: of cross_entropy
         clip_grad_norm: clip the gradient's total norm to this
-        metric: accuracy, f1 (micro), macro-f1 or auc (of links auc, mrr or hits@10), or module:function of your own, of
+        metric: accuracy, f1 (micro), macro-f1 or auc (of links auc, mrr or hits@K), or module:function of your own, of
             outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for regression, AUC for links
         seed: of initial parameters and dropout
         device: cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU)
@@ -131,7 +130,8 @@ class TrainConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("loss", self.loss, LOSSES)
-        check_name("metric", self.metric, METRICS)
+        if self.metric is not None and not HITS.fullmatch(self.metric):
+            check_name("metric", self.metric, tuple(dict.fromkeys(METRICS + LINK_METRICS)))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= _MOST.get(name, 1e18):

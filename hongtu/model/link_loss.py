@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 
 DECODER = "decoder"  # what its weights are called, before their own names
+CORRUPT = ("destination", "both")  # ends of an edge that its uniform negatives have anew
 Decoder = Callable[[Tensor, Tensor], Tensor]
 PairLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,18 +36,21 @@ def logistic(positive: Tensor, negative: Tensor) -> Tensor:
 class LinkLoss:
     """A training loss: the mean over positive edges of ``loss(score of the edge, scores of its negatives)``.
 
-    The negatives of edge u -> v are u -> w for K vertices w: uniform ones (which may by chance be neighbours), new in
-    every epoch, decided by the trainer's seed, the epoch and the edge alone; or yours.
+    The negatives of edge u -> v are u -> w for K uniform vertices w (which may by chance be neighbours), or with
+    ``corrupt="both"`` K uniform pairs of all vertices: new in every epoch, decided by the trainer's seed, the epoch and
+    the edge alone; or they are yours.
 
     Attributes:
         edges: integers [2, P] in the original ids; None: every edge of the graph.
         negatives: how many uniform ones per positive edge, at least 1; or integers [P, K], the vertices w of each of
-            ``edges``; or a function (sources [B], destinations [B], epoch) -> integers [B, K].
+            ``edges``, or [2, P, K], sources and destinations; or a function (sources [B], destinations [B], epoch) ->
+            integers [B, K] or [2, B, K].
+        corrupt: "destination" or "both", of uniform negatives.
         decoder: rows of sources and destinations [B, C] each -> scores [B]; parameters of a ``torch.nn.Module`` are
             trained with the model's, on the host.
         loss: scores [B] and [B, K] -> losses [B].
         val_edges, test_edges: integers [2, P'], which ``evaluate`` scores; not trained on.
-        val_negatives, test_negatives: integers [P', K'], their negatives; None: as many uniform ones.
+        val_negatives, test_negatives: integers [P', K'] or [2, P', K'], their negatives; None: as many uniform ones.
         val_negative_edges, test_negative_edges: integers [2, Q], pairs that are negatives of all edges of the split.
         block: pairs scored at a time.
     """
@@ -62,6 +66,7 @@ class LinkLoss:
     val_negative_edges: Any = None
     test_negative_edges: Any = None
     block: int = 1 << 16
+    corrupt: str = "destination"
 
     @classmethod
     def from_split(cls, train: Any, val: Any = None, test: Any = None, **options: Any) -> LinkLoss:

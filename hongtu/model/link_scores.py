@@ -5,16 +5,15 @@ Legend: P edges, K negatives of each, Q pairs that are negatives of all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from hongtu.config import HITS
 from hongtu.errors import InputError
 
 Score = Callable[[Tensor, int], Tensor]  # ranks float64 [P] among so many negatives -> [P]
-HITS = re.compile(r"hits@([1-9][0-9]*)")
 
 
 def ranks(positive_P: Tensor, negative_PK: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.config import METRICS
 from hongtu.errors import InputError
 from hongtu.ranks.together import Together
 from hongtu.train.scores import scores
@@ -64,7 +65,7 @@ def _f1(chosen: Tensor, true: Tensor, dims: tuple[int, ...]) -> float:
     return float((2 * hits.double() / both.clamp(min=1)).mean())
 
 
-NAMED: dict[str, Evaluator] = {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "auc": auc}
+NAMED: dict[str, Evaluator] = dict(zip(METRICS, (accuracy, f1, macro_f1, auc), strict=True))
 
 
 class Evaluation:

@@ -95,7 +95,8 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
         ("--optimizer", "Adma", "no class of torch.optim; did you mean Adam"),
         ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
         ("--device-memory", "0%", "expected a percentage"),
-        ("--metric", "bleu", "metric 'bleu'; expected one of accuracy, f1"),
+        ("--metric", "bleu", "metric 'bleu'; expected one of accuracy, f1, macro-f1, auc, mrr, hits@K"),
+        ("--metric", "hits@50", "metric is 'hits@50': expected a callable"),
     ],
 )
 def test_names_that_are_none_are_refused(option, text, message, artifact, capsys):

@@ -111,6 +111,7 @@ def _link(rng: np.random.Generator, drawn: Drawn) -> None:
     link = hongtu.LinkLoss(edges, negatives=negatives, block=int(rng.choice([8, 64])))
     if rng.random() < 0.5:
         link = hongtu.LinkLoss(edges, decoder=additions.distance, loss=additions.hinge, negatives=negatives)
+    link = replace(link, corrupt="both" if negatives == 3 else "destination")
     drawn.model = additions.linked(f"{drawn.model.name} with links", link, drawn.model)
     drawn.traits.append("links")
 

@@ -44,8 +44,15 @@ def shifted(source, destination, epoch):
     return torch.stack([(source + destination + epoch) % 64, (3 * source + 1) % 64], dim=1)
 
 
+def pairs(source, destination, epoch):
+    """The same as pairs of their own."""
+    return torch.stack([shifted(destination, source, epoch), shifted(source, destination, epoch)])
+
+
+ALL = *torch.from_numpy(some_edges()), 0
 NEGATIVES = {
-    "uniform": 2, "function": shifted, "array": shifted(*torch.from_numpy(some_edges()), 0),
+    "uniform": 2, "function": shifted, "array": shifted(*ALL),
+    "uniform pairs": 2, "function of pairs": pairs, "array of pairs": pairs(*ALL),
 }  # fmt: skip
 
 
@@ -54,19 +61,23 @@ NEGATIVES = {
 def test_a_decoder_learns_as_on_the_whole_graph(grain, negatives, tmp_path):
     """Its gradients, and the model's, are those of one graph in memory; snapshots and safetensors hold it."""
     problem, edges = problems.awkward(), torch.from_numpy(some_edges())
-    link = hongtu.LinkLoss(some_edges(), NEGATIVES[negatives], decoder=Scores(), block=30, val_edges=some_edges(40, 1))
+    corrupt = "both" if negatives == "uniform pairs" else "destination"
+    options = {"val_edges": some_edges(40, 1), "corrupt": corrupt}
+    link = hongtu.LinkLoss(some_edges(), NEGATIVES[negatives], decoder=Scores(), block=30, **options)
     trainer = training.make_trainer(GCN, problem, grain, loss=link, seed=additions.SEED, device_memory="64KiB")
     reference, decoder = GCN.build_reference(problem), copy.deepcopy(trainer.decoder)
     optimizer = training.sgd([*reference.parameters(), *decoder.parameters()])
     for epoch in range(3):
         others = NEGATIVES[negatives]
-        if negatives == "uniform":
+        if isinstance(others, int):
             sampler = EdgeLoss(link, problems.prepare(problem, 1, 1))
             others = torch.from_numpy(sampler.negatives(np.arange(90), additions.SEED, epoch))
-        elif negatives == "function":
-            others = shifted(*edges, epoch)
+        elif callable(others):
+            others = others(*edges, epoch)
+        heads, tails = others if others.ndim == 3 else (edges[0].unsqueeze(1).expand_as(others), others)
         out = GCN.run_reference(reference, problem)
-        scores = [decoder(out[edges[0]], out[ends]) for ends in (edges[1], *others.T)]
+        both = zip((edges[0], *heads.T), (edges[1], *tails.T), strict=True)
+        scores = [decoder(out[source], out[destination]) for source, destination in both]
         truth = torch.zeros(90, 3, dtype=torch.float64).index_fill(1, torch.tensor([0]), 1)
         loss = nn.functional.binary_cross_entropy_with_logits(torch.stack(scores, dim=1), truth)
         optimizer.zero_grad()
@@ -81,11 +92,11 @@ def test_a_decoder_learns_as_on_the_whole_graph(grain, negatives, tmp_path):
         for name, gradient in wanted.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-12)
         optimizer.step()
-    if negatives == "uniform":
+    if isinstance(NEGATIVES[negatives], int):
         trainer.save(tmp_path / "run.pt")
         trainer.save(tmp_path / "run.safetensors", format="safetensors")
         for load in ("load", "load_weights"):
-            other = hongtu.LinkLoss(some_edges(), 2, decoder=Scores(), val_edges=some_edges(40, 1))
+            other = hongtu.LinkLoss(some_edges(), 2, decoder=Scores(), **options)
             again = training.make_trainer(GCN, problem, grain, loss=other, seed=additions.SEED)
             getattr(again, load)(tmp_path / ("run.pt" if load == "load" else "run.safetensors"))
             assert again.evaluate() == pytest.approx(trainer.evaluate(), nan_ok=True)
@@ -216,10 +227,16 @@ def test_fit_learns_and_scores_links():
 
 
 def test_negatives_are_uniform_and_new_in_every_epoch():
-    loss = EdgeLoss(hongtu.LinkLoss(negatives=4), problems.prepare(problems.awkward(), 2, 3))
+    loss, loss_of_pairs = (
+        EdgeLoss(hongtu.LinkLoss(negatives=4, corrupt=corrupt), problems.prepare(problems.awkward(), 2, 3))
+        for corrupt in ("destination", "both")
+    )
     found = loss.negatives(np.arange(8000), seed=1, epoch=0)
-    count = np.bincount(found.ravel(), minlength=64)
-    assert ((count - 500) ** 2 / 500).sum() < 110  # chi-squared with 63 degrees of freedom: 1 in 5000
+    both = loss_of_pairs.negatives(np.arange(8000), seed=1, epoch=0)
+    assert abs((both[0] == both[1]).mean() - 1 / 64) < 0.01
+    for ends in (found, *both):
+        count = np.bincount(ends.ravel(), minlength=64)
+        assert ((count - 500) ** 2 / 500).sum() < 110  # chi-squared with 63 degrees of freedom: 1 in 5000
     for other in (loss.negatives(np.arange(8000), 1, 1), loss.negatives(np.arange(8000), 2, 0), found[:, ::-1]):
         assert abs((found == other).mean() - 1 / 64) < 0.01
 
@@ -228,6 +245,8 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
     ("link", "message"),
     [
         (hongtu.LinkLoss(negatives=0), "negatives 0"),
+        (hongtu.LinkLoss(corrupt="source"), "corrupt 'source', expected 'destination' or 'both'"),
+        (hongtu.LinkLoss(some_edges(), np.zeros((2, 89, 2), int)), r"expected integers \[2, 90, 2\]"),
         (hongtu.LinkLoss(np.zeros((3, 2), int)), r"train edges int64 \(3, 2\)"),
         (hongtu.LinkLoss(np.full((2, 1), 64)), "hold vertex 64, expected 0 to 63"),
         (hongtu.LinkLoss(val_edges=np.zeros((2, 0), int)), "val edges"),

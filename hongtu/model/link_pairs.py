@@ -1,0 +1,183 @@
+"""The pairs of a ``LinkLoss`` on an artifact, in new ids: its edges, block by block, and the negatives of each.
+
+Legend: V vertices, P edges, B edges of a block, K negatives of each, Q pairs that are negatives of all; L is 1 where
+negatives have their edge's source, 2 where they are pairs of their own (row 0 = sources, row 1 = destinations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
+from hongtu.graph.degrees import edge_id_starts
+from hongtu.model.link_loss import CORRUPT, LinkLoss
+from hongtu.nn.dropout import hashes
+
+Block = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class LinkPairs:
+    """What a loss over edges looks at.
+
+    Attributes:
+        count: P of the train edges.
+
+    Raises:
+        InputError: for edges or negatives that are none.
+    """
+
+    def __init__(self, given: LinkLoss, artifact: Artifact) -> None:
+        drawn = isinstance(given.negatives, Integral)
+        if (drawn and given.negatives < 1) or given.block < 1:
+            raise InputError(f"LinkLoss: negatives {given.negatives}, block {given.block}; expected at least 1")
+        if given.corrupt not in CORRUPT:
+            raise InputError(f"LinkLoss: corrupt {given.corrupt!r}, expected {' or '.join(map(repr, CORRUPT))}")
+        self._given, self._artifact = given, artifact
+        vertices = artifact.num_vertices
+        self._new_id = np.empty(vertices, dtype=np.int32)
+        self._new_id[artifact.original_id] = np.arange(vertices, dtype=np.int32)
+        pieces = {"train": given.edges, "val": given.val_edges, "test": given.test_edges}
+        self._edges = {split: self._renumbered(split, edges) for split, edges in pieces.items() if edges is not None}
+        own = "train" not in self._edges
+        if own and not artifact.num_edges:
+            raise InputError("LinkLoss: the graph has no edges; pass edges=")
+        in_edge_start = artifact.topology.in_edge_start
+        self._first_id = edge_id_starts(in_edge_start, artifact.original_id) if own else np.empty(0, np.int64)
+        self.count = artifact.num_edges if own else self._edges["train"].shape[1]
+        others = {"val": given.val_negatives, "test": given.test_negatives}
+        others |= {} if drawn or callable(given.negatives) else {"train": given.negatives}
+        self._fixed = {split: self._fix(split, others[split]) for split in others if others[split] is not None}
+        shared = {"val": given.val_negative_edges, "test": given.test_negative_edges}
+        self._shared = {split: self._share(split, pairs) for split, pairs in shared.items() if pairs is not None}
+        self._uniform = 2 if given.corrupt == "both" else 1, int(given.negatives) if drawn else 1
+        self._form = {split: (len(rows), rows.shape[2]) for split, rows in self._fixed.items()}
+        if callable(given.negatives):
+            source, destination, _ = next(self.blocks("train"))
+            found = self._called(source[:2], destination[:2], 0)
+            self._form["train"] = len(found), found.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for the whole run."""
+        arrays = (self._new_id, self._first_id, *self._edges.values(), *self._fixed.values(), *self._shared.values())
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def predicted_bytes(self) -> int:
+        """``nbytes`` by sizes alone: a new id per vertex, two per given edge, one or two per given negative; an edge id
+        per vertex for own edges."""
+        given = self._given
+        edges = (given.edges, given.val_edges, given.test_edges, given.val_negative_edges, given.test_negative_edges)
+        pairs = [np.shape(rows)[1] for rows in edges if rows is not None]
+        negatives = (given.negatives, given.val_negatives, given.test_negatives)
+        fixed = [int(np.prod(np.shape(rows))) for rows in negatives if np.ndim(rows) > 1]
+        vertices = self._artifact.num_vertices * (12 if given.edges is None else 4)
+        return vertices + 8 * sum(pairs) + 4 * sum(fixed)
+
+    def has(self, split: str) -> bool:
+        """Whether a split's edges are given."""
+        return split in self._edges
+
+    def form(self, split: str) -> tuple[int, int]:
+        """L and K of a split's negatives."""
+        return self._form.get(split, self._uniform)
+
+    def rivals(self, split: str) -> int:
+        """How many negatives an edge is ranked among."""
+        return self._shared[split].shape[1] if split in self._shared else self.form(split)[1]
+
+    def shared(self, split: str) -> np.ndarray | None:
+        """int32 [2, Q]: the pairs that are negatives of all edges of a split; None where each edge has its own."""
+        return self._shared.get(split)
+
+    def blocks(self, split: str) -> Iterator[Block]:
+        """Sources and destinations int32 [B] and numbers int64 [B] of edges, ``block`` pairs at a time."""
+        step = max(1, self._given.block // (1 + self._form.get(split, self._uniform)[1]))
+        if split not in self._edges:
+            yield from self._own_blocks(step) if split == "train" else ()
+            return
+        edges = self._edges[split]
+        for first in range(0, edges.shape[1], step):
+            part = np.ascontiguousarray(edges[:, first : first + step])
+            yield part[0], part[1], np.arange(first, first + part.shape[1])
+
+    def negatives(self, split: str, block: Block, key: int, epoch: int) -> np.ndarray:
+        """int32 [L, B, K]: those of a block's edges.
+
+        Args:
+            key: of the uniform ones.
+            epoch: which a function of the caller's is told.
+        """
+        source, destination, ids = block
+        if split in self._fixed:
+            return self._fixed[split][:, ids]
+        if split == "train" and callable(self._given.negatives):
+            return self._called(source, destination, epoch)
+        return self.drawn(ids, key)
+
+    def drawn(self, ids: np.ndarray, key: int) -> np.ndarray:
+        """int32 [L, B, K]: uniform ones, decided by the numbers of their edges."""
+        ends, columns = self._uniform
+        found = hashes(torch.from_numpy(ids), ends * columns, key).numpy().view(np.uint64)
+        vertex = self._new_id[found % np.uint64(self._artifact.num_vertices)]
+        return vertex.reshape(len(ids), ends, columns).transpose(1, 0, 2)
+
+    def _called(self, source: np.ndarray, destination: np.ndarray, epoch: int) -> np.ndarray:
+        """What the caller's function gives for edges."""
+        ends = (torch.from_numpy(self._artifact.original_id[side].astype(np.int64)) for side in (source, destination))
+        found = self._given.negatives(*ends, epoch)
+        return self._checked("what negatives returns", found, len(source), self._form.get("train"))
+
+    def _fix(self, split: str, negatives: Any) -> np.ndarray:
+        if split not in self._edges:
+            raise InputError(f"LinkLoss: negatives of {split} edges, which are not given; pass them, too")
+        return self._checked(f"negatives of {split} edges", negatives, self._edges[split].shape[1])
+
+    def _share(self, split: str, pairs: Any) -> np.ndarray:
+        if split not in self._edges or split in self._fixed:
+            given = "beside its own negatives" if split in self._fixed else "without its edges"
+            raise InputError(f"LinkLoss: negative edges of {split} {given}; pass edges, and one kind of negatives")
+        return self._renumbered(f"negative {split}", pairs)
+
+    def _checked(self, title: str, negatives: Any, edges: int, form: tuple[int, int] | None = None) -> np.ndarray:
+        """int32 [L, edges, K] of original ids [edges, K] or [2, edges, K]."""
+        found = np.asarray(negatives)
+        ends, columns = form or (2 if found.ndim == 3 else 1, found.shape[-1] if found.ndim in (2, 3) else 0)
+        shape = (2,) * (ends == 2) + (edges, columns)
+        if found.dtype.kind not in "iu" or found.shape != shape or not columns:
+            expected = ", ".join(map(str, (*shape[:-1], columns or "K")))
+            raise InputError(f"LinkLoss: {title}: {found.dtype} {found.shape}, expected integers [{expected}]")
+        self._check_vertices(f"{title}:", found)
+        return self._new_id[found].reshape(ends, edges, columns)
+
+    def _renumbered(self, split: str, edges: Any) -> np.ndarray:
+        """int32 [2, P]."""
+        given = np.asarray(edges)
+        if given.dtype.kind not in "iu" or given.ndim != 2 or given.shape[0] != 2 or not given.shape[1]:
+            raise InputError(f"LinkLoss: {split} edges {given.dtype} {given.shape}, expected integers [2, P], P > 0")
+        self._check_vertices(f"{split} edges hold", given)
+        return self._new_id[given]
+
+    def _check_vertices(self, title: str, found: np.ndarray) -> None:
+        vertices, bad = self._artifact.num_vertices, (found.min(), found.max())
+        if bad[0] < 0 or bad[1] >= vertices:
+            raise InputError(f"LinkLoss: {title} vertex {bad[0 if bad[0] < 0 else 1]}, expected 0 to {vertices - 1}")
+
+    def _own_blocks(self, step: int) -> Iterator[Block]:
+        topology = self._artifact.topology
+        starts = np.asarray(topology.in_edge_start)
+        for chunk in range(len(topology.chunk_start) - 1):
+            end = int(starts[topology.chunk_start[chunk + 1]])
+            for first in range(int(starts[topology.chunk_start[chunk]]), end, step):
+                at = np.arange(first, min(first + step, end))
+                destination = np.searchsorted(starts, at, side="right") - 1
+                local = np.asarray(topology.local_source[first : first + len(at)])
+                source = topology.sources[int(topology.source_start[chunk]) + local]
+                ids = self._first_id[destination] + at - starts[destination]
+                yield np.ascontiguousarray(source, np.int32), destination.astype(np.int32), ids
