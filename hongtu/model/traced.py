@@ -21,15 +21,20 @@ _OF_ROWS = ("call_function", "call_method")
 _NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
 
 
+_OF_EDGES = ("edge_weight", "edge_attr", "edge_type")  # arguments of a model that layers read of the graph themselves
+
+
 class _Root(nn.Module):
-    """Calls the model with rows and edges alone; everything else has its default."""
+    """Calls the model with rows, edges and what it asks of edges without a default; everything else has its default."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        asked = inspect.signature(model.forward).parameters.items()
+        self.asked = [name for name, given in asked if name in _OF_EDGES and given.default is inspect.Parameter.empty]
 
-    def forward(self, x: Any, edge_index: Any) -> Any:
-        return self.model(x, edge_index)
+    def forward(self, x: Any, edge_index: Any, first: Any = None, second: Any = None, third: Any = None) -> Any:
+        return self.model(x, edge_index, **dict(zip(self.asked, (first, second, third))))
 
 
 class _Tracer(fx.Tracer):
@@ -67,7 +72,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):  # nothing takes what it gives
             graph.erase_node(node)
-    rows, edges = (node for node in graph.nodes if node.op == "placeholder")
+    rows, *of_edges = (node for node in graph.nodes if node.op == "placeholder")
     names = {rows: FIRST_NAME}
     entries: list[tuple[nn.Module, tuple[str, ...], str]] = []
     made: dict[str, list[nn.Module]] = {}  # a module that is called twice keeps one set of weights
@@ -76,8 +81,10 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         if node.op in ("placeholder", "output"):
             output = node.args[0] if node.op == "output" else output
             continue
-        taken = [other for other in node.all_input_nodes if other is not edges]
-        takes_edges = edges in node.all_input_nodes
+        plain = node.op == "call_module" and all(isinstance(value, fx.Node) for value in node.args)
+        given = [*node.args, *node.kwargs.values()] if plain else node.all_input_nodes  # the first keep one given twice
+        taken = [other for other in given if isinstance(other, fx.Node) and other not in of_edges]
+        takes_edges = any(other in of_edges for other in node.all_input_nodes)
         if node.op == "call_module":
             place = str(node.target).removeprefix("model.")
             if place not in made:

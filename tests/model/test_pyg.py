@@ -45,6 +45,25 @@ class Own(torch.nn.Module):
         return self.last(torch.cat([h, 0.5 * h0], dim=-1))
 
 
+class GCNII(torch.nn.Module):
+    """Its first convolution takes one value twice."""
+
+    def __init__(self, features, classes):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(features, 8), torch.nn.Linear(8, classes)
+        self.convs = torch.nn.ModuleList(pyg.GCN2Conv(8, 0.1, 0.5, layer + 1, layer != 1) for layer in range(3))
+
+    def forward(self, x, edge_index):
+        x = x_0 = self.first(x).relu()
+        for conv in self.convs:
+            x = conv(x, x_0, edge_index).relu()
+        return self.last(x)
+
+
+def chain(features, between, columns):
+    return torch.nn.Sequential(torch.nn.Linear(features, 8), between, torch.nn.ReLU(), torch.nn.Linear(8, columns))
+
+
 MODELS = {
     "gcn": lambda f, c: pyg.GCN(f, 8, 2, c, dropout=0.5),
     "gcn 3 jk last": lambda f, c: pyg.GCN(f, 8, 3, c, act="elu", jk="last"),
@@ -56,6 +75,12 @@ MODELS = {
     "sage max": lambda f, c: pyg.GraphSAGE(f, 8, 2, c, aggr="max"),
     "gin": lambda f, c: pyg.GIN(f, 8, 2, c, train_eps=True),
     "gin layer norm": lambda f, c: pyg.GIN(f, 8, 2, c, norm="layer_norm", norm_kwargs={"mode": "node"}),
+    "gin batch norm": lambda f, c: pyg.GIN(f, 8, 2, c, norm="batch_norm", act="prelu"),
+    "gin graph norm first": lambda f, c: pyg.GIN(f, 8, 2, c, norm="graph_norm", act_first=True, train_eps=True),
+    "gin of sequentials": lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.GINConv(chain(f, torch.nn.BatchNorm1d(8), 8)), "x, edge_index -> x"), torch.nn.ReLU(),
+        (pyg.GINConv(chain(8, torch.nn.Tanh(), c), eps=0.3), "x, edge_index -> x"),
+    ]),
     "gin 1": lambda f, c: pyg.GIN(f, 8, 1, eps=0.2),
     "gat": lambda f, c: pyg.GAT(f, 8, 2, c, heads=4, dropout=0.3, act=torch.tanh),
     "sequential": lambda f, c: pyg.Sequential("x, edge_index", [
@@ -70,6 +95,17 @@ MODELS = {
         (pyg.SAGEConv(f, 8), "x, edge_index -> x1"), (torch.nn.ReLU(), "x1 -> x1"),
         (pyg.TransformerConv(8, 4, heads=2), "x1, edge_index -> x2"), (lambda a, b: a + b, "x1, x2 -> x"),
         torch.nn.Linear(8, c),
+    ]),
+    "pna": lambda f, c: pyg.PNA(f, 8, 2, c, aggregators=["mean", "std", "max"], scalers=["identity", "amplification"],
+        deg=torch.tensor([3, 20, 30, 9]), pre_layers=2, norm="batch_norm"),
+    "gcnii": lambda f, c: GCNII(f, c),
+    "hops": lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.SGConv(f, 8, K=2, cached=True), "x, edge_index -> x"), torch.nn.ReLU(), torch.nn.Linear(8, c),
+        (pyg.APPNP(K=2, alpha=0.1), "x, edge_index -> x"),
+    ]),
+    "sums and gates": lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.GraphConv(f, 8, aggr="mean"), "x, edge_index -> x"), torch.nn.ReLU(),
+        (pyg.ResGatedGraphConv(8, 8), "x, edge_index -> x"), (pyg.GraphConv(8, c), "x, edge_index -> x"),
     ]),
     "own module": lambda f, c: Own(f, c),
     "convolution": lambda f, c: pyg.SAGEConv(f, c, normalize=True),
@@ -131,10 +167,10 @@ REFUSED = {
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
     "flow": (lambda: pyg.GCN(4, 8, 2, 3, flow="target_to_source"), "flow='target_to_source'"),
     "improved": (lambda: pyg.GCNConv(4, 8, improved=True), "improved"),
-    "graph norm of MLP": (lambda: pyg.GIN(4, 8, 2, 3, norm="batch_norm"), r"GIN.convs\[0\].nn.norms\[0\]"),
+    "dropout of APPNP": (lambda: pyg.APPNP(2, 0.1, dropout=0.5), "APPNP: its dropout of edges adds up"),
     "residual": (lambda: pyg.GAT(4, 8, 2, 3, residual=True), r"GAT.convs\[0\].*residual"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
-    "other model": (lambda: pyg.PNA(4, 8, 2, 3, aggregators=["sum"], scalers=["identity"], deg=torch.ones(3)), "PNA"),
+    "other model": (lambda: pyg.TAGConv(4, 8), "PyGLayer.TAGConv"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
     "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip"),
     "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),

@@ -1,0 +1,256 @@
+"""Convolutions of torch_geometric as hongtu's layers with their weights.
+
+torch_geometric itself is not imported: its modules are known by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hongtu.errors import InputError
+from hongtu.model.wiring import RowFunction
+from hongtu.nn import (
+    APPNP,
+    Dropout,
+    GATConv,
+    GATv2Conv,
+    GCN2Conv,
+    GCNConv,
+    GGCNConv,
+    GINConv,
+    GraphConv,
+    PNAConv,
+    PyGLayer,
+    RGCNConv,
+    SAGEConv,
+    SGConv,
+    TransformerConv,
+)
+from hongtu.nn.whole_graph import rules_of
+
+Named = tuple[nn.Module, dict[str, str]]  # a module, and for each of its weights the name in what it stands for
+
+
+def named(module: nn.Module, place: str = "") -> Named:
+    """Weights that keep their names, behind that of a part."""
+    return module, {name: f"{place}.{name}" if place else name for name in module.state_dict()}
+
+
+def layers_of(conv: nn.Module, title: str) -> list[Named]:
+    """What stands for a convolution: a layer, and of a ``GINConv`` what of its network needs the whole graph behind it.
+
+    Args:
+        title: what messages call it.
+
+    Raises:
+        InputError: when it has no counterpart, with what to use instead.
+    """
+    name = type(conv).__name__ if type(conv).__module__.startswith("torch_geometric.") else "one's own"
+    make = _COUNTERPARTS.get(name)
+    if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
+        raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
+    if (make is not None or name == "GINConv") and conv.flow != "source_to_target":
+        raise InputError(
+            f"from_pyg: {title} has flow={conv.flow!r}, expected 'source_to_target'; turn the edges instead"
+        )
+    dtype = next((p.dtype for p in conv.parameters()), torch.float32)
+    if name == "GINConv" and _sums(conv):
+        return [(module.to(dtype), names) for module, names in _gin(conv)]
+    layer = None if make is None else make(conv, title)
+    if layer is None:
+        try:
+            wrapped = PyGLayer(conv)
+        except ValueError as error:
+            raise InputError(f"from_pyg: {title}: {error}") from None
+        return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]
+    layer.load_state_dict(conv.state_dict())
+    return [named(layer.to(dtype))]
+
+
+def _sums(conv: Any) -> bool:
+    return conv.aggr in ("add", "sum")
+
+
+def _check_sum(conv: Any, title: str) -> None:
+    if not _sums(conv):
+        raise InputError(
+            f"from_pyg: {title} has aggr={conv.aggr!r}, which only its sum has a counterpart for; leave it out"
+        )
+
+
+def _gin(conv: Any) -> list[Named]:
+    """A chain's first part is the layer's network; from a normalisation over the graph on, its parts stand behind."""
+    parts = _chain(conv.nn, "nn")
+    cut = next((k for k, (part, _) in enumerate(parts) if rules_of(part) is not None), len(parts))
+    whole = len(parts) == 1 == cut
+    layer = GINConv(
+        parts[0][0] if whole else nn.Sequential(*(part for part, _ in parts[:cut])),
+        conv.initial_eps, isinstance(conv.eps, nn.Parameter),
+    )  # fmt: skip
+    with torch.no_grad():
+        layer.eps.copy_(conv.eps)
+    names = {"eps": "eps"}
+    for k, (part, place) in enumerate(parts[:cut]):
+        names |= {f"nn.{name}" if whole else f"nn.{k}.{name}": f"{place}.{name}" for name in part.state_dict()}
+    return [(layer, names), *(named(part, place) for part, place in parts[cut:])]
+
+
+def _chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
+    """The parts of a ``torch.nn.Sequential`` or of torch_geometric's ``MLP``, and where each is; of another module that
+    alone."""
+    if type(module) is nn.Sequential and len(module):
+        return [found for k, part in enumerate(module) for found in _chain(part, f"{place}.{k}")]
+    if type(module).__name__ != "MLP" or not hasattr(module, "lins"):
+        return [(_alone(module), place)]
+    parts: list[tuple[nn.Module, str]] = []
+    last = len(module.lins) - 1
+    for k, lin in enumerate(module.lins):
+        parts.append((_alone(lin), f"{place}.lins.{k}"))
+        if k < last or not module.plain_last:
+            norm = [] if isinstance(module.norms[k], nn.Identity) else [(_alone(module.norms[k]), f"{place}.norms.{k}")]
+            act = (
+                []
+                if module.act is None
+                else [(module.act if isinstance(module.act, nn.Module) else RowFunction(module.act), f"{place}.act")]
+            )
+            parts += act + norm if module.act_first else norm + act
+            if module.dropout[k] > 0:
+                parts.append((Dropout(module.dropout[k]), place))
+    return parts
+
+
+def _alone(module: nn.Module) -> nn.Module:
+    """The module, or one of torch's kind or ours that does the same."""
+    if type(module) is nn.Dropout:
+        return Dropout(module.p)
+    if type(module).__name__ == "Linear" and type(module) is not nn.Linear:
+        made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
+        made.load_state_dict(module.state_dict())
+        return made
+    return module
+
+
+def _gcn(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    if conv.improved:
+        raise InputError(
+            f"from_pyg: {title} is improved, which torch_geometric leaves out for graphs without edge weights; for "
+            "loops of weight 2 on any graph use hongtu.nn.GCNConv(improved=True)"
+        )
+    return GCNConv(
+        conv.in_channels, conv.out_channels, add_self_loops=conv.add_self_loops,
+        normalize=conv.normalize, bias=conv.bias is not None,
+    )  # fmt: skip
+
+
+def _sage(conv: Any, title: str) -> nn.Module | None:
+    if conv.project or conv.aggr not in ("mean", "sum", "add") or not isinstance(conv.in_channels, int):
+        return None
+    return SAGEConv(
+        conv.in_channels, conv.out_channels, conv.aggr, normalize=conv.normalize, root_weight=conv.root_weight,
+        bias=conv.lin_l.bias is not None,
+    )  # fmt: skip
+
+
+def _gat(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    if conv.lin is None or getattr(conv, "residual", False):
+        raise InputError(f"from_pyg: {title}: in_channels as a pair and residual have no counterpart; leave them out")
+    return GATConv(
+        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
+        conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
+    )  # fmt: skip
+
+
+def _gatv2(conv: Any, title: str) -> nn.Module | None:
+    if not _sums(conv) or not isinstance(conv.in_channels, int):
+        return None
+    return GATv2Conv(
+        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
+        conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
+        share_weights=conv.share_weights, residual=conv.residual,
+    )  # fmt: skip
+
+
+def _transformer(conv: Any, title: str) -> nn.Module | None:
+    if not _sums(conv) or not isinstance(conv.in_channels, int):
+        return None
+    return TransformerConv(
+        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.beta, conv.dropout, conv.edge_dim,
+        bias=conv.lin_key.bias is not None, root_weight=conv.root_weight,
+    )  # fmt: skip
+
+
+def _graph(conv: Any, title: str) -> nn.Module | None:
+    if conv.aggr not in ("add", "sum", "mean", "max", "min") or not isinstance(conv.in_channels, int):
+        return None
+    return GraphConv(conv.in_channels, conv.out_channels, conv.aggr, bias=conv.lin_rel.bias is not None)
+
+
+def _gated(conv: Any, title: str) -> nn.Module | None:
+    if not _sums(conv) or not isinstance(conv.in_channels, int) or conv.edge_dim or type(conv.act) is not nn.Sigmoid:
+        return None
+    return GGCNConv(
+        conv.in_channels, conv.out_channels, root_weight=conv.root_weight, bias=conv.bias is not None
+    )  # fmt: skip
+
+
+def _sgc(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    bias = conv.lin.bias is not None
+    return SGConv(conv.in_channels, conv.out_channels, conv.K, add_self_loops=conv.add_self_loops, bias=bias)
+
+
+def _appnp(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    if conv.dropout > 0:
+        raise InputError(
+            f"from_pyg: {title}: its dropout of edges adds up over the steps; hongtu.nn.APPNP's is anew in each"
+        )
+    return APPNP(conv.K, conv.alpha, add_self_loops=conv.add_self_loops, normalize=conv.normalize)
+
+
+def _gcn2(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    layer = GCN2Conv(
+        conv.channels, conv.alpha, shared_weights=conv.weight2 is None, add_self_loops=conv.add_self_loops,
+        normalize=conv.normalize,
+    )  # fmt: skip
+    layer.beta = conv.beta
+    return layer
+
+
+def _pna(conv: Any, title: str) -> nn.Module | None:
+    several = conv.aggr_module.aggr
+    kinds = [type(aggr).__name__ for aggr in getattr(several, "aggrs", [several])]
+    names = [kind.removesuffix("Aggregation").lower() for kind in kinds]
+    if not set(names) <= {"sum", "mean", "min", "max", "var", "std"}:
+        return None
+    pre, post = conv.pre_nns[0], conv.post_nns[0]
+    between = [part for chain in (pre, post) for part in chain if type(part).__name__ != "Linear"]
+    return PNAConv(
+        conv.in_channels, conv.out_channels, names, conv.aggr_module.scaler, torch.ones(2), conv.edge_dim,
+        towers=conv.towers, pre_layers=(len(pre) + 1) // 2, post_layers=(len(post) + 1) // 2,
+        divide_input=conv.divide_input, act=between[0] if between else "relu",
+        train_norm=isinstance(conv.aggr_module.avg_deg_lin, nn.Parameter),
+    )  # fmt: skip
+
+
+def _rgcn(conv: Any, title: str) -> nn.Module | None:
+    if conv.aggr not in ("add", "sum", "mean") or not isinstance(conv.in_channels, int):
+        return None
+    return RGCNConv(
+        conv.in_channels, conv.out_channels, conv.num_relations, conv.num_bases, conv.num_blocks, conv.aggr,
+        conv.root is not None, bias=conv.bias is not None,
+    )  # fmt: skip
+
+
+_COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
+    "GCNConv": _gcn, "SAGEConv": _sage, "GATConv": _gat, "GATv2Conv": _gatv2, "TransformerConv": _transformer,
+    "GraphConv": _graph, "ResGatedGraphConv": _gated, "SGConv": _sgc, "APPNP": _appnp, "GCN2Conv": _gcn2,
+    "PNAConv": _pna, "RGCNConv": _rgcn,
+}  # fmt: skip
