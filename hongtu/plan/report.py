@@ -172,22 +172,30 @@ def traffic_chart(topology: Topology, title: str, plan: ExecutionPlan | None = N
     """SVG: rows loaded per pass against cache size, at the artifact's grain and a coarser one.
 
     Args:
-        plan: mark the cache sizes and rows of its passes as well.
+        plan: instead the grain and the vertices of its passes, with their cache sizes and rows, where any load some.
     """
-    v, curves = topology.num_vertices, []
-    for size in (1, 4) if topology.chunks >= 4 else (1,):
-        grain = topology if size == 1 else topology.grouped(size)
-        counter = LoadCounter(grain, grain.input_order)
+    v, points = topology.num_vertices, set()
+    grains = (topology, topology.grouped(4)) if topology.chunks >= 4 else (topology,)
+    drawn = [(grain, grain.input_order) for grain in grains]
+    if plan is not None:
+        loading = [
+            p for p in plan.passes.every if p.name in plan.transfers and not {p.exchange, p.flush} & plan.resident
+        ]
+        keys = dict.fromkeys(plan.view_of(p) for p in loading)
+        drawn = [(plan.views[key], plan.schedules[key]) for key in keys] or drawn
+        title += "" if loading else "; this plan's stay on the devices"
+        for transfers in (plan.transfers[p.name] for p in loading):
+            points.add((sum(device.capacity for device in transfers.devices) / v, transfers.rows_loaded / v))
+    curves = []
+    for grain, schedule in drawn:
+        counter = LoadCounter(grain, schedule)
+        some = "" if grain.active is None else f" of {len(grain.active):,} vertices"
         curves.append(
             {
-                "label": f"{topology.partitions} x {grain.chunks} chunks",
+                "label": f"{topology.partitions} x {grain.chunks} chunks{some}",
                 "curve": [(slots / v, rows / v) for slots, rows in counter.curve()],
                 "paper": (sum(counter.smallest) / v, counter.paper_rows / v),
                 "floor": counter.floor / v,
             }
         )
-    points = {
-        (sum(device.capacity for device in transfers.devices) / v, transfers.rows_loaded / v)
-        for transfers in (() if plan is None else plan.transfers.values())
-    }
     return traffic(curves, title, sorted(points))

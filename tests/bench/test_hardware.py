@@ -21,6 +21,8 @@ from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.plan.report import LoadCounter, traffic_chart
 from hongtu.plan.search.build import make_plan
 from hongtu.preprocess.volume import count_volume
+from tests import problems, training
+from tests.models import SIX
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -262,3 +264,15 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
     (tmp_path / "profile").write_text("[" * 100_000)
     with pytest.raises(InputError, match="not JSON"):
         load_hardware(tmp_path / "profile")
+
+
+@pytest.mark.parametrize("budget", ["smallest", "40KiB", None])
+def test_a_plan_is_drawn_above_its_floor(budget, monkeypatch):
+    """By the vertices and the grain of its own passes; what stays on the devices is no point."""
+    drawn = []
+    monkeypatch.setattr("hongtu.plan.report.traffic", lambda curves, title, plan: drawn.extend([curves, title, plan]))
+    trainer = training.make_trainer(SIX[0], problems.awkward(), (2, 3), device_memory=budget)
+    traffic_chart(trainer.artifact.topology, "rows", trainer.plan)
+    curves, title, points = drawn
+    assert all(rows >= min(row["floor"] for row in curves) > 0 for _, rows in points)
+    assert bool(points) == (title == "rows") == (budget is not None)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from torch_geometric.utils import to_torch_csr_tensor
+from torch_geometric.utils import add_self_loops, to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
@@ -160,6 +160,28 @@ class Changes(torch.nn.Module):
             x = -x
         x = self.conv(x, edge_index)
         return x * self.scale if self.kind == "scale" else x
+
+
+class FromTheTutorial(pyg.MessagePassing):
+    """torch_geometric's first own convolution: of the whole graph."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(6, 3)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+def test_a_convolution_of_ones_own_that_takes_no_pair_is_refused():
+    for name in ("FromTheTutorial", "GCNConv"):
+        conv = FromTheTutorial()
+        type(conv).__name__ = name
+        with pytest.raises(
+            InputError, match=rf"PyGLayer\({name}\): its forward does not take a pair.*no attribute 'size'"
+        ):
+            hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(conv))
 
 
 REFUSED = {

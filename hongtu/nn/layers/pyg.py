@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.errors import InputError
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
@@ -41,6 +42,7 @@ class PyGLayer(Layer):
     Raises:
         ValueError: for a convolution that takes no pair, without ``square``; that needs more of the graph (degrees of
             sources, as GCNConv, or several hops), with it; or that caches a graph (``cached=True``).
+        InputError: when it runs, for one of one's own that says nothing of pairs and takes none.
     """
 
     edge_data_optional = True
@@ -52,6 +54,7 @@ class PyGLayer(Layer):
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
         self._takes_size = "size" in parameters
+        self._of_ones_own = not type(conv).__module__.startswith("torch_geometric.")
         self._takes_weight = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
@@ -69,7 +72,17 @@ class PyGLayer(Layer):
             options["edge_type"] = block.edge_type.long()
         if self.square:
             return self.conv(h, block.edge_index, **options)[: block.num_dst]
-        return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
+        try:
+            return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
+        except (AttributeError, TypeError) as error:
+            if not self._of_ones_own:
+                raise
+            name = type(self.conv).__name__
+            raise InputError(
+                f"PyGLayer({name}): its forward does not take a pair of rows, of sources and destinations ({error}); "
+                "make it do so, write it as a hongtu.nn.Layer, or pass PyGLayer(conv, square=True) if what it gives "
+                "for a vertex depends on its in-edges and their sources alone"
+            ) from error
 
 
 def _check_local(layer: PyGLayer) -> None:
