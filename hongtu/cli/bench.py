@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "epochs (30) or seconds (60s), with scores on the way")  # fmt: skip
     add("--together", action="store_true", help="all systems in one process: they start faster, but the memory of a "
         "process is not measured")  # fmt: skip
-    add("--device", default="cpu", help="cpu, cuda, cuda:K or simulated (default: cpu)")
+    add("--device", default="cpu", help="cpu, cuda, cuda:K, torch-sparse or simulated (default: cpu)")
     add(
         "--hardware", metavar="NAME|FILE", help="profile for planning and for predicted seconds (default: the device's)"
     )

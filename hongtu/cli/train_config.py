@@ -88,7 +88,8 @@ class TrainConfig(ModelConfig):
         metric: accuracy, f1 (micro), macro-f1 or auc (of links auc, mrr or hits@K), or module:function of your own, of
             outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for regression, AUC for links
         seed: of initial parameters and dropout
-        device: cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU)
+        device: cpu, cuda (all GPUs), cuda:K, torch-sparse (the CPU with its products), or simulated (CUDA's engine on
+            the CPU)
         deterministic: refuse operations whose result may differ from run to run
         on_oom: when layers take more device memory than when they were planned: stop, or run the epoch again with
             smaller groups of chunks

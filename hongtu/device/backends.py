@@ -9,7 +9,7 @@ from hongtu.errors import InputError
 
 
 def get_backend(device: str | torch.device | Backend) -> Backend:
-    """The backend of "cpu", "cuda", "cuda:K" or "simulated", or of a ``torch.device``.
+    """The backend of "cpu", "torch-sparse", "cuda", "cuda:K" or "simulated", or of a ``torch.device``.
 
     Raises:
         InputError: for another name, or where there is no such GPU.
@@ -20,6 +20,10 @@ def get_backend(device: str | torch.device | Backend) -> Backend:
         return device
     if device == "cpu":
         return Backend()
+    if device == "torch-sparse":
+        from hongtu.device.torch_sparse import TorchSparseBackend
+
+        return TorchSparseBackend()
     if device == "simulated":
         from hongtu.device.simulated import SimulatedBackend
 
@@ -28,4 +32,7 @@ def get_backend(device: str | torch.device | Backend) -> Backend:
         from hongtu.device.cuda import CudaBackend
 
         return CudaBackend(device)
-    raise InputError(f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', or 'simulated' (CUDA's engine on the CPU)")
+    raise InputError(
+        f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', 'torch-sparse' (the CPU with its products), or "
+        "'simulated' (CUDA's engine on the CPU)"
+    )

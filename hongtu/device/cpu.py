@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from time import perf_counter
 
 import numpy as np
@@ -50,6 +51,10 @@ class Backend:
     def memory(self, partitions: int) -> int | None:
         """Bytes that each of so many partitions may take where no budget is set; None: no limit but the host's."""
         return None
+
+    def trial(self) -> AbstractContextManager[None]:
+        """Inside, what a model takes is found out on the CPU for these devices."""
+        return contextlib.nullcontext()
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""

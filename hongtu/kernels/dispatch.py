@@ -106,9 +106,14 @@ def watching(call: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextMan
     return _pushed(_watching, call)
 
 
+def on_numba(tensor: Tensor) -> bool:
+    """Whether numba's kernels run on a tensor, but for what another library does in their place."""
+    return isinstance(kernels_for(tensor), NumbaKernels)
+
+
 def has_numba_kernel(tensor: Tensor) -> bool:
     """Whether a kernel that only the CPU has runs on a tensor; else torch does its work."""
-    return kernels_for(tensor) is NUMBA and not _as_on_gpu[-1]
+    return on_numba(tensor) and not _as_on_gpu[-1]
 
 
 def as_on_gpu(wanted: bool = True) -> AbstractContextManager[None]:

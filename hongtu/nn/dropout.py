@@ -12,7 +12,7 @@ from numba import njit, prange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import NUMBA, kernels_for
+from hongtu.kernels.dispatch import kernels_for, on_numba
 from hongtu.nn.context import RowContext
 
 _MASK = (1 << 64) - 1
@@ -99,9 +99,8 @@ def _apply_mask(x_RF: Tensor, ids: Tensor, key: int, p: float) -> Tensor:
     if x_RF.dtype not in (torch.float32, torch.float64):
         return (x_RF * scale).masked_fill(~keep_mask(ids, x_RF.shape[1], key, p), 0)
     out_RF = x_RF.new_empty(x_RF.shape)
-    kernels = kernels_for(x_RF)
-    if kernels is not NUMBA:
-        kernels.dropout(x_RF.detach().contiguous(), ids.contiguous(), key, _threshold(p), scale, out_RF)
+    if not on_numba(x_RF):
+        kernels_for(x_RF).dropout(x_RF.detach().contiguous(), ids.contiguous(), key, _threshold(p), scale, out_RF)
         return out_RF
     _dropout(
         x_RF.detach().contiguous().numpy(),

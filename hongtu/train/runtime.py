@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -79,9 +79,15 @@ class Runtime:
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        self._network, self._make_plan, self._on_oom, self._backend = network, make_plan, on_oom, backend
+        self._network, self._make_plan, self._on_oom, self._backend = (
+            network,
+            _tried(make_plan, backend),
+            on_oom,
+            backend,
+        )
         self._partitions, self._ranks = artifact.topology.partitions, ranks or Alone()
-        self._probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
+        probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
+        self._probe = _tried(probe, backend)
         self._make_engine = partial(
             Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend,
             ranks=self._ranks, spill=spill,
@@ -245,3 +251,13 @@ class Runtime:
             if isinstance(plan, ExecutionPlan) and (share == 1 or plan.topology.chunks > self._plan.topology.chunks):
                 return correct
         return None
+
+
+def _tried(call: Callable[..., T], backend: Backend) -> Callable[..., T]:
+    """It, with the kernels of the backend's devices where it runs the model."""
+
+    def run(*args: Any, **options: Any) -> T:
+        with backend.trial():
+            return call(*args, **options)
+
+    return run

@@ -80,7 +80,8 @@ class Trainer(Resumable):
             :class:`~hongtu.model.loss_terms.LossTerm`, or a list of all these, whose weighted sum is meant; or a
             :class:`~hongtu.model.link_loss.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
-        device: "cpu", "cuda" for all GPUs, "cuda:K" for one, or "simulated": CUDA's engine and kernels on the CPU.
+        device: "cpu", "cuda" for all GPUs, "cuda:K" for one, "torch-sparse": the CPU with its products, or "simulated":
+            CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
         host_memory: bytes (or "8GiB") of all that the run keeps on the host: vertex rows, staging memory, the graph's
             structure, plan arrays and labels; on the CPU the devices', too. None: what there is. Pages of files that

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import HUB, NUMBA, kernels_for
+from hongtu.kernels.dispatch import HUB, kernels_for, on_numba
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def edge_gather(x_SF: Tensor, local_source: Tensor) -> Tensor:
 
 def _hub_scratch(like_EH: Tensor, copies: int, num_dst: int) -> Tensor | None:
     """On the CPU, where layers are probed: memory that the CUDA kernels take beside their outputs."""
-    if len(like_EH) > HUB and kernels_for(like_EH) is NUMBA:
+    if len(like_EH) > HUB and on_numba(like_EH):
         return like_EH.new_empty((copies, num_dst, like_EH.shape[1]))
     return None
 
