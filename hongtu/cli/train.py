@@ -96,7 +96,8 @@ def _train(trainer: Any, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
             else []
         )
     except (Exception, KeyboardInterrupt) as error:
-        raise Stopped(error, _kept(trainer.epoch, config.run)) from error
+        reason = trainer.ranks.reason(error)
+        raise Stopped(reason, _kept(trainer.epoch, config.run)) from reason
     asked = records[-1].metrics if records and not config.restore_best else {}
     scores = asked or trainer.evaluate()
     return {

@@ -20,7 +20,6 @@ from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
-from hongtu.errors import RankLost
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -111,16 +110,15 @@ class Executor:
                 start = perf_counter()
                 self._run_pass(p)
                 self.seconds[p.name] = perf_counter() - start
-        except BaseException as error:
+        except BaseException:
             for device in self.devices:
                 device.abandon()
-            if isinstance(error, RankLost) and self._current is not None:
-                raise RankLost(f"{error}; this rank waited for it in pass '{self._current.name}'") from error
             raise
+        self.ranks.where = f"behind pass '{passes[-1].name}'" if passes else self.ranks.where
         return sum(float(partition.loss_value) for partition in self.partitions)
 
     def _run_pass(self, p: PassProgram) -> None:
-        self._current = p
+        self._current, self.ranks.where = p, f"in pass '{p.name}'"
         self._run(p.before)
         self._allocate(p)
         turns = [Turn(k, len(self.devices)) for k in range(max(p.sets, 1 + p.ahead))]

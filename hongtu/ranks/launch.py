@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from hongtu.errors import RankLost
 from hongtu.ranks.together import Alone, Ranks, Together
-from hongtu.ranks.words import last_words, leave_words
 from hongtu.threads import usable_cores
 
 TIMEOUT = 1800
@@ -30,14 +28,15 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Together]:
     take_threads()
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     ranks = Ranks()
+    ranks.where = "before the first pass"
     try:
         yield ranks
-    except KeyboardInterrupt as error:  # torchrun stops those that are left
-        words = last_words()
-        raise (RankLost(words) if words else error) from error
-    except Exception as error:
-        if not isinstance(error.__cause__ or error, RankLost):
-            leave_words(ranks.rank, str(error) or type(error).__name__)
+        ranks.leave(None)
+    except (Exception, KeyboardInterrupt) as error:
+        reason = ranks.reason(error)
+        ranks.leave(reason)
+        if reason is not error:
+            raise reason from error
         raise
     finally:
         dist.destroy_process_group()

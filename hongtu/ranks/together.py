@@ -6,7 +6,6 @@ Everything here is called by all ranks, in the same order. What they get is the 
 from __future__ import annotations
 
 import re
-import socket
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hongtu.errors import InputError, RankLost
-from hongtu.ranks.words import last_words, silent
+from hongtu.ranks.words import Heard, own_pulse
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
@@ -30,10 +29,12 @@ class Together(ABC):
     Attributes:
         rank: its number, from 0.
         size: how many there are.
+        where: this process is, for people: "in pass 'forward 1'"; "" before it is anywhere.
     """
 
     rank: int
     size: int
+    where: str = ""
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
@@ -58,6 +59,10 @@ class Together(ABC):
         Args:
             out, into: by rank, on the CPU and contiguous, as long as the other rank expects or sends.
         """
+
+    def reason(self, error: BaseException) -> BaseException:
+        """Why this process stops: an interrupt may have come because another rank is lost."""
+        return error
 
     def add_up(self, parts: Iterable[Tensor]) -> None:
         """Make tensors the sums of all ranks', added by rank in float64."""
@@ -181,8 +186,9 @@ class Ranks(Together):
         if "gloo" not in dist.get_backend(group):
             group = dist.new_group(self._members, backend="gloo")
         self._weakly = None if group is None else weakref.ref(group)
-        self._hosts = ["unknown"] * self.size
-        self._hosts = self.gather(socket.gethostname())
+        self._pulse = own_pulse(dist.get_rank(), dist.get_world_size()) if self.size > 1 else None
+        self._names = [f"rank {rank}" for rank in range(self.size)]
+        self._names = self.gather(self._names[self.rank] if self._pulse is None else self._pulse.who)
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
@@ -228,6 +234,31 @@ class Ranks(Together):
             with self._there(rank):
                 work.wait()
 
+    @property
+    def where(self) -> str:
+        return "" if self._pulse is None else self._pulse.where
+
+    @where.setter
+    def where(self, text: str) -> None:
+        if self._pulse is not None:
+            self._pulse.where = text
+
+    def reason(self, error: BaseException) -> BaseException:
+        if self._pulse is None or not isinstance(error, KeyboardInterrupt):
+            return error
+        lost = self._pulse.missed(interrupted=True)
+        return RankLost(self._said(lost, "", "was")) if lost else error
+
+    def leave(self, error: BaseException | None) -> None:
+        """Say good-bye to the others: this process ends, with an error that they should know or without."""
+        if self._pulse is None:
+            return
+        cause = error and (error.__cause__ or error)
+        if error is not None and not isinstance(cause, RankLost):
+            text = str(error) or type(error).__name__
+            self._pulse.leave_words(text, interrupted=isinstance(cause, KeyboardInterrupt))
+        self._pulse.end()
+
     @contextmanager
     def _there(self, rank: int | None = None) -> Iterator[None]:
         """Say what became of the others where the network fails.
@@ -235,15 +266,33 @@ class Ranks(Together):
         Args:
             rank: that this one waits for, where it is one.
         """
+        if self._pulse is not None:
+            self._pulse.waits = True
         try:
             yield
         except RuntimeError as error:
-            if words := last_words(wait=0.5):
-                raise RankLost(words) from error
-            lost = silent(self._members[self.rank], self._members, wait=1.0)
-            found = [r for r in range(self.size) if self._members[r] in lost] or ([] if rank is None else [rank])
-            who = " and ".join(f"rank {r} ({self._hosts[r]})" for r in found) or "another rank"
-            raise RankLost(f"{who} does not answer, or its network ({error})") from error
+            lost = [] if self._pulse is None else self._pulse.missed()
+            text = self._said(lost, f", or its network ({error})", "waited for it", rank)
+            if self._pulse is not None:
+                self._pulse.end()  # none that is lost
+            raise RankLost(text) from error
+        if self._pulse is not None:
+            self._pulse.waits = False
+
+    def _said(self, lost: str | list[Heard], why: str, did: str, rank: int | None = None) -> str:
+        """Who is lost, and what this rank did then.
+
+        Args:
+            lost: what the pulse missed.
+            rank: that this one waited for.
+        """
+        own = self.where and f"; this rank {did} {self.where}"
+        if isinstance(lost, str):
+            return lost + own
+        known = [heard.who for heard in lost] or ([] if rank is None else [self._names[rank]])
+        last = {heard.where for heard in lost if heard.where}
+        was = f"; it was {' and '.join(sorted(last))}" if last else ""
+        return f"{' and '.join(known) or 'another rank'} does not answer{why}{was}{own}"
 
 
 def current() -> Together:

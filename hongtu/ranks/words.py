@@ -1,56 +1,137 @@
-"""What a rank that stops tells the others, by way of the store in which torchrun let them meet."""
+"""What ranks tell each other beside what they exchange, by way of the store in which torchrun let them meet: that they
+live and where they are, at short intervals, and why one stops."""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-KEY = "hongtu: why a rank stopped"
-WAITS = "hongtu: waits for another: rank {}"
-PATIENCE = timedelta(seconds=5)
+STOPPED, INTERRUPTED = "hongtu: why a rank stopped", "hongtu: which rank was interrupted"
+PULSE = "hongtu: pulse of rank {}"
+PATIENCE = timedelta(seconds=2)  # with the store
+BEAT, WATCHED = 0.2, 1.0  # seconds from one word to the next; in which a rank that lives says some
+GONE = (KeyError, ValueError, RuntimeError)  # raised where the store is
+
+Doing = Literal["works", "waits", "ended"]
 
 
-def leave_words(rank: int, text: str) -> None:
-    """Say why this rank stops; of several the first is heard."""
-    with suppress(KeyError, ValueError, RuntimeError):  # nobody is there to listen
-        _store().compare_set(KEY, "", f"rank {rank} ({socket.gethostname()}, pid {os.getpid()}) stopped: {text}")
+class Heard(NamedTuple):
+    """What a process said last: how often it has, who and where it is, and what it does there."""
+
+    times: int
+    who: str
+    where: str
+    doing: Doing
 
 
-def last_words(wait: float = 0.0) -> str:
-    """Why the first rank that stopped did, or "" where it did not say within some seconds."""
-    until = time.monotonic() + wait
-    try:
-        store = _store()
-        while not store.check([KEY]):
-            if time.monotonic() >= until:
-                return ""
-            time.sleep(0.05)
-        return str(store.get(KEY), "utf-8")
-    except (KeyError, ValueError, RuntimeError):
-        return ""
+@dataclass
+class Pulse:
+    """This process's side.
+
+    Args:
+        rank, size: its number in torch.distributed, and how many there are.
+
+    Attributes:
+        where: it is, for people: "in pass 'forward 1'".
+        waits: for others.
+    """
+
+    rank: int
+    size: int
+    where: str = ""
+    waits: bool = False
+    _times: int = 0
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._store: dist.TCPStore | None = None
+        with suppress(*GONE):
+            self._store = _store()  # of whoever asks; the thread has its own, and none waits for the other
+        self.who = f"rank {self.rank} ({socket.gethostname()}, pid {os.getpid()})"
+        self._thread = threading.Thread(target=self._beat, name="hongtu pulse", daemon=True)
+        self._thread.start()
+        atexit.register(self.end)  # a thread must not outlive Python
+
+    def _beat(self) -> None:
+        with suppress(*GONE):
+            store = _store()
+            while not self._over.is_set():
+                self._say(store, "waits" if self.waits else "works")
+                self._over.wait(BEAT)
+
+    def _say(self, store: dist.TCPStore, doing: Doing) -> None:
+        self._times += 1
+        store.set(PULSE.format(self.rank), json.dumps(Heard(self._times, self.who, self.where, doing)))
+
+    def end(self) -> None:
+        """Say that this process ends, and nothing from then on."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join(PATIENCE.total_seconds())
+        with suppress(*GONE):
+            if self._store is not None:
+                self._say(self._store, "ended")
+
+    def leave_words(self, text: str, *, interrupted: bool = False) -> None:
+        """Say why this process stops; of several the first is heard."""
+        words = f"{self.who} stopped{self.where and f' {self.where}'}: {text}"
+        with suppress(*GONE):  # nobody is there to listen
+            if self._store is not None:
+                self._store.compare_set(INTERRUPTED if interrupted else STOPPED, "", words)
+
+    def missed(self, *, interrupted: bool = False) -> str | list[Heard]:
+        """Why this process cannot go on: the words of the first that stopped; or those that say nothing any more; or,
+        where all do, those that work while others wait for them. Takes a second, and hears nothing where the store is
+        gone, too.
+
+        Args:
+            interrupted: so was this process, as others may have been; it does not wait.
+        """
+        keys = (STOPPED,) if interrupted else (STOPPED, INTERRUPTED)
+        until, store = time.monotonic() + WATCHED, self._store
+        if store is None:
+            return []
+        try:
+            before = self._heard(store)
+            while time.monotonic() < until:
+                for key in keys:
+                    if store.check([key]):
+                        return str(store.get(key), "utf-8")
+                time.sleep(BEAT / 4)
+            now = self._heard(store)
+        except GONE:
+            return []
+        living = {rank: heard for rank, heard in now.items() if heard.doing != "ended" and rank != self.rank}
+        silent = [heard for rank, heard in living.items() if rank in before and before[rank].times == heard.times]
+        hung = [] if interrupted else [heard for heard in living.values() if heard.doing == "works"]
+        return silent or hung
+
+    def _heard(self, store: dist.TCPStore) -> dict[int, Heard]:
+        keys = {rank: PULSE.format(rank) for rank in range(self.size)}
+        return {rank: Heard(*json.loads(store.get(key))) for rank, key in keys.items() if store.check([key])}
 
 
-def silent(rank: int, others: Iterable[int], wait: float) -> list[int]:
-    """Of processes that wait for one another in vain, those that do not say so within some seconds, as this does."""
-    until = time.monotonic() + wait
-    try:
-        store = _store()
-        store.set(WAITS.format(rank), "")
-        while found := [other for other in others if not store.check([WAITS.format(other)])]:
-            if time.monotonic() >= until:
-                break
-            time.sleep(0.05)
-        return found
-    except (KeyError, ValueError, RuntimeError):
-        return []
+_own: Pulse | None = None
+
+
+def own_pulse(rank: int, size: int) -> Pulse:
+    """Of this process, which has one for all its groups."""
+    global _own
+    if _own is None or not _own._thread.is_alive():
+        _own = Pulse(rank, size)
+    return _own
 
 
 def _store() -> dist.TCPStore:

@@ -2,7 +2,7 @@
 
     python -m tests.faults [KIND ...] [--scale S] [--reader NAME]
 
-KIND is kill, stop, pressure, fuzz, artifacts, leaks or report (only the document).
+KIND is kill, ranks, stop, pressure, fuzz, artifacts, leaks or report (only the document).
 
 Outcomes are appended to experiments/results/reliability.jsonl; the document shows the newest of each fault.
 """
@@ -52,6 +52,13 @@ def kill(options: argparse.Namespace) -> Iterator[Outcome]:
     yield kill_and_resume(int(30 * options.scale))
 
 
+def ranks(options: argparse.Namespace) -> Iterator[Outcome]:
+    from tests.faults.ranks import disturb_ranks
+
+    yield disturb_ranks("SIGKILL", int(30 * options.scale))
+    yield disturb_ranks("SIGSTOP", int(5 * options.scale))
+
+
 def stop(options: argparse.Namespace) -> Iterator[Outcome]:
     from tests.faults.pressure import FAULTS, disturb
 
@@ -91,7 +98,10 @@ def leaks(options: argparse.Namespace) -> Iterator[Outcome]:
         yield outcome
 
 
-KINDS = {"kill": kill, "stop": stop, "pressure": pressure, "fuzz": fuzz, "artifacts": artifacts, "leaks": leaks}
+KINDS = {
+    "kill": kill, "ranks": ranks, "stop": stop, "pressure": pressure, "fuzz": fuzz, "artifacts": artifacts,
+    "leaks": leaks,
+}  # fmt: skip
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message=".*planned again")

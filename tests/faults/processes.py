@@ -31,12 +31,15 @@ def start(target: Callable[..., None], *arguments: Any) -> Process:
     return process
 
 
-def start_command(arguments: list[str], err: Path, *, obeys_modes: bool = False) -> Process:
+def start_command(
+    arguments: list[str], err: Path, *, obeys_modes: bool = False, environment: dict[str, str] | None = None
+) -> Process:
     """``hongtu`` with these arguments and its stderr in a file; files' modes count for it even where it is root."""
-    return start(_command, arguments, str(err), obeys_modes)
+    return start(_command, arguments, str(err), obeys_modes, environment or {})
 
 
-def _command(arguments: list[str], err: str, obeys_modes: bool) -> None:
+def _command(arguments: list[str], err: str, obeys_modes: bool, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = open(err, "w")  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored

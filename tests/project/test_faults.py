@@ -11,6 +11,7 @@ from tests.faults.leaks import train_long
 from tests.faults.memory import replan_many
 from tests.faults.outcome import Outcome
 from tests.faults.processes import finish, start_command
+from tests.faults.ranks import disturb_ranks
 from tests.faults.report import BEGIN, END, keep, write_report
 from tests.faults.run_readers import RUN_READERS, fuzz_run_reader
 from tests.neutral import pieces, write
@@ -19,6 +20,13 @@ from tests.neutral import pieces, write
 @pytest.mark.long
 def test_a_run_that_is_killed_loses_nothing():
     outcome = kill_and_resume(1, seed=1, total=20)
+    assert outcome.tries == 1 and not outcome.losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_is_lost_loses_nothing(name):
+    outcome = disturb_ranks(name, 1, seed=1, total=20)
     assert outcome.tries == 1 and not outcome.losses
 
 

@@ -56,15 +56,18 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     killed = tmp_path / "killed"
     begun = subprocess.Popen(
         command(2, *run, "--epochs", "1000000", "--run", str(killed)), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, start_new_session=True,
+        stderr=subprocess.PIPE, start_new_session=True, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 200
     while not list(killed.glob("snapshot-4.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     worker = subprocess.run(["pgrep", "-P", str(begun.pid)], capture_output=True, text=True).stdout.split()
     os.kill(int(worker[-1]), signal.SIGKILL)
-    begun.communicate(timeout=100)
+    _, said = begun.communicate(timeout=100)
     assert begun.returncode != 0
+    assert re.search(rf"^hongtu: rank \d \(.*, pid {worker[-1]}\) does not answer.*; this rank .* pass", said, re.M), (
+        said
+    )
     for path in killed.glob("snapshot-*.pt"):  # forget what came after epoch 4
         if path.name not in ("snapshot-2.pt", "snapshot-4.pt"):
             path.unlink()
@@ -103,7 +106,7 @@ with joined(timeout=5) as ranks:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "norm", "said", "layer"),
-    [("raise MemoryError('no more')", "", r"rank 1 \(.*, pid \d+\) stopped: no more", 1),
+    [("raise MemoryError('no more')", "", r"rank 1 \(.*, pid \d+\) stopped in pass 'f\w+ \d': no more", 1),
      ("time.sleep(100)", "", r"rank 1 \(.+\) does not answer, or its network", 1),
      ("time.sleep(100)", "torch.nn.BatchNorm1d(4), ", r"rank 1 \(.+\) does not answer, or its network", 0)],
     ids=["stops", "hangs", "hangs-in-statistics"],
