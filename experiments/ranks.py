@@ -24,7 +24,9 @@ from hongtu.model.loss_terms import DEFAULT
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.ranks.share import share_of
-from hongtu.train.ranked import DEPENDENCIES, plan_ranks
+from hongtu.ranks.stages import ByLayer
+from hongtu.train.dependencies import DEPENDENCIES
+from hongtu.train.ranked import plan_ranks
 
 ITEM = 4  # bytes of a number
 DEPTHS = (2, 3)
@@ -52,7 +54,7 @@ def main() -> None:
 
 def _halo_rows(artifact: Artifact, rank: int, ranks: int) -> int:
     """Rows that a rank reads of others over one in-edge."""
-    share = share_of(artifact, rank, ranks, layers=2, first=1)
+    share = share_of(artifact, rank, ranks, ByLayer(2, 1))
     assert share.halo is not None
     return share.halo.rows
 
@@ -76,6 +78,7 @@ def planned(artifact: Artifact, row: dict[str, Any], halo: int) -> dict[str, Any
     narrower = [min(pair) for pair in pairwise(widths)]
     return {
         "first_fetched": None if plans[0][0].halo is None else plans[0][0].halo.first,
+        "most_taken": max((share.halo.rows for share, _ in plans if share.halo is not None), default=0),
         "held": [share.num_vertices for share, _ in plans],
         "halo_of_all_gather": halo / everyone,
         "bytes": moved,
@@ -88,7 +91,7 @@ def text(row: dict[str, Any]) -> str:
     return (
         f"{row['graph']}, {row['layers']} layers, {row['dependencies']:6s}: fetched from layer {row['first_fetched']}, "
         f"{row['bytes'] / 2**20:.1f} MiB, {row['of_sar']:.3f} of SAR's rounds; halos are "
-        f"{row['halo_of_all_gather']:.3f} of an all-gather; rows held {max(row['held']):,} at most; "
+        f"{row['halo_of_all_gather']:.4f} of an all-gather; rows held {max(row['held']):,} at most; "
         f"{max(row['seconds']):.3f} s predicted"
     )
 

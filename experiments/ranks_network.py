@@ -25,7 +25,7 @@ from typing import Any
 import hongtu
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
-from hongtu.train.ranked import DEPENDENCIES
+from hongtu.train.dependencies import DEPENDENCIES
 
 AGREE = 1e-4  # of the first loss
 BURST = "32kbit"

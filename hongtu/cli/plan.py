@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
     from hongtu.hardware import Hardware
     from hongtu.plan.execution import ExecutionPlan
+    from hongtu.ranks.share import Share
 
 
 def add_parser(subparsers: Any) -> None:
@@ -126,7 +127,7 @@ def describe_ranks(
         ranks.append({
             "held": len(share.rows),
             "own": int(share.owned.sum()),
-            "replicas": int(((share.depth > 0) & (share.depth < share.hops)).sum()),
+            "replicas": int(((share.stages >= 2) & ~share.owned).sum()),
             "halo": 0 if share.halo is None else share.halo.rows,
             "rows": plan.rows,
             "bytes": plan.bytes,
@@ -143,11 +144,17 @@ def describe_ranks(
         "strategy": config.strategy,
         "dependencies": config.dependencies,
         "first_fetched": None if halo is None else halo.first,
+        "by_vertex": halo is not None and any(_computes_beyond(share, halo.first) for share, _ in plans),
         "hardware": hardware.name,
         "device_memory": budget,
         "ranks": ranks,
         "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
     }
+
+
+def _computes_beyond(share: Share, layer: int) -> bool:
+    """Whether a rank computes of some vertices again what this layer exchanges, or a later one."""
+    return bool(((share.stages > layer) & ~share.owned).any())
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:

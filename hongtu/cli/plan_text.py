@@ -36,6 +36,7 @@ def rank_tables(result: dict[str, Any]) -> str:
     """What every rank holds and does, for people."""
     model, first, seconds = result["model"], result["first_fetched"], result["seconds_per_epoch"]
     where = "nothing is fetched" if first is None else f"what layers exchange is fetched from layer {first} on"
+    where += ", or computed again, vertex by vertex" if result["by_vertex"] else ""
     header = ("rank", "rows held", "own", "replicas", "halo", "fetched", "sent", "device peak", "host peak", "seconds")
     rows: list[tuple[str, ...]] = [header]
     for number, rank in enumerate(result["ranks"]):

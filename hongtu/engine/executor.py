@@ -205,11 +205,11 @@ class Executor:
 
     def fetch(self, x: moves.Fetch) -> None:
         assert self.messages is not None
-        self.messages.fetch(x.tensor, x.halo)
+        self.messages.fetch(x.tensor, x.crossing)
 
     def send_back(self, x: moves.SendBack) -> None:
         assert self.messages is not None
-        self.messages.send_back(x.tensor, x.halo)
+        self.messages.send_back(x.tensor, x.crossing)
 
     def loss_over_edges(self, x: moves.LossOverEdges) -> None:
         context = self.networks[0].context

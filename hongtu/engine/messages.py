@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hongtu.engine.host_store import HostStore
-from hongtu.graph.halo import Halo
+from hongtu.graph.halo import Crossing
 from hongtu.metrics import Traffic
 from hongtu.ranks.together import Together
 
@@ -30,18 +30,18 @@ class Messages:
         self._memory = torch.empty(numbers, dtype=host.dtype)
         host.keep_pageable("messages", self._memory)
 
-    def fetch(self, name: str, halo: Halo) -> None:
+    def fetch(self, name: str, crossing: Crossing) -> None:
         """Rows of other ranks as these computed them."""
         rows = self._host[name]
-        received = self._send("fetch", rows, halo.gives, halo.takes)
-        for index, part in zip(halo.takes, received, strict=True):
+        received = self._send("fetch", rows, crossing.gives, crossing.takes)
+        for index, part in zip(crossing.takes, received, strict=True):
             rows.index_copy_(0, torch.from_numpy(index), part)
 
-    def send_back(self, name: str, halo: Halo) -> None:
+    def send_back(self, name: str, crossing: Crossing) -> None:
         """Gradients of these to their owners; they are added rank by rank, so that the sum is always the same."""
         rows = self._host[name]
-        received = self._send("send", rows, halo.takes, halo.gives)
-        for index, part in zip(halo.gives, received, strict=True):
+        received = self._send("send", rows, crossing.takes, crossing.gives)
+        for index, part in zip(crossing.gives, received, strict=True):
             rows.index_add_(0, torch.from_numpy(index), part)
 
     def _send(self, link: str, rows: Tensor, out: Sequence[np.ndarray], into: Sequence[np.ndarray]) -> Sequence[Tensor]:

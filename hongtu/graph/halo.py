@@ -11,30 +11,21 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class Halo:
-    """What ranks fetch of one another.
+class Crossing:
+    """What ranks fetch of one another of what a layer exchanges.
 
     Attributes:
-        first: the layer from which on what a layer exchanges is fetched; layers before it are computed again. Layers
-            that exchange nothing do not count.
-        fields: bool [R] each, the rows within 0, 1, ... ``first - 1`` in-edges of an own one; what comes after so many
-            layers is computed of those of ``hops``.
         takes: of every rank, int64, the rows here that it owns; none of this rank.
         gives: of every rank, int64, the own rows that it takes, in its order.
     """
 
-    first: int
-    fields: tuple[np.ndarray, ...]
     takes: tuple[np.ndarray, ...]
     gives: tuple[np.ndarray, ...]
 
-    def hops(self, layers: int) -> int | None:
-        """Over how many in-edges own rows depend on what comes after so many layers; None: any.
-
-        >>> [Halo(2, (), (), ()).hops(layers) for layers in range(4)]  # layer 2 reads what other ranks computed
-        [None, 1, 0, 0]
-        """
-        return max(self.first - layers, 0) if layers or not self.first else None
+    def same_as(self, other: Crossing | None) -> bool:
+        """Whether another layer's is the same."""
+        mine = (*self.takes, *self.gives)
+        return other is not None and all(map(np.array_equal, mine, (*other.takes, *other.gives)))
 
     @property
     def rows(self) -> int:
@@ -42,6 +33,31 @@ class Halo:
         return sum(map(len, self.takes))
 
     @property
-    def crossing(self) -> int:
+    def both(self) -> int:
         """Rows that are on their way at a time, to it and from it."""
         return self.rows + sum(map(len, self.gives))
+
+
+@dataclass(frozen=True, eq=False)
+class Halo:
+    """What ranks fetch of one another, and what they compute again instead. Layers that exchange nothing do not count.
+
+    Attributes:
+        fields: bool [R] each, the rows that some passes compute, from many to few; not those of all rows.
+        behind: which of these passes behind 0, 1, ... layers compute; None: all rows.
+        crossings: of every layer, None where no rank fetches what it exchanges.
+    """
+
+    fields: tuple[np.ndarray, ...]
+    behind: tuple[int | None, ...]
+    crossings: tuple[Crossing | None, ...]
+
+    @property
+    def rows(self) -> int:
+        """Those that a layer takes at most."""
+        return max(crossing.rows for crossing in self.crossings if crossing is not None)
+
+    @property
+    def first(self) -> int:
+        """The first layer whose rows are fetched."""
+        return next(k for k, crossing in enumerate(self.crossings) if crossing is not None)

@@ -30,12 +30,51 @@ def hops_from(topology: Topology, first: int, end: int, hops: int) -> np.ndarray
     return depth
 
 
+def read_over(topology: Topology, stages: np.ndarray, first: int, end: int) -> np.ndarray:
+    """int16 [V]: over how many in-edges of rows with any the vertices first .. end - 1 read each vertex; FAR for those
+    that they do not.
+
+    Args:
+        stages: int16 [V], how many are computed of each; from two on in-edges are needed.
+    """
+    depth = np.full(topology.num_vertices, FAR, dtype=np.int16)
+    depth[first:end] = 0
+    hop = 0
+    while (rows := (depth == hop) & (stages >= 2)).any():
+        depth[sources_of(topology, rows) & (depth == FAR)] = hop + 1
+        hop += 1
+    return depth
+
+
+def sources_of(topology: Topology, rows: np.ndarray) -> np.ndarray:
+    """bool [V], the sources of some vertices' in-edges.
+
+    Args:
+        rows: bool [V].
+
+    >>> from hongtu.graph.topology import build_topology
+    >>> path = build_topology(2, np.array([0, 2, 4]), np.array([0, 0, 1, 2, 3]), np.arange(3))  # 0 -> 1 -> 2 -> 3
+    >>> sources_of(path, np.array([False, True, False, True])).tolist()
+    [True, False, True, False]
+    """
+    found = np.zeros(topology.num_vertices, dtype=np.bool_)
+    _mark(*_arrays(topology), rows, found)
+    return found
+
+
+def add_over_edges(topology: Topology, values: np.ndarray) -> np.ndarray:
+    """float64 [V], the sum of the sources' values for each vertex."""
+    found = np.zeros(topology.num_vertices)
+    _add(*_arrays(topology), values, found)
+    return found
+
+
 def adopters(topology: Topology, depth: np.ndarray, partition: np.ndarray, partitions: int) -> np.ndarray:
     """int32 [V], the rank's partition in which each vertex that it reads is a row: its own, or for others the one that
     reads them most; -1 for all others.
 
     Args:
-        depth: of ``hops_from``.
+        depth: of ``read_over``.
         partition: int32 [V], of the rank's own vertices; elsewhere anything.
     """
     found = np.where(depth == 0, partition, np.int32(-1)).astype(np.int32)
@@ -78,6 +117,23 @@ def _step(chunk_start, in_edge_start, source_start, sources, local_source, depth
                 for e in range(in_edge_start[v], in_edge_start[v + 1]):
                     u = sources[source_start[c] + local_source[e]]
                     depth[u] = min(depth[u], hop + 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark(chunk_start, in_edge_start, source_start, sources, local_source, rows, found):
+    for c in range(len(chunk_start) - 1):
+        for v in range(chunk_start[c], chunk_start[c + 1]):
+            if rows[v]:
+                for e in range(in_edge_start[v], in_edge_start[v + 1]):
+                    found[sources[source_start[c] + local_source[e]]] = True
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(chunk_start, in_edge_start, source_start, sources, local_source, values, found):
+    for c in range(len(chunk_start) - 1):
+        for v in range(chunk_start[c], chunk_start[c + 1]):
+            for e in range(in_edge_start[v], in_edge_start[v + 1]):
+                found[v] += values[sources[source_start[c] + local_source[e]]]
 
 
 @numba.njit(cache=True, nogil=True)

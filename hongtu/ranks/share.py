@@ -16,18 +16,18 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, Rows
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
-from hongtu.graph.halo import Halo
+from hongtu.graph.halo import Crossing, Halo
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
-from hongtu.ranks.receptive import adopters, edges_of, hops_from
+from hongtu.ranks.receptive import adopters, edges_of, read_over, sources_of
+from hongtu.ranks.stages import Stages
 
 
-def share_of(artifact: Artifact, rank: int, ranks: int, layers: int, first: int) -> Artifact:
+def share_of(artifact: Artifact, rank: int, ranks: int, stages: Stages) -> Artifact:
     """What a rank holds of an artifact: the whole where it is alone.
 
     Args:
-        layers: of the model that exchange rows.
-        first: the first of them whose rows other ranks send; ``layers``: none. With 0 features are those of own rows.
+        stages: what it computes of other ranks' vertices; without stage 0 of any, features are those of own rows.
 
     Raises:
         InputError: when there are more ranks than partitions.
@@ -35,9 +35,9 @@ def share_of(artifact: Artifact, rank: int, ranks: int, layers: int, first: int)
     bounds = deal_partitions(artifact, ranks)
     if ranks == 1:
         return artifact
-    share = Share(artifact, bounds[rank], bounds[rank + 1], hops=max(first, 1))
-    if first < layers:
-        share.halo = share.halo_of(first, artifact.topology.partition_start[bounds])
+    share = Share(artifact, bounds[rank], bounds[rank + 1], stages)
+    if stages.fetches:
+        share.halo = share.halo_of(stages, artifact.topology.partition_start[bounds])
     return share
 
 
@@ -61,30 +61,30 @@ class Share(Artifact):
 
     Args:
         whole: the artifact.
-        hops: over how many in-edges own vertices depend on rows beside them.
+        stages: what is computed of other ranks' vertices.
 
     Attributes:
         rows: int64 [R], the vertex of every row (its new id in ``whole``).
-        depth: int16 [R], over how many in-edges own vertices read it.
+        stages: int16 [R], how many are computed of it.
         owned: bool [R], whether it is this rank's own.
     """
 
-    def __init__(self, whole: Artifact, first: int, end: int, hops: int) -> None:
+    def __init__(self, whole: Artifact, first: int, end: int, stages: Stages) -> None:
         topology, m = whole.topology, end - first
         starts = topology.partition_start[first : end + 1]
-        depth = hops_from(topology, int(starts[0]), int(starts[-1]), hops)
+        computed = stages.of(topology, int(starts[0]), int(starts[-1]))
+        depth = read_over(topology, computed, int(starts[0]), int(starts[-1]))
         partition = np.searchsorted(starts, np.arange(len(depth)), side="right").astype(np.int32) - 1
         home = adopters(topology, depth, partition, m)
         beside = [np.flatnonzero((home == i) & (depth > 0)) for i in range(m)]
         own = [np.arange(starts[i], starts[i + 1]) for i in range(m)]
         self.rows = np.concatenate([rows for pair in zip(own, beside, strict=True) for rows in pair])
-        self.hops, self.depth = hops, depth[self.rows]
-        self.owned = self.depth == 0
+        self.stages, self.owned = computed[self.rows], depth[self.rows] == 0
         self._whole = whole
         more = _chunks_of(beside, topology)
         chunk_start = np.concatenate([[0], np.cumsum(_sizes(topology, first, own, beside, more))])
         degree = np.diff(topology.in_edge_start)[self.rows]
-        degree[self.depth == hops] = 0
+        degree[self.stages < 2] = 0
         source, position = edges_of(topology, self.rows, degree)
         weight = None if topology.edge_weight is None else np.asarray(topology.edge_weight)[position]
         in_edge_start = np.concatenate([[0], np.cumsum(degree)])
@@ -106,21 +106,42 @@ class Share(Artifact):
     def own_end(self) -> np.ndarray:
         return self._own_end
 
-    def halo_of(self, first: int, bounds: np.ndarray) -> Halo:
-        """The rows that this rank and the others read of one another over one in-edge.
+    def halo_of(self, stages: Stages, bounds: np.ndarray) -> Halo | None:
+        """The rows that this rank and the others read of one another; None where no rank reads any.
 
         Args:
-            first: as for ``share_of``.
+            stages: as for ``share_of``.
             bounds: int64 [k + 1], the first vertex of every rank, then V.
         """
         row_of = np.empty(self.whole.num_vertices, dtype=np.int64)
         row_of[self.rows] = np.arange(len(self.rows))
-        read = np.sort(self.rows[self.depth == 1])
-        takes = np.split(row_of[read], np.searchsorted(read, bounds[1:-1]))
-        depths = (hops_from(self.whole.topology, *rows, 1) for rows in pairwise(bounds.tolist()))
-        gives = [row_of[self.span][depth[self.span] == 1] for depth in depths]
-        fields = tuple(self.depth <= hops for hops in range(self.hops))
-        return Halo(first, fields, tuple(takes), tuple(gives))
+        topology, layers = self.whole.topology, range(stages.layers)
+        takes: list[list[np.ndarray]] = [[] for _ in layers]
+        gives: list[list[np.ndarray]] = [[] for _ in layers]
+        fetched = [False for _ in layers]
+        for first, end in pairwise(bounds.tolist()):
+            computed = stages.of(topology, first, end)
+            for layer in layers:
+                read = np.flatnonzero(sources_of(topology, computed >= layer + 2) & (computed <= layer))
+                fetched[layer] |= len(read) > 0
+                if first == self.span.start:
+                    takes[layer] = np.split(row_of[read], np.searchsorted(read, bounds[1:-1]))
+                gives[layer].append(row_of[read[(read >= self.span.start) & (read < self.span.stop)]])
+        if not any(fetched):
+            return None
+        crossings: list[Crossing | None] = []
+        for layer in layers:
+            crossing = Crossing(tuple(takes[layer]), tuple(gives[layer])) if fetched[layer] else None
+            before = crossings[-1] if crossings else None
+            crossings.append(before if crossing is not None and crossing.same_as(before) else crossing)
+        fields: list[np.ndarray] = []
+        behind: list[int | None] = []
+        for layer in range(stages.layers + 1):
+            field = self.stages > layer
+            if not fields or not np.array_equal(field, fields[-1]):
+                fields += [] if field.all() else [field]
+            behind.append(None if field.all() else len(fields) - 1)
+        return Halo(tuple(fields), tuple(behind), tuple(crossings))
 
     def own(self, rows: Rows) -> Rows:
         """Those of the rank's own vertices, in the artifact's order."""

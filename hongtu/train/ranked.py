@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import inf
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 import hongtu
 from hongtu.config import parse_bytes
-from hongtu.errors import BudgetError, InputError
+from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
@@ -22,15 +21,15 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.share import share_of
+from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
+from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
 from hongtu.train.planning import adam, make_loss, plan_network
 
 ALONE = "start one process, without torchrun"
-DEPENDENCIES = ("cache", "comm", "hybrid")
 
 
 def check_ranked(
@@ -105,29 +104,6 @@ def exchanging_layers(network: Network) -> int:
     return sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
 
 
-def first_fetched(layers: int, dependencies: str, seconds: Callable[[int], Sequence[float]]) -> int:
-    """The first layer whose rows ranks fetch; those before it they compute again. ``layers``: none.
-
-    Args:
-        dependencies: one of ``DEPENDENCIES``.
-        seconds: what an epoch is predicted to take on every rank where a layer is the first.
-
-    >>> first_fetched(3, "hybrid", lambda first: {1: (4, 5), 2: (3, 3), 3: (2, 9)}[first])
-    2
-    """
-    if dependencies == "hybrid":
-        return min(range(layers, 0, -1), key=lambda first: max(seconds(first)))
-    return layers if dependencies == "cache" else 1
-
-
-def epoch_seconds(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> float:
-    """What an epoch of a plan is predicted to take; inf where the budget is too small."""
-    try:
-        return predict_seconds(make_plan(), hardware).total
-    except BudgetError:
-        return inf
-
-
 def plan_ranks(
     artifact: Artifact,
     layers: Sequence[Entry],
@@ -152,16 +128,16 @@ def plan_ranks(
     optimizer, savings = adam(network.modules.parameters()), get_strategy(strategy)
     count = exchanging_layers(network)
 
-    def share_and_plan(rank: int, first: int) -> tuple[Artifact, ExecutionPlan]:
-        share = share_of(artifact, rank, ranks, count, first)
+    def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
+        share = share_of(artifact, rank, ranks, stages)
         of_share = make_loss(share, loss)
         return share, plan_network(share, network, of_share, optimizer, savings, budget, torch.float32, hardware)
 
-    def seconds(first: int) -> list[float]:
-        return [epoch_seconds(lambda: share_and_plan(rank, first)[1], hardware) for rank in range(ranks)]  # noqa: B023
+    def tried(stages: Stages) -> list[Tried]:
+        return [try_plan(lambda: share_and_plan(rank, stages)[1], hardware) for rank in range(ranks)]  # noqa: B023
 
-    first = 0 if artifact.learns_features else first_fetched(count, dependencies, seconds)
-    return [share_and_plan(rank, first) for rank in range(ranks)]
+    stages = ByLayer(count, 0) if artifact.learns_features else choose_stages(count, dependencies, tried)
+    return [share_and_plan(rank, stages) for rank in range(ranks)]
 
 
 def described(model: nn.Module, optimizer: Any, more: dict[str, Any]) -> dict[str, Any]:

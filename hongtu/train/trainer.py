@@ -36,8 +36,10 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.share import share_of
+from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, current
 from hongtu.train.anomaly import check_epoch
+from hongtu.train.dependencies import Tried, choose_stages, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
@@ -56,9 +58,7 @@ from hongtu.train.ranked import (
     check_rows_optimizer,
     clip_gradients,
     described,
-    epoch_seconds,
     exchanging_layers,
-    first_fetched,
 )
 from hongtu.train.resumable import Resumable
 from hongtu.train.rows_file import check_rows_file, write_rows
@@ -203,28 +203,28 @@ class Trainer(Resumable):
         """This rank's share of the artifact, its loss, and what runs them."""
         layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
 
-        def share_and_plan(first: int) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
-            share = share_of(self.artifact, self.ranks.rank, self.ranks.size, layers_on_ranks, first)
+        def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
+            share = share_of(self.artifact, self.ranks.rank, self.ranks.size, stages)
             of_share = make_loss(share, loss)
             return share, of_share, partial(
                 plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=self._dtype,
                 hardware=self.hardware, make_embedding_optimizer=make_embedding_optimizer, limit=self._limit,
             )  # fmt: skip
 
-        def seconds(first: int) -> list[float]:
+        def tried(stages: Stages) -> list[Tried]:
             with self.ranks.agreed():
-                _, _, make_plan = share_and_plan(first)
+                _, _, make_plan = share_and_plan(stages)
                 self.model.cpu()  # where plans are tried
-                own = epoch_seconds(
+                own = try_plan(
                     lambda: make_plan(network=self._network, budget=self._budget, correct=None), self.hardware
                 )
             return self.ranks.gather(own)
 
-        first = 0
+        stages: Stages = ByLayer(layers_on_ranks, 0)
         if not self.artifact.learns_features:
-            first = first_fetched(layers_on_ranks, self.dependencies if self.ranks.size > 1 else "cache", seconds)
+            stages = choose_stages(layers_on_ranks, self.dependencies if self.ranks.size > 1 else "cache", tried)
         with self.ranks.agreed():
-            share, of_share, make_plan = share_and_plan(first)
+            share, of_share, make_plan = share_and_plan(stages)
             if self.artifact.learns_features:
                 self.embedding = Embedding(share, make_embedding_optimizer, seed, self._dtype, self.ranks.each)
                 if self.ranks.size > 1:

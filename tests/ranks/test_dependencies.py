@@ -16,6 +16,8 @@ from hongtu.errors import InputError
 from hongtu.hardware import CPU
 from hongtu.model.embedding import NAME
 from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.ranks.receptive import FAR, read_over
+from hongtu.ranks.stages import UNREAD, ByLayer
 from hongtu.train.ranked import plan_ranks
 from tests import problems, training
 from tests.additions import CONNECTIONS, NORMS
@@ -147,8 +149,29 @@ DEEP = Model(
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
 def test_the_first_layers_are_computed_again_and_the_others_fetched(model, strategy, first, monkeypatch):
-    monkeypatch.setattr("hongtu.train.trainer.first_fetched", lambda layers, *_: min(first, layers))
+    monkeypatch.setattr("hongtu.train.trainer.choose_stages", lambda layers, *_: ByLayer(layers, min(first, layers)))
     check_ranks(3, model, problems.awkward(), strategy=strategy, seed=5, dependencies="hybrid")
+
+
+class AtRandom(ByLayer):
+    """Of each vertex that is read any number of stages."""
+
+    fetches = True
+
+    def of(self, topology, first, end):
+        found, rng = super().of(topology, first, end), np.random.default_rng(first)
+        others = np.flatnonzero((found > 0) & (found <= self.layers))
+        found[others] = np.minimum(found[others], rng.integers(1, self.layers + 1, len(others)))
+        return np.where(read_over(topology, found, first, end) == FAR, UNREAD, found)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+@pytest.mark.parametrize("strategy", ("none", "full"))
+@pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
+def test_each_vertex_is_computed_again_as_far_as_is_chosen(model, strategy, ranks, monkeypatch):
+    monkeypatch.setattr("hongtu.train.trainer.choose_stages", lambda layers, *_: AtRandom(layers, layers))
+    check_ranks(ranks, model, problems.awkward(), strategy=strategy, seed=5, dependencies="hybrid")
 
 
 @pytest.mark.long
@@ -165,7 +188,7 @@ def test_hybrid_is_the_fastest_that_is_predicted():
         return max(predict_seconds(plan, hardware).total for plan in found)
 
     alone = [plans(dependencies, CPU) for dependencies in ("cache", "comm")]
-    for link, expected in ((1e-3, None), (1e8, ...), (1e59, 1)):
+    for link, expected in ((1e-3, None), (3e4, ...), (1e8, ...), (1e59, 1)):
         hardware = dataclasses.replace(CPU, network_link=link)
         hybrid = plans("hybrid", hardware)
         (first,) = {plan.choice.halo and plan.choice.halo.first for plan in hybrid}
@@ -193,8 +216,8 @@ def test_plans_of_ranks_are_those_that_run(dependencies):
     for (share, plan), (record, peaks, held) in zip(planned, run_ranks(3, run), strict=True):
         assert (plan.rows, plan.bytes, plan.peak_bytes) == (record.rows, record.bytes, peaks)
         assert len(share.rows) == held
-    given = sum(len(rows) for share, _ in planned if share.halo for rows in share.halo.gives)
-    assert given == sum(share.halo.rows for share, _ in planned if share.halo)
+    crossings = [c for share, _ in planned if share.halo for c in share.halo.crossings if c is not None]
+    assert sum(crossing.both - crossing.rows for crossing in crossings) == sum(crossing.rows for crossing in crossings)
 
 
 def test_losses_in_several_terms():

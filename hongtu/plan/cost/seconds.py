@@ -149,9 +149,9 @@ def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:
     program, total = plan.pass_program(p), 0.0
     for x in (*program.before, *program.after):
         if isinstance(x, moves.Fetch | moves.SendBack):
-            crossing = max(x.halo.rows, x.halo.crossing - x.halo.rows)
+            rows, both = x.crossing.rows, x.crossing.both
             row = plan.passes.width[x.tensor] * plan.shape.itemsize
-            total += row * (crossing / hardware.network_link + x.halo.crossing / hardware.host_link)
+            total += row * (max(rows, both - rows) / hardware.network_link + both / hardware.host_link)
     return total
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.graph.halo import Halo
+from hongtu.graph.halo import Crossing
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
@@ -274,17 +274,19 @@ class PlannedMemory:
                 live -= set(p.frees)
         return alive
 
-    def crosses(self, p: Pass) -> Halo | None:
+    def crosses(self, p: Pass) -> Crossing | None:
         """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
-        halo = self.choice.halo
-        return halo if halo is not None and p.layer in self.shape.graph_layers[halo.first :] else None
+        halo, layers = self.choice.halo, self.shape.graph_layers
+        return None if halo is None or p.layer not in layers else halo.crossings[layers.index(p.layer)]
 
     @cached_property
     def message_numbers(self) -> int:
         """The most numbers that are on their way between ranks at a time."""
-        crossing = (name for p in self.passes.every if self.crosses(p) for name in (p.exchange, p.flush) if name)
-        columns = max((self.passes.width[name] for name in crossing), default=0)
-        return columns * (self.choice.halo.crossing if self.choice.halo else 0)
+        crossing = ((p, self.crosses(p)) for p in self.passes.every)
+        return max(
+            (self.passes.width[n] * c.both for p, c in crossing if c is not None for n in (p.exchange, p.flush) if n),
+            default=0,
+        )
 
     @property
     def _pageable(self) -> int:

@@ -45,7 +45,8 @@ def plan_passes(
         train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
-    fetched = shape.graph_layers[halo.first :] if halo else ()
+    crossings = halo.crossings if halo else ()  # of all layers, of which these may be the first
+    fetched = [k for k, crossing in zip(shape.graph_layers, crossings, strict=False) if crossing]
     on_host = (
         {OUTPUT}
         | ({gradient(OUTPUT)} if shape.edge_loss else set())
@@ -301,7 +302,7 @@ class _Builder:
 
     def _hops(self, k: int, *, train: bool = True) -> int | None:
         if self.halo is not None:
-            return self.halo.hops(sum(layer <= k for layer in self.shape.graph_layers))
+            return self.halo.behind[sum(layer <= k for layer in self.shape.graph_layers)]
         return self.shape.layers_above(k) if train and self.prune and k >= self.shape.last_norm else None
 
 

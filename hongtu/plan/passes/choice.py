@@ -25,8 +25,8 @@ class Choice:
         spilled: those of the host whose rows lie on a disk, each with how many of the first chunks of every partition
             have them in memory all the same.
         ahead: rows come from the disk a batch ahead, in a second set of staging memory.
-        fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or with a halo of a rank's own;
-            () to compute every vertex.
+        fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or the halo's; () to compute
+            every vertex.
         halo: the rows that ranks fetch of one another, or None.
         structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
         staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way

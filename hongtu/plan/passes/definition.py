@@ -52,7 +52,8 @@ class Pass:
         saves: what the stage computed stays on the device until backward, which then computes nothing again.
         holds: vertex tensors that what is kept may lie in.
         has: vertex tensors that backward need not read, for what is kept has of them what it needs.
-        hops: only vertices within so many hops of the loss vertices, or of a rank's own, are computed; None for all.
+        hops: only vertices within so many hops of the loss vertices are computed, or those of a rank's field of this
+            number; None for all.
         creates: vertex tensors allocated before the pass.
         frees: vertex tensors released after it.
     """

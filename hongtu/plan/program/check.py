@@ -143,15 +143,15 @@ class _Pass:
         if isinstance(x, moves.Place):
             self.memory.place(x)
         elif isinstance(x, moves.Fetch):
-            for rows in x.halo.gives:
+            for rows in x.crossing.gives:
                 self.memory.read(x.tensor, "host", rows)
-            for rows in x.halo.takes:
+            for rows in x.crossing.takes:
                 self.memory.written[x.tensor, "host"][rows] = True
 
     def _send_back(self, x: moves.SendBack) -> None:
-        for rows in x.halo.takes:
+        for rows in x.crossing.takes:
             self.memory.read(x.tensor, "host", rows)
-        for rows in x.halo.gives:
+        for rows in x.crossing.gives:
             self.memory.write(x.tensor, "host", rows, Stores(False))
 
     def _try(self, x: Instruction, step: object, batch: int | None = None) -> None:

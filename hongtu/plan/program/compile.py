@@ -130,9 +130,9 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten)
-    halo = plan.crosses(p)
-    if halo is not None and p.exchange is not None and p.direction != "backward":  # which finds the rows there
-        yield moves.Fetch(tensor=p.exchange, halo=halo)
+    crossing = plan.crosses(p)
+    if crossing is not None and p.exchange is not None and p.direction != "backward":  # which finds the rows there
+        yield moves.Fetch(tensor=p.exchange, crossing=crossing)
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
 
@@ -142,9 +142,9 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.EndMoments(stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield moves.SumStatistics(layer=p.layer)
-    halo = plan.crosses(p)
-    if halo is not None and p.flush is not None:
-        yield moves.SendBack(tensor=p.flush, halo=halo)
+    crossing = plan.crosses(p)
+    if crossing is not None and p.flush is not None:
+        yield moves.SendBack(tensor=p.flush, crossing=crossing)
     if p.edge_loss:
         yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
 

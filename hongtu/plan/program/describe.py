@@ -116,11 +116,11 @@ class Described:
         return Line(f"gradients of the statistics of layer {x.layer}, over all networks")
 
     def fetch(self, x: moves.Fetch) -> Line:
-        return self._moved(f"host {x.tensor}[halo] = of the ranks that own them", x.tensor, (x.halo.rows,))
+        return self._moved(f"host {x.tensor}[halo] = of the ranks that own them", x.tensor, (x.crossing.rows,))
 
     def send_back(self, x: moves.SendBack) -> Line:
         what = f"their owners' {x.tensor} += host {x.tensor}[halo]"
-        return self._moved(what, x.tensor, (x.halo.rows,))
+        return self._moved(what, x.tensor, (x.crossing.rows,))
 
     def loss_over_edges(self, x: moves.LossOverEdges) -> Line:
         return Line(f"{x.gradient} = loss over edges of {x.output}")

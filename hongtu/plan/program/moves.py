@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hongtu.graph.halo import Halo
+from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import Over
 from hongtu.plan.program.instruction import Contended, Given, Instruction, Picks, SlotsOfSources, Stores, Where, kind
@@ -78,11 +78,11 @@ class Fetch(Instruction):
     """Over the network: the rows of a host tensor that other ranks own, as their owners computed them.
 
     Attributes:
-        halo: which rows are whose.
+        crossing: which rows are whose.
     """
 
     tensor: str
-    halo: Halo
+    crossing: Crossing
     link: Literal["fetch"] = "fetch"
 
 
@@ -91,7 +91,7 @@ class SendBack(Instruction):
     """Over the network: their gradients to their owners, who add them to their own rank by rank."""
 
     tensor: str
-    halo: Halo
+    crossing: Crossing
     link: Literal["send"] = "send"
 
 

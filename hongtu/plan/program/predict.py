@@ -64,7 +64,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case moves.Deliver():
                 traffic.add("write", entries["destinations"] * row[x.name])
             case moves.Fetch() | moves.SendBack():
-                rows = x.halo.rows if device == 0 else 0  # of the rank, whatever its devices
+                rows = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
                 traffic.add(x.link, rows * row[x.tensor], rows)
     return traffic
 
