@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,16 +26,22 @@ _OF_EDGES = ("edge_weight", "edge_attr", "edge_type")  # arguments of a model th
 
 
 class _Root(nn.Module):
-    """Calls the model with rows, edges and what it asks of edges without a default; everything else has its default."""
+    """Calls the model with rows, edges and what it asks of edges without a default, or with one ``Data`` of them all;
+    everything else has its default."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        asked = inspect.signature(model.forward).parameters.items()
-        self.asked = [name for name, given in asked if name in _OF_EDGES and given.default is inspect.Parameter.empty]
+        given = inspect.signature(model.forward).parameters.values()
+        several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
+        self.asked = [argument.name for argument in needed]
 
-    def forward(self, x: Any, edge_index: Any, first: Any = None, second: Any = None, third: Any = None) -> Any:
-        return self.model(x, edge_index, **dict(zip(self.asked, (first, second, third))))
+    def forward(self, x: Any, edge_index: Any, weight: Any = None, attr: Any = None, kind: Any = None) -> Any:
+        of_edges = dict(zip(_OF_EDGES, (weight, attr, kind), strict=True))
+        if len(self.asked) == 1:
+            return self.model(SimpleNamespace(x=x, edge_index=edge_index, **of_edges))
+        return self.model(x, edge_index, **{name: of_edges[name] for name in self.asked if name in of_edges})
 
 
 class _Tracer(fx.Tracer):

@@ -127,10 +127,12 @@ class CorrectAndSmooth:
         return self._smoothing(propagation, rows, progress=progress)
 
 
-def _columns(propagation: Propagation, y: Tensor, mask: Tensor | None) -> Tensor:
-    """[N, C] of the run's dtype; rows outside the mask are 0."""
+def _columns(propagation: Propagation, y: Any, mask: Tensor | None) -> Tensor:
+    """[N, C] of the run's dtype, of numbers of classes [N] or [N, 1] or of values; rows outside the mask are 0."""
     vertices, columns = propagation.artifact.num_vertices, propagation.columns
-    if y.dtype == torch.int64 and y.shape == (vertices,):
+    y = torch.as_tensor(y)
+    if y.dtype in (torch.int64, torch.int32) and y.shape in ((vertices,), (vertices, 1)):
+        y = y.long().reshape(vertices)
         used = y if mask is None else y[mask]
         if len(used) and not 0 <= int(used.min()) <= int(used.max()) < columns:
             raise InputError(f"classes from {int(used.min())} to {int(used.max())}, expected 0 to {columns - 1}")

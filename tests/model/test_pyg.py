@@ -162,6 +162,58 @@ class Changes(torch.nn.Module):
         return x * self.scale if self.kind == "scale" else x
 
 
+class OfData(torch.nn.Module):
+    """As in torch_geometric's introduction."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own = own
+
+    def forward(self, data):
+        x, edge_index = data.x, data.edge_index
+        return torch.nn.functional.log_softmax(self.own(x, edge_index), dim=1)
+
+
+def test_a_module_of_data_is_taken_apart():
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    model = shaken(OfData(Own(problem.width, problem.classes))).double()
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    trainer.train_epoch()
+    hongtu.to_pyg(trainer.model, model)
+    expected = output(model.own, problem).log_softmax(1)
+    torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
+class Edgy(torch.nn.Module):
+    """Asks for what edges have."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pyg.GATv2Conv(6, 4, edge_dim=3), pyg.RGCNConv(4, 3, 5)
+
+    def forward(self, x, edge_index, edge_attr, edge_type):
+        return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_type)
+
+
+def test_what_edges_have_is_the_artifacts():
+    torch.manual_seed(2)
+    model, rng = Edgy().double().eval(), np.random.default_rng(0)
+    edges, features = rng.integers(0, 40, (2, 200)), rng.normal(size=(40, 6)).astype(np.float32)
+    edges = edges[:, edges[0] != edges[1]]
+    attr = rng.normal(size=(edges.shape[1], 3)).astype(np.float32)
+    kind = rng.integers(0, 5, edges.shape[1])
+    artifact = hongtu.preprocess_graph(
+        edges, 40, problems.new_path(), features=features, labels="random:3", random_split=(1, 0, 0),
+        edge_features=attr, edge_type=kind, partitions=2, chunks=3,
+    )  # fmt: skip
+    trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), dtype=torch.float64)
+    with torch.no_grad():
+        given = (torch.from_numpy(a).double() for a in (features, attr))
+        x, e = given
+        expected = model(x, torch.from_numpy(edges), e, torch.from_numpy(kind))
+    torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
 class FromTheTutorial(pyg.MessagePassing):
     """torch_geometric's first own convolution: of the whole graph."""
 

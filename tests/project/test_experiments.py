@@ -12,6 +12,7 @@ import pytest
 from experiments import (
     deep_models,
     estimator,
+    first_hour,
     growth,
     ladder,
     mg_gcn,
@@ -245,3 +246,15 @@ def test_one_table_alone(tmp_path, monkeypatch):
     (found,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert (found["table"], found["ours"], found["remark"]) == ("Table 9", "read 0.2 s", "measured here")
     assert not (tmp_path / "work").exists(), "what was not asked for was generated"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("graph", first_hour.GRAPHS)
+def test_first_hour(graph, tmp_path, monkeypatch, capsys):
+    """Without dropout both sides train the same numbers."""
+    monkeypatch.setattr(first_hour, "EPOCHS", 3)
+    out = tmp_path / "rows.jsonl"
+    run(monkeypatch, first_hour, "--graphs", graph, "--models", "TransformerConv", "--seeds", 1, "--out", out)
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["test"]["hongtu"] == pytest.approx(row["test"]["torch_geometric"], abs=0.002) and row["graph"] == graph
+    assert "0 of 1 further apart" in capsys.readouterr().out or row["test"]["hongtu"] != row["test"]["torch_geometric"]

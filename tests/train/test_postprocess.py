@@ -164,6 +164,14 @@ def test_what_is_not_labels_is_refused(arguments, message):
         hongtu.LabelPropagation(2, 0.5)(propagation, *arguments)
 
 
+@pytest.mark.parametrize("form", [lambda y: y.numpy()[:, None], lambda y: y.int()])
+def test_classes_as_preprocessing_takes_them(form):
+    propagation, problem = make(problems.awkward(), (2, 3), budget=None), problems.awkward()
+    y, mask = torch.from_numpy(problem.labels), train_mask(problem)
+    found = [hongtu.LabelPropagation(2, 0.5)(propagation, labels, mask) for labels in (y, form(y))]
+    assert torch.equal(*found)
+
+
 def test_other_options_are_refused():
     for options, message in (({"normalize": "rows"}, "'rows'"), ({"columns": 0}, "at least 1")):
         with pytest.raises(InputError, match=message):
