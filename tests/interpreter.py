@@ -269,7 +269,7 @@ class Chunk:
         for region in x.takers:
             buckets = region.buckets[self.i]
             for first, count in zip(buckets.begin[:, chunk], buckets.count[:, chunk], strict=True):
-                picked = rows[buckets.row[first : first + count] - self.first]
+                picked = rows[buckets.rows(slice(first, first + count)) - self.first]
                 self.at.spilled(region.begin[self.i] + first * rows.shape[1] * 8, picked)
 
     # registers

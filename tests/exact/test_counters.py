@@ -241,7 +241,8 @@ def test_no_undefined_memory_is_read(model, strategy, request):
 def without(table, k, num_batches):
     keep = np.arange(len(table)) != k
     columns = (table.row[keep], table.slot[keep], table.first[keep], table.last[keep])
-    return make_intervals(*columns, num_batches, table.peer[keep], table.peer_slot[keep])
+    peers = (table.peer[keep], table.peer_slot[keep]) if len(table.peer) else ()
+    return make_intervals(*columns, num_batches, *peers)
 
 
 def drop(engine, name, device_index, kind, k):

@@ -174,7 +174,8 @@ def without(table, k):
 
     keep = np.arange(len(table)) != k
     columns = (table.row[keep], table.slot[keep], table.first[keep], table.last[keep])
-    return make_intervals(*columns, len(table.first_start) - 1, table.peer[keep], table.peer_slot[keep])
+    peers = (table.peer[keep], table.peer_slot[keep]) if len(table.peer) else ()
+    return make_intervals(*columns, len(table.first_start) - 1, *peers)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])

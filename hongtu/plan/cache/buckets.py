@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numba
 import numpy as np
 
 from hongtu.plan.cache.intervals import Intervals
@@ -56,27 +57,22 @@ class Buckets:
     @property
     def nbytes(self) -> int:
         """What the arrays take."""
-        return 8 * len(self) + 24 * self.every.size
+        return 4 * len(self) + 24 * self.every.size
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.row, self.interval, self.begin, self.count, self.every
+        return self.interval, self.begin, self.count, self.every
 
     @cached_property
     def interval(self) -> np.ndarray:
         """int32 [K], in their order."""
-        chosen = np.flatnonzero(self.loads.row >= self.begins)
-        row, batch = self.loads.row[chosen], (self.loads.last if self.retiring else self.loads.first)[chosen]
-        step = np.empty(len(self.order), dtype=np.int64)
-        step[list(self.order)] = np.arange(len(self.order))
-        chunk = np.searchsorted(self.chunk_start, row, side="right") - 1
-        keys = (chunk, step[batch]) if self.by == "batch" else (step[batch], chunk)
-        return chosen[np.lexsort((row, *keys))].astype(np.int32)
+        batch = self.loads.last if self.retiring else self.loads.first
+        found: np.ndarray = _place(self.loads.row, batch, self.chunk_start, self.begins, self.begin, self.count)
+        return found
 
-    @cached_property
-    def row(self) -> np.ndarray:
-        """int32 [K], the vertex of each."""
-        found: np.ndarray = self.loads.row[self.interval]
+    def rows(self, lies: slice) -> np.ndarray:
+        """int32, the vertices of some of them."""
+        found: np.ndarray = self.loads.row[self.interval[lies]]
         return found
 
     @cached_property
@@ -114,13 +110,37 @@ def make_buckets(loads: Intervals, chunk_start: np.ndarray, order: range, by: Si
     >>> from hongtu.plan.cache.intervals import make_intervals
     >>> of = [np.array(column, dtype=np.int32) for column in ([1, 3, 0, 2], [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 1, 1])]
     >>> loads = make_intervals(*of, num_batches=2)  # batch 0 opens rows 1 and 3, batch 1 rows 0 and 2
-    >>> make_buckets(loads, np.array([0, 2, 4]), range(2), "batch", retiring=False).row.tolist()
+    >>> make_buckets(loads, np.array([0, 2, 4]), range(2), "batch", retiring=False).rows(slice(4)).tolist()
     [1, 3, 0, 2]
     >>> found = make_buckets(loads, np.array([0, 2, 4]), range(2), "chunk", retiring=False)
-    >>> found.row.tolist(), replace(found, begins=2).row.tolist()
+    >>> found.rows(slice(4)).tolist(), replace(found, begins=2).rows(slice(2)).tolist()
     ([1, 0, 3, 2], [3, 2])
     """
-    batches, chunks = len(order), len(chunk_start) - 1
-    batch, chunk = loads.last if retiring else loads.first, np.searchsorted(chunk_start, loads.row, side="right") - 1
-    every = np.bincount(batch * np.int64(chunks) + chunk, minlength=batches * chunks).reshape(batches, chunks)
+    every = _count(loads.row, loads.last if retiring else loads.first, chunk_start, len(order))
     return Buckets(loads, chunk_start, order, by, retiring, every)
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(row, batch, chunk_start, batches):
+    """int64 [B, n], how many intervals there are of each batch and chunk."""
+    every = np.zeros((batches, len(chunk_start) - 1), dtype=np.int64)
+    for k in range(len(row)):
+        every[batch[k], np.searchsorted(chunk_start, row[k], side="right") - 1] += 1
+    return every
+
+
+@numba.njit(cache=True, nogil=True)
+def _place(row, batch, chunk_start, begins, begin, count):
+    """int32 [K], the intervals of rows from ``begins`` on; those of a batch and chunk by row."""
+    interval = np.empty(count.sum(), dtype=np.int32)
+    at = begin.copy()
+    for k in range(len(row)):
+        if row[k] >= begins:
+            b, c = batch[k], np.searchsorted(chunk_start, row[k], side="right") - 1
+            interval[at[b, c]] = k
+            at[b, c] += 1
+    for b in range(len(count)):
+        for c in range(count.shape[1]):
+            part = interval[begin[b, c] : begin[b, c] + count[b, c]]
+            part[:] = part[np.argsort(row[part])]
+    return interval

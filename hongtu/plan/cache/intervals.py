@@ -21,10 +21,10 @@ class Intervals:
         row: int32 [K], vertex (new id).
         slot: int32 [K], position in the device's cache.
         first, last: int32 [K], first and last batch of the interval, inclusive.
-        peer: int32 [K], device to pull from, or -1 where the row comes from the host.
-        peer_slot: int32 [K], slot of the owner's row, or -1.
+        peer: int32 [K], device to pull from; empty where rows come from the host.
+        peer_slot: int32 [K], slot of the owner's row; empty likewise.
         first_start: int64 [B + 1], intervals ``first_start[b] : first_start[b + 1]`` open before batch b.
-        by_last: int64 [K], the intervals sorted by last, those of a batch by peer, as those that open in one are.
+        by_last: int32 [K], the intervals sorted by last, those of a batch by peer, as those that open in one are.
         last_start: int64 [B + 1], ``by_last[last_start[b] : last_start[b + 1]]`` retire after batch b.
     """
 
@@ -46,7 +46,7 @@ class Intervals:
         return slice(int(self.first_start[batch]), int(self.first_start[batch + 1]))
 
     def retiring(self, batch: int) -> np.ndarray:
-        """int64, the intervals whose last batch is ``batch``."""
+        """int32, the intervals whose last batch is ``batch``."""
         return self.by_last[self.last_start[batch] : self.last_start[batch + 1]]
 
 
@@ -60,7 +60,7 @@ def make_intervals(
     peer_slot: np.ndarray | None = None,
 ) -> Intervals:
     """Index interval columns, which are sorted by (first, row), by first and by last batch."""
-    none = np.full(len(row), -1, dtype=np.int32)
+    none = np.empty(0, dtype=np.int32)
     if peer is None:
         by_last, last_start = by_batch(last, num_batches)
     else:  # by last batch, and in it by peer
@@ -82,7 +82,7 @@ def make_intervals(
 
 @numba.njit(cache=True, nogil=True)
 def by_batch(batch, num_batches):
-    """Stable counting sort: int64 [K] order and int64 [B + 1] starts.
+    """Stable counting sort: int32 [K] order and int64 [B + 1] starts.
 
     >>> order, start = by_batch(np.array([1, 0, 1]), 2)
     >>> order.tolist(), start.tolist()
@@ -93,7 +93,7 @@ def by_batch(batch, num_batches):
         start[batch[k] + 1] += 1
     start = np.cumsum(start)
     at = start[:-1].copy()
-    order = np.empty(len(batch), dtype=np.int64)
+    order = np.empty(len(batch), dtype=np.int32)
     for k in range(len(batch)):
         order[at[batch[k]]] = k
         at[batch[k]] += 1

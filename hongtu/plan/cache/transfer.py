@@ -236,6 +236,8 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
 def _shared_slots(owner, mirror, num_batches, prefetch):
     """Slots for a device's owner and mirror intervals in one cache, in the order owner then mirror; a slot is taken
     ``prefetch`` batches before the first use."""
+    if not len(mirror[0]):  # they are in order
+        return assign_slots(np.maximum(owner[1] - prefetch, 0) if prefetch else owner[1], owner[2], num_batches)
     first, last = np.concatenate([owner[1], mirror[1]]), np.concatenate([owner[2], mirror[2]])
     first = np.maximum(first - prefetch, 0)
     order = np.argsort(first, kind="stable")

@@ -209,7 +209,7 @@ class Given:
         for lo, hi, then in ((lies.start, between, own), (between, lies.stop, [])):
             if lo < hi:
                 stores = self.flush_stores[device].of(buckets.interval[lo:hi])
-                yield Piece(begin + lo * row_bytes, hi - lo, None, buckets.row[lo:hi], stores)
+                yield Piece(begin + lo * row_bytes, hi - lo, None, buckets.rows(slice(lo, hi)), stores)
             yield from then
 
 
