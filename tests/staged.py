@@ -38,7 +38,7 @@ def on_disk(folder: Any = None, fit: Any = everything) -> Iterator[dict[str, Any
     """A trainer made inside with these options has on a disk what ``fit`` says."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "fit_host", fit)
-        yield {"host_memory": 1, "spill": folder or tempfile.gettempdir()}
+        yield {"host_memory": "1TiB", "spill": folder or tempfile.gettempdir()}
 
 
 def budget(model: Any, problem: Any, grain: tuple[int, int], times: float, **options: Any) -> int:

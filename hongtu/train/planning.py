@@ -211,6 +211,7 @@ def plan_network(
             artifact.original_id,
             loss.loss_vertices,
             artifact.halo,
+            None if limit is None else limit.memory,
         )
         return found if limit is None else fit_host(found, limit)
 
@@ -225,7 +226,7 @@ def plan_network(
     try:
         return plan(sides, strategy)
     except BudgetError as refused:  # what saves time may cost memory
-        least = refused
+        least = refused.with_traceback(None)  # which has the plans that were tried
     uncached = replace(strategy, cache_input_aggregate=False)
     others = _other_sides(network, sides) if strategy.transform_first else (never,)
     tried = list(itertools.product(others, dict.fromkeys((strategy, uncached))))[1:]
@@ -235,7 +236,7 @@ def plan_network(
         try:
             return plan(other, used)
         except BudgetError as refused:
-            least = min(least, refused, key=lambda error: error.smallest)
+            least = min(least, refused.with_traceback(None), key=lambda error: error.smallest)
     raise least
 
 

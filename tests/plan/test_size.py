@@ -54,3 +54,15 @@ def test_a_program_takes_little_more_than_the_plans_arrays(shape):
     taken = size(plan.program, {})
     assert arrays > 1_000_000 and any(len(p.order) > 1 for p in plan.program.train)
     assert taken < 1.2 * arrays, (taken, arrays)
+
+
+def test_passes_share_arrays_where_they_could_take_most_of_the_host():
+    """One plan for each of the views, in the smallest of the caches; where the host has room, each pass fills its."""
+    topology, budget = large(), 400_000
+    asked = topology, topology.input_order, tiny.GAT, get_strategy("full"), budget, lambda plan: {}, H200
+    own, shared = (plan_run(*asked, host_memory=host) for host in (1 << 40, 1000))
+    distinct = [len({id(found) for found in plan.transfers.values()}) for plan in (own, shared)]
+    views = {id(shared.view(p)) for p in shared.passes.every if p.name in shared.transfers}
+    assert distinct == [3, 1] and len(views) == 1
+    assert sum(array.nbytes for array in shared.arrays()) < sum(array.nbytes for array in own.arrays())
+    assert max(shared.device_bytes.values()) <= budget and shared.bytes["load"] >= own.bytes["load"]

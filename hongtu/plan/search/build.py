@@ -59,7 +59,7 @@ def sketch_plan(
 
 
 def plan_caches(
-    plan: ExecutionPlan, budget: int | None, peer_cost: float = 0.0, *, count: bool = False
+    plan: ExecutionPlan, budget: int | None, peer_cost: float = 0.0, *, count: bool = False, alike: bool = False
 ) -> ExecutionPlan:
     """The same plan with its transfers.
 
@@ -67,20 +67,27 @@ def plan_caches(
         budget: bytes per device that lookahead caches may fill; None for caches with room for every row.
         peer_cost: seconds that a row of a peer takes, in those of a row of the host.
         count: only count the rows of training passes, to compare plans.
+        alike: passes on the same chunks have caches as small as the smallest of them, and one plan.
     """
     plan = replace(plan, transfers={}, writers={})
     planned: dict[str, TransferPlan | TransferCounts] = {}
     known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
     lookahead, prefetch = plan.strategy.reuse == "lookahead", plan.choice.prefetch
-    for p in (*plan.passes.train, *plan.passes.setup, *plan.passes.evaluate):
-        if (p.exchange is None and p.flush is None) or (count and p.when != "train"):
+    exchanging = [p for p in (*plan.passes.train, *plan.passes.setup, *plan.passes.evaluate) if p.exchange or p.flush]
+    for p in exchanging:
+        if count and p.when != "train":
             continue
         if {p.exchange, p.flush} & plan.resident:
             planned[p.name] = plan.resident_plans[plan.view_of(p)]
             continue
         view = id(plan.view(p))
         capacity = plan.capacities(p, budget) if lookahead and budget is not None else None
-        if p.when != "train" and capacity is not None:
+        if alike and capacity is not None:
+            others = (
+                q for q in exchanging if plan.view(q) is plan.view(p) and not {q.exchange, q.flush} & plan.resident
+            )
+            capacity = tuple(map(min, zip(*(plan.capacities(q, budget) for q in others), strict=True)))
+        elif p.when != "train" and capacity is not None:
             capacity = _reusable(capacity, [slots for at, slots in known if at == view], plan.limits_of(p))
         if (view, capacity) not in known:
             arguments = plan.view(p), plan.schedule(p)
@@ -92,6 +99,13 @@ def plan_caches(
         planned[p.name] = known[view, capacity]
     plan = replace(plan, transfers=planned)
     return plan if count else replace(plan, writers=_plan_writers(plan))
+
+
+def most_array_bytes(plan: ExecutionPlan) -> int:
+    """Of the transfers of all passes at most, if each has a plan of its own: five numbers of every interval, and a slot
+    of every source."""
+    exchanging = (p for p in plan.passes.every if p.exchange or p.flush)
+    return sum(4 * (5 + 1) * len(plan.view(p).sources) for p in exchanging)
 
 
 def _plan_writers(plan: ExecutionPlan) -> dict[str, Writers]:

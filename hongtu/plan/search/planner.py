@@ -19,7 +19,7 @@ from hongtu.plan.passes.choice import Choice, View
 from hongtu.plan.passes.prune import pays, receptive_field
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.search.build import make_plan, plan_caches, sketch_plan
+from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, sketch_plan
 from hongtu.plan.search.grains import Probe, fitting_plans, smallest_budget, with_edges
 from hongtu.plan.search.residents import choose_residents, every_tensor
 
@@ -35,6 +35,7 @@ def plan_run(
     original_id: np.ndarray | None = None,
     loss_vertices: np.ndarray | None = None,
     halo: Halo | None = None,
+    host_memory: int | None = None,
 ) -> ExecutionPlan:
     """Plan a training run within a device budget.
 
@@ -47,6 +48,7 @@ def plan_run(
         original_id: int32 [V], to name a vertex in a refusal; None: its new id.
         loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
         halo: what ranks fetch of one another, where they do.
+        host_memory: bytes of the host, where these are limited: passes share plan arrays that could take most of them.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
@@ -67,7 +69,9 @@ def plan_run(
                 leanest = min((plan for plans in finest for plan in plans), key=smallest_budget)
                 raise _refusal(leanest, budget, original_id)
             size, cheapest = _cheapest(found, budget, hardware)
-            chosen = plan_caches(with_edges(cheapest, topology, size), budget, hardware.peer_cost)
+            cheapest = with_edges(cheapest, topology, size)
+            alike = host_memory is not None and 2 * most_array_bytes(cheapest) > host_memory
+            chosen = plan_caches(cheapest, budget, hardware.peer_cost, alike=alike)
         taken = smallest_budget(chosen)  # known before the views forget what it follows from
         assert budget is None or taken <= budget
         for view in chosen.views.values():
