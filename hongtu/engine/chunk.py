@@ -90,6 +90,10 @@ class Chunk:
         self.places: list[Saved] = []
         self.settled = Settled(self.device.save)
 
+    def bare(self) -> Chunk:
+        """The same with nothing at hand, for who works on it when its batch is over: what layers took is free then."""
+        return Chunk(self.at, self.p, self.i, self.batch, self.number, self.set)
+
     # ------------------------------------------------------------------------------------------------ bring and deliver
 
     def _array(self, name: str) -> Any:

@@ -11,13 +11,14 @@ import tempfile
 from time import perf_counter
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.host_store import HostStore, in_file
 from hongtu.errors import OutputError
-from hongtu.host import drop_file_pages, drop_pages
+from hongtu.host import drop_file_pages
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
@@ -44,7 +45,7 @@ class Disk:
     def __init__(
         self, directory: str, nbytes: int, traffic: Traffic, host: HostStore, features: np.ndarray | None
     ) -> None:
-        self._directory, self._traffic, self._host, self._features = directory, traffic, host, features
+        self._directory, self._traffic, self._host = directory, traffic, host
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - as long as the engine
             if nbytes:
@@ -52,6 +53,17 @@ class Disk:
         except OSError as error:
             raise OutputError(directory, error) from error
         self._moved, self._written = 0, False  # since pages were dropped
+        self._given = None
+        if isinstance(features, np.memmap):
+            self._given, self._offset = open(str(features.filename), "rb", buffering=0), features.offset  # noqa: SIM115
+            if hasattr(os, "posix_fadvise"):  # or the system reads ahead what is dropped
+                os.posix_fadvise(self._given.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+
+    def close(self) -> None:
+        """Free its space."""
+        self._file.close()
+        if self._given is not None:
+            self._given.close()
 
     @property
     def nbytes(self) -> int:
@@ -80,11 +92,14 @@ class Disk:
     def recall_given(self, x: moves.RecallGiven | moves.LayOut, chunk: Chunk) -> None:
         if x.kept.has(chunk.i, chunk.first):
             return
-        assert self._features is not None
-        start, rows = perf_counter(), self._features[chunk.first : chunk.end]
-        _staging(x.name, chunk).copy_(in_file(rows))
-        drop_pages(self._features, cached=True)
-        self._count(rows.nbytes, start)
+        assert self._given is not None
+        start, into, given = perf_counter(), _staging(x.name, chunk), self._given
+        rows = into if into.dtype == torch.float32 else torch.empty(into.shape, dtype=torch.float32)
+        read = _read(given.fileno(), self._offset + chunk.first * _row_bytes(rows), _bytes_of(rows))
+        if rows is not into:
+            into.copy_(rows)
+        drop_file_pages(given.fileno())
+        self._count(read, start)
 
     def recall_picks(self, x: moves.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
         """Into set ``number`` of staging memory, for device ``i``."""
@@ -125,7 +140,7 @@ class Disk:
             buckets, begin = region.buckets[chunk.i], region.begin[chunk.i]
             for lo, count in zip(buckets.begin[:, number].tolist(), buckets.count[:, number].tolist(), strict=True):
                 if count:
-                    taken = rows.numpy()[buckets.row[lo : lo + count] - chunk.first]
+                    taken = rows.numpy()[buckets.rows(slice(lo, lo + count)) - chunk.first]
                     self._write(begin + lo * _row_bytes(rows), in_file(taken))
 
     def _write(self, begin: int, rows: Tensor) -> None:
@@ -140,11 +155,10 @@ class Disk:
         self._count(len(data), start)
 
     def _read(self, begin: int, rows: Tensor) -> None:
-        start, data, done = perf_counter(), _bytes_of(rows), 0
-        while done < len(data):
-            done += os.preadv(self._file.fileno(), [data[done : done + MOST]], begin + done)
-        self._drop(len(data))
-        self._count(len(data), start)
+        start = perf_counter()
+        nbytes = _read(self._file.fileno(), begin, _bytes_of(rows))
+        self._drop(nbytes)
+        self._count(nbytes, start)
 
     def _drop(self, nbytes: int) -> None:
         """So many bytes more are in the system's cache, which is memory: too many must not stay there."""
@@ -155,6 +169,14 @@ class Disk:
 
     def _count(self, nbytes: int, start: float) -> None:
         self._traffic.add("disk", nbytes, seconds=perf_counter() - start)
+
+
+def _read(file: int, begin: int, into: memoryview) -> int:
+    """Fill memory from a file, from a byte on; returns how many."""
+    done = 0
+    while done < len(into):
+        done += os.preadv(file, [into[done : done + MOST]], begin + done)
+    return done
 
 
 def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, host: Tensor) -> None:

@@ -89,6 +89,11 @@ class Engine:
         )  # fmt: skip
         self._counted = False
 
+    def close(self) -> None:
+        """Leave the disk to the next one, whoever still holds this; it cannot run any more."""
+        if self._disk is not None:
+            self._disk.close()
+
     def set_up(self) -> None:
         """Run what is needed once before everything else."""
         if self.setup is not None:

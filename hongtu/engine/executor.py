@@ -299,7 +299,7 @@ class Executor:
 
     def _chunks_on_disk(self, x: Instruction) -> None:
         for chunk in self._chunks:
-            chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk))
+            chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk.bare()))
 
     recall = recall_given = spill = _chunks_on_disk
 

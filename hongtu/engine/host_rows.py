@@ -46,6 +46,8 @@ def make_host(
         host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
         host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
+    for array in (artifact.labels, artifact.original_id, *artifact.masks.values()) if plan.spilled else ():
+        drop_pages(array, cached=True)  # of which there is a copy now
     if any(layer.uses_statistics for layer in plan.shape.layers):
         host.keep_pageable("statistics", torch.from_numpy(artifact.degree_statistics()).to(dtype))
     if plan.shape.uses_edge_ids:

@@ -182,6 +182,8 @@ class Runtime:
             return error.smallest
 
     def _replace_engine(self, plan: ExecutionPlan) -> None:
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None  # first: an engine is of the plan beside it, and the next one needs its memory
         self._plan = plan
         self._whole = True

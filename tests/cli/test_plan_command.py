@@ -164,6 +164,8 @@ def test_ranks_are_planned_without_starting_any(artifact, capsys):
     assert "from layer 1 on" in text and f"{found['ranks'][1]['held']:,}" in text
     assert "leave --ranks out" in refusal(capsys, "plan", artifact.path, *options, "--explain")
     assert "expected at least 2" in refusal(capsys, "plan", artifact.path, "--ranks", "1")
+    words = refusal(capsys, "plan", artifact.path, "--ranks", "2", "--host-memory", "1GiB", "--spill", ".")
+    assert "--host-memory and --spill: are for one process" in words
     assert "partitions for 9 ranks" in refusal(capsys, "plan", artifact.path, "--ranks", "9")
 
 

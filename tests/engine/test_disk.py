@@ -93,6 +93,30 @@ def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
         make(folder)
 
 
+def test_an_engine_that_is_replaced_leaves_its_space_to_the_next(tmp_path, monkeypatch):
+    trainer = make(tmp_path)
+    before, held = trainer.train_epoch().loss, trainer._runtime.engine
+    needed = held.plan.disk.nbytes
+    free = [needed]
+
+    class Counted(disk.Disk):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            free[0] -= needed
+
+        def close(self):
+            super().close()
+            free[0] += needed
+
+    monkeypatch.setattr("hongtu.engine.engine.Disk", Counted)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free[0]}))
+    for _ in range(3):  # though somebody holds the last one, as the error does that stopped it
+        held = trainer._runtime.engine
+        trainer._runtime._replace_engine(trainer.plan)
+        assert trainer.train_epoch().loss < before and free[0] == 0
+    del held
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -126,3 +150,42 @@ def test_the_rate_of_a_disk_is_that_of_writing_and_reading(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="not a writable directory"):
         rate.disk_rate(tmp_path / "none")
+
+
+FULL = """
+import os, sys
+import pytest
+from hongtu import host
+from hongtu.errors import InputError, OutputError
+from tests.engine.test_disk import make
+folder, free = sys.argv[1], os.statvfs(sys.argv[1]).f_bavail * os.statvfs(sys.argv[1]).f_frsize
+with pytest.warns(UserWarning, match="file system is memory"):
+    trainer = make(folder)
+with open(f"{folder}/others", "wb", buffering=0) as stream:
+    with pytest.raises(OSError, match="No space left"):
+        while True:
+            stream.write(bytes(4096))
+    first, second = trainer.train_epoch().loss, trainer.train_epoch().loss
+    assert second < first, "its space was taken before"
+    with pytest.raises(InputError, match=r"takes \\d+ bytes there, 0 are free"):
+        make(folder).train_epoch()
+    host.shutil.disk_usage = lambda path: type("Usage", (), {"free": 1 << 40})
+    with pytest.raises(OutputError, match=f"{folder}.*No space left on device"):
+        make(folder).train_epoch()
+assert os.listdir(folder) == ["others"]
+print("done")
+"""
+
+
+@pytest.mark.long
+def test_a_full_disk(tmp_path):
+    """On a file system of 4 MiB, in a mount namespace of its own."""
+    mounted = f"mount -t tmpfs -o size=4m tmpfs {tmp_path}"
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    try:
+        subprocess.run([*words, mounted], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    run = [*words, f'{mounted} && exec "$0" -c "$1" {tmp_path}', sys.executable, FULL]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr

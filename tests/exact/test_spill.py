@@ -21,6 +21,7 @@ from hongtu.plan.program import moves
 from hongtu.plan.search import host
 from tests import problems, staged, training
 from tests.models import SIX, H, Model
+from tests.ranks.turns import run_ranks
 from tests.staged import everything, on_disk
 
 GRAINS = ((1, 7), (4, 8))
@@ -102,6 +103,16 @@ def test_a_slow_disk_changes_no_number(way, tmp_path, monkeypatch):
     free, spilling = pair(NORMED, (2, 4), tmp_path)
     monkeypatch.setattr(Disk, way, lambda *operands: (time.sleep(0.002), move(*operands)))
     check_same(free, spilling, epochs=1)
+
+
+def test_rows_on_their_way_to_the_disk_keep_nothing_of_their_batch(tmp_path, monkeypatch):
+    held, spill = [], Disk.spill
+    monkeypatch.setattr(
+        Disk, "spill", lambda disk, x, chunk: (held.append(dict(chunk.registers)), spill(disk, x, chunk))
+    )
+    _, spilling = pair(SIX[0], (2, 4), tmp_path)
+    spilling.train_epoch()
+    assert held and not any(held)
 
 
 def test_the_disk_is_a_batch_ahead(tmp_path, monkeypatch):
@@ -197,6 +208,8 @@ def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match=words):
             build(**options)
+    with pytest.raises(InputError, match="host_memory: is for one process, and there are several ranks"):
+        run_ranks(2, lambda ranks: build(host_memory="1GiB", spill=tmp_path, ranks=ranks))
     limit = kept(build()) - 1
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
     with pytest.raises(InputError, match=r"the run takes \d+ bytes there, 10 are free"):
