@@ -28,8 +28,11 @@ def citation(vertices: int, edges: int, classes: int, rng: np.random.Generator) 
     by_community, by_label = _grouped(community, communities), _grouped(label, classes)
     target = _cite(out_start, community, label, *by_community, *by_label, _state(rng))
     new_id = rng.permutation(vertices).astype(np.int32)
-    source = np.repeat(new_id, np.diff(out_start))
-    return np.stack([source, new_id[target]]), _renumbered(label, new_id)
+    found = np.empty((2, len(target)), dtype=np.int32)
+    np.take(new_id, target, out=found[1], mode="clip")  # which buffers nothing
+    del target
+    found[0] = np.repeat(new_id, np.diff(out_start))
+    return found, _renumbered(label, new_id)
 
 
 def rmat(vertices: int, edges: int, classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -53,8 +56,11 @@ def web(vertices: int, edges: int, classes: int, rng: np.random.Generator) -> tu
     out_start = _starts(_spread(want, np.full(vertices, vertices - 1)))
     popular = rng.permutation(len(bounds) - 1)
     target = _link(out_start, host, bounds, popular, _state(rng))
-    source = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(out_start))
-    return np.stack([source, target]), rng.integers(0, classes, len(bounds) - 1)[host]
+    found = np.empty((2, len(target)), dtype=np.int32)
+    found[1] = target
+    del target
+    found[0] = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(out_start))
+    return found, rng.integers(0, classes, len(bounds) - 1)[host]
 
 
 def _shares(weight: np.ndarray) -> np.ndarray:
