@@ -1,0 +1,64 @@
+"""What a process takes of the host's memory is what its budget says, whatever it keeps on a disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import hongtu
+
+VERTICES, WIDTH, DEVICE = 60_000, 128, 8 << 20
+ALLOWED = 24 << 20  # bytes beside the budget: pages of spilled rows on their way, and what Python and torch allocate
+
+TRAINED = """
+import json, sys, torch, hongtu
+from hongtu.nn import SAGEConv
+from hongtu.preprocess.workspace.watch import Watch, anonymous_bytes
+
+def train(path, **limits):
+    artifact = hongtu.open_artifact(path)
+    layers = [SAGEConv(artifact.feature_width, 64, activation="relu"), SAGEConv(64, artifact.num_classes)]
+    trainer = hongtu.Trainer(artifact, layers, device_memory=DEVICE, **limits)
+    trainer.train_epoch(), trainer.train_epoch()
+    return sum(size for name, size in trainer.peak_bytes.items() if name != "disk")
+
+small, large, spill = sys.argv[1:4]
+DEVICE = int(sys.argv[4])
+train(small)  # whatever a process needs once
+before = anonymous_bytes()
+with Watch() as watch:
+    counted = train(large, **({"host_memory": int(sys.argv[5]), "spill": spill} if sys.argv[5:] else {}))
+    print(json.dumps({"counted": counted, "taken": watch.peak - before}))
+"""
+
+
+def make(path, vertices):
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, vertices, 6 * vertices)
+    edges = np.stack([source, np.clip(source + rng.integers(-200, 200, len(source)), 0, vertices - 1)])
+    features = rng.standard_normal((vertices, WIDTH), dtype=np.float32)
+    hongtu.preprocess_graph(
+        edges, vertices, path, features=features, labels="random:8", random_split=(0.6, 0.2, 0.2), partitions=1,
+        chunks=32, order="input",
+    )  # fmt: skip
+    return str(path)
+
+
+def taken(*arguments):
+    done = subprocess.run([sys.executable, "-c", TRAINED, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+def test_anonymous_memory_grows_by_the_budget_at_most(tmp_path):
+    common = make(tmp_path / "small", 600), make(tmp_path / "large", VERTICES), tmp_path, DEVICE
+    free = taken(*common)
+    limit = free["counted"] * 2 // 5
+    spilling = taken(*common, limit)
+    assert spilling["counted"] <= limit and spilling["taken"] <= limit + ALLOWED, (spilling, limit)
+    assert free["taken"] > limit + ALLOWED, (free, limit)
