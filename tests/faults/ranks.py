@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ from tests.faults.outcome import Outcome
 from tests.faults.processes import Process, finish, start_command, wait_for_a_moment
 from tests.faults.run import same_result
 
-EPOCHS = 40
+EPOCHS = 60
 RUNS = ((3, "comm"), (2, "cache"), (3, "cache"), (2, "comm"), (3, "hybrid"))  # ranks, dependencies
 TIMEOUT = 5  # seconds that a rank waits for a stopped one
 MOST = {"SIGKILL": 5.0, "SIGSTOP": TIMEOUT + 2.0}  # seconds until all others have ended
@@ -62,12 +63,15 @@ def disturb_ranks(name: Literal["SIGKILL", "SIGSTOP"], tries: int, seed: int = 0
                     assert not any(group.finish()), "the undisturbed run failed"
             lines = (whole[run] / "epochs.jsonl").read_text().splitlines()
             pause = median(json.loads(line)["seconds"] for line in lines)
-            directory, victim = folder / f"run-{k}", int(rng.integers(run[0]))
-            with started(artifact, *run, directory, total) as group:
-                while group.processes[0].is_alive() and not (directory / "options.json").exists():
-                    time.sleep(0.01)  # until then nothing has begun
-                wait_for_a_moment(group.processes[0], directory, total - 5, pause, rng)
-                seconds, loss = _lose(group, victim, name)
+            directory, victim, found = folder / f"run-{k}", int(rng.integers(run[0])), None
+            while found is None:  # a run may have ended before it was disturbed
+                shutil.rmtree(directory, ignore_errors=True)
+                with started(artifact, *run, directory, total) as group:
+                    while group.processes[0].is_alive() and not (directory / "options.json").exists():
+                        time.sleep(0.01)  # until then nothing has begun
+                    wait_for_a_moment(group.processes[0], directory, total // 2, pause, rng)
+                    found = _lose(group, victim, name)
+            seconds, loss = found
             slowest = max(slowest, seconds)
             with started(artifact, *run, directory, total, "--resume") as group:
                 codes = group.finish()
@@ -78,16 +82,21 @@ def disturb_ranks(name: Literal["SIGKILL", "SIGSTOP"], tries: int, seed: int = 0
     return outcome
 
 
-def _lose(group: Group, victim: int, name: str) -> tuple[float, str | None]:
-    """Send a rank the signal: how long the last of the others lived, and what was wrong with their end, if anything."""
+def _lose(group: Group, victim: int, name: str) -> tuple[float, str | None] | None:
+    """Send a rank the signal: how long the last of the others lived, and what was wrong with their end, if anything;
+    None where the run had ended.
+    """
     lost = group.processes[victim]
     assert lost.pid is not None
     host, began = re.escape(socket.gethostname()), time.monotonic()
-    os.kill(lost.pid, getattr(signal, name))
+    with suppress(ProcessLookupError):
+        os.kill(lost.pid, getattr(signal, name))
     others = [k for k in range(len(group.processes)) if k != victim]
     for k in others:
         group.processes[k].join(max(began + MOST[name] + 5 - time.monotonic(), 0))
     seconds = time.monotonic() - began
+    if all(group.processes[k].exitcode == 0 for k in others):
+        return None
     if seconds > MOST[name]:
         return seconds, f"the others ended after {seconds:.1f} s"
     for k in others:
