@@ -14,7 +14,9 @@ from experiments import (
     estimator,
     first_hour,
     growth,
+    host_budgets,
     ladder,
+    larger_than_memory,
     mg_gcn,
     paper,
     preprocess_rates,
@@ -121,6 +123,32 @@ def test_growth(tmp_path, monkeypatch, capsys):
     assert len({row["reference_losses"][0] for row in rows}) == len(sizes)
     assert rows[0]["counted_bytes"] < rows[1]["counted_bytes"] < rows[2]["counted_bytes"]
     assert "counted_bytes: exponent" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_larger_than_memory(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "rows.jsonl"
+    sizes = ["--vertices", 20_000, "--edges", 200_000, "--features", 32, "--chunks", 16]
+    limits = ["--device-memory", "2MiB", "--host-memory", "8MiB"]
+    run(monkeypatch, larger_than_memory, "--work", tmp_path, *sizes, *limits, "--models", "sage", "--out", out)
+    (row,) = (json.loads(line) for line in out.read_text().splitlines())
+    assert row["counted_is_predicted"] and row["disk_bytes"]["epoch"] > 0 and row["spilled"]
+    assert sum(size for name, size in row["planned_bytes"].items() if name != "disk") <= 8 << 20
+    assert row["peak_parts"]["planning"]["anonymous"] > 0 and "predicted" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_host_budgets(tmp_path, monkeypatch):
+    """Every share with the losses of the run without a limit."""
+    out = tmp_path / "rows.jsonl"
+    sizes = ["--vertices", 20_000, "--edges", 100_000, "--features", 32, "--chunks", 16, "--epochs", 1]
+    options = ["--device-memory", "2MiB", "--shares", 0.85, 0.01, "--out", out]
+    run(monkeypatch, host_budgets, "--work", tmp_path, *sizes, *options)
+    free, spilled, mapped, refused, _ = (json.loads(line) for line in out.read_text().splitlines())
+    assert spilled["disk_bytes"] == spilled["predicted_disk_bytes"] > 0 and free["disk_bytes"] == 0
+    for limited in (spilled, mapped):
+        assert limited["losses"] == pytest.approx(free["losses"])
+    assert "the run needs" in refused["refused"]
 
 
 @pytest.mark.long
