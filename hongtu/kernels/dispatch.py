@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
-from hongtu.kernels import attention, gates, reductions, rows, sums, transposes
+from hongtu.kernels import attention, gates, graph_attention, reductions, rows, sums, transposes
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class NumbaKernels:
     """The kernels for CPU tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = rows, sums, transposes, attention, gates, reductions
+        modules = rows, sums, transposes, attention, graph_attention, gates, reductions
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)

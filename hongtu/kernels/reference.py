@@ -163,6 +163,45 @@ def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
     out_EH[:] = product_EF.reshape(num_edges, heads, width // heads).sum(2)
 
 
+def gat_shares(indptr, local_source, mask_E, query_DH, key_SH, own_DX, slope, own_alpha_DH, alpha_EH):
+    """The softmax of leaky_relu(source's + destination's logit) of each destination's edges and of its loop."""
+    logits_EH = key_SH[local_source] + query_DH[_destinations(indptr)]
+    own_DH = own_DX[:, own_DX.shape[1] - query_DH.shape[1] :] + query_DH[: len(own_DX)]
+    logits_EH, own_DH = (np.where(x > 0, x, slope * x) for x in (logits_EH, own_DH))
+    segment_softmax(indptr, logits_EH, mask_E, own_DH, alpha_EH, own_alpha_DH)
+
+
+def gat_sum(indptr, local_source, alpha_EH, own_alpha_DH, rows_SX, own_DX, out_DF):
+    """The sum of the sources' rows and, if there is one, of the destination's own, times their shares."""
+    attend(indptr, local_source, alpha_EH, rows_SX, out_DF)
+    width = out_DF.shape[1]
+    out_DF[: len(own_DX)] += np.repeat(own_alpha_DH, width // alpha_EH.shape[1], 1) * own_DX[:, :width]
+
+
+def gat_own_gradients(own_alpha_DH, query_DH, own_DX, slope, out_DF, grad_DF, inner_DH, grad_query_DH, grad_own_DX):
+    """<out, grad> per head; of every loop the gradients of its row and of its destination's logit."""
+    (num_dst, heads), width = query_DH.shape, grad_DF.shape[1]
+    inner_DH[:] = (out_DF * grad_DF).reshape(num_dst, heads, width // heads).sum(2)
+    grad_query_DH[:] = 0
+    if len(own_DX):
+        dot_DH = (own_DX[:, :width] * grad_DF).reshape(num_dst, heads, width // heads).sum(2)
+        slopes = np.where(own_DX[:, width:] + query_DH > 0, 1, slope)
+        grad_query_DH[:] = own_alpha_DH * (dot_DH - inner_DH) * slopes
+        grad_own_DX[:, :width] = np.repeat(own_alpha_DH, width // heads, 1) * grad_DF
+        grad_own_DX[:, width:] = grad_query_DH
+
+
+def gat_transpose(indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows_SX, alpha_EH, grad_SX):
+    """Adds the gradient of the sources' rows; that of every edge's logit takes the place of its share."""
+    destination, width = _destinations(indptr), grad_DF.shape[1]
+    attend_transpose(indptr, local_source, alpha_EH, grad_DF, grad_SX)
+    grad_EH = np.empty_like(alpha_EH)
+    attend_alpha_gradient(indptr, local_source, rows_SX, grad_DF, grad_EH)
+    slopes = np.where(rows_SX[local_source, width:] + query_DH[destination] > 0, 1, slope)
+    alpha_EH *= (grad_EH - inner_DH[destination]) * slopes
+    np.add.at(grad_SX[:, width:], local_source, alpha_EH)
+
+
 def _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope):
     """Of every edge: its source's row plus its destination's query [E, F], and the leaky ReLU's slope there."""
     x_EF = rows_SF[local_source] + query_DF[_destinations(indptr)]

@@ -43,7 +43,7 @@ class Dropout(torch.nn.Module):
         context = self.context
         if x.dtype not in (torch.float32, torch.float64):  # under autocast; the mask is the same
             return self.forward(x.float(), ids).to(x.dtype)
-        if self.p == 0 or not self.training or (context is not None and not context.training):
+        if not self.drops:
             return x
         if context is None:
             return torch.nn.functional.dropout(x, self.p)
@@ -53,6 +53,11 @@ class Dropout(torch.nn.Module):
         assert len(ids) == len(x), f"{len(ids)} row ids for {len(x)} rows"
         key = dropout_key(context.seed, context.epoch, self.site, context.next_call())
         return _Dropout.apply(x.reshape(len(x), x.shape[1:].numel()), ids, key, self.p).view(x.shape)
+
+    @property
+    def drops(self) -> bool:
+        """Whether it does anything now."""
+        return self.p > 0 and self.training and (self.context is None or self.context.training)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

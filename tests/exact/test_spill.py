@@ -90,7 +90,7 @@ def test_some_chunks_stay_in_memory(model, grain, kept, tmp_path):
 def test_on_devices_with_memory_of_their_own(seed, tmp_path):
     for model in (SIX[0], SIX[4]):
         options = {"device": staged.simulated(seed=seed)}
-        options["device_memory"] = staged.budget(model, problems.awkward(), (2, 3), 1.2, **options)
+        options["device_memory"] = staged.budget(model, problems.awkward(), (2, 3), 1.05, **options)
         with on_disk(tmp_path, functools.partial(everything, kept=seed)) as spills:
             trainer = staged.check(model, problems.awkward(), (2, 3), **options, **spills)
         assert trainer.plan.choice.spilled and trainer.plan.bytes["disk"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu.kernels import attention, exponential, gates, reductions, reference, sums, transposes
+from hongtu.kernels import attention, exponential, gates, graph_attention, reductions, reference, sums, transposes
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -121,6 +121,30 @@ def test_additive_logits(graph, heads, channels, dtype):
     own = [np.full((num_dst, width), np.nan, dtype)] * 2
     both("additive_logits_gradients", (*given, grad), own, module)
     both("additive_logits_transpose", (*given, grad), [random(num_src, width, dtype=dtype)], module)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5)])
+@pytest.mark.parametrize("loops", [False, True])
+def test_graph_attention(graph, loops, heads, channels, dtype):
+    indptr, local_source, num_src = graph
+    num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
+    rows, own = (random(count, width + heads, dtype=dtype) for count in (num_src, num_dst if loops else 0))
+    query, grad, slope = random(num_dst, heads, dtype=dtype), random(num_dst, width, dtype=dtype), dtype(0.2)
+    edges, module = (indptr, local_source), graph_attention
+    some = np.random.default_rng(3).random(num_edges) < 0.3
+    for mask in (np.empty(0, np.bool_), *[some] * loops):
+        shares = [np.full((len(own), heads), np.nan, dtype), np.full((num_edges, heads), np.nan, dtype)]
+        key = np.ascontiguousarray(rows[:, width:])
+        own_alpha, alpha = both("gat_shares", (*edges, mask, query, key, own, slope), shares, module)
+        [out] = both(
+            "gat_sum", (*edges, alpha, own_alpha, rows, own), [np.full((num_dst, width), np.nan, dtype)], module
+        )
+        given = [np.full(x.shape, np.nan, dtype) for x in (query, query, own)]
+        inner, *_ = both("gat_own_gradients", (own_alpha, query, own, slope, out, grad), given, module)
+        back = [alpha, random(num_src, width + heads, dtype=dtype)]
+        both("gat_transpose", (*edges, inner, query, grad, slope, rows), back, module)
 
 
 def test_extremum_of_nan_and_infinities():

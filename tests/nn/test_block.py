@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hongtu import nn as hnn
 from hongtu.kernels import dispatch
 from hongtu.nn import aggr
 from hongtu.nn.block import Block, Rows
@@ -117,7 +118,11 @@ def test_what_torch_does_where_there_is_no_kernel():
     x, query, att = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((10, 6), (10, 6), (6,)))
     ties, learned = x.detach().round().requires_grad_(), aggr.SoftmaxAggregation()
     learned.t = att
+    z, own, logits = (torch.randn(10, width, dtype=torch.float64).requires_grad_() for width in (9, 9, 3))
+    gat, gat_without_loops = (hnn.GATConv(6, 2, heads=3, add_self_loops=added) for added in (True, False))
     calls = {
+        "gat": (lambda: gat.aggregate(block, z, (own, logits)), [z, own, logits]),
+        "gat without loops": (lambda: gat_without_loops.aggregate(block, z, logits), [z, logits]),
         "max": (lambda: block.reduce(ties, "max", weighted=True), [ties]),
         "min": (lambda: block.reduce(ties, "min"), [ties]),
         "softmax": (lambda: learned(block, x), [x, att]),

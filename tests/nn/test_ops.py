@@ -9,6 +9,7 @@ from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.kernels.dispatch import CudaKernels, using
 from hongtu.nn.ops import aggregates
+from hongtu.nn.ops.graph_attention import graph_attention
 
 INDPTR = torch.tensor([0, 2, 2, 7, 8])
 LOCAL_SOURCE = torch.tensor([1, 0, 2, 2, 0, 1, 2, 1], dtype=torch.int32)
@@ -58,6 +59,17 @@ def test_attend():
     assert gradcheck(lambda x, a: aggregates.attend(x, a, INDPTR, LOCAL_SOURCE, 6), (rows, alpha))
 
 
+@pytest.mark.parametrize("loops", [False, True])
+def test_graph_attention(loops):
+    exclude = torch.tensor([True, False, False, True, False, False, False, True]) if loops else None
+    given = leaf(NUM_SRC, 8), leaf(NUM_DST, 2), *[leaf(NUM_DST, 8)] * loops
+
+    def attend(rows, query, own=None):
+        return graph_attention(rows, query, own, exclude, INDPTR, LOCAL_SOURCE, 0.2)
+
+    assert gradcheck(attend, given)
+
+
 def test_gated_sum():
     assert gradcheck(
         lambda x, k: aggregates.gated_sum(x, k, INDPTR, LOCAL_SOURCE), (leaf(NUM_SRC, 6), leaf(NUM_DST, 3))
@@ -73,6 +85,7 @@ OPERATIONS = {
     "edge_softmax": (lambda x: aggregates.edge_softmax(x, INDPTR)[0], (NUM_EDGES, 3)),
     "attend": (lambda x: aggregates.attend(x, edge_weight().unsqueeze(1), INDPTR, LOCAL_SOURCE, 3), (NUM_SRC, 3)),
     "gated_sum": (lambda x: aggregates.gated_sum(x, KEY, INDPTR, LOCAL_SOURCE), (NUM_SRC, 6)),
+    "graph_attention": (lambda x: graph_attention(x, KEY, None, None, INDPTR, LOCAL_SOURCE, 0.2), (NUM_SRC, 12)),
 }
 
 

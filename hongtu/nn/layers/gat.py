@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
+from torch.nn.functional import linear as product
 from typing_extensions import Unpack
 
 from hongtu.graph.paper_edges import PaperEdges
+from hongtu.kernels.dispatch import has_numba_kernel
 from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Common, Skip, glorot, is_product, linear, zeros
@@ -97,10 +99,17 @@ class GATConv(Attention):
         return z, (z, logits_RH) if self.add_self_loops else logits_RH
 
     def _map(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, F] -> [W h | source logits] and destination logits."""
-        x = self.lin(h)
-        x_RHK = x.view(-1, self.heads, self.out_channels)
-        return torch.cat([x, (x_RHK * self.att_src).sum(2)], dim=1), (x_RHK * self.att_dst).sum(2)
+        """[R, F] -> [W h | source logits] and destination logits: as both are linear in h, one product with the weight
+        [W | W a_src], where W is nothing but a product."""
+        if not is_product(self.lin):
+            x = self.lin(h)
+            x_RHK = x.view(-1, self.heads, self.out_channels)
+            return torch.cat([x, (x_RHK * self.att_src).sum(2)], dim=1), (x_RHK * self.att_dst).sum(2)
+        weight_HKF = self.lin.weight.view(self.heads, self.out_channels, -1)
+        source_HF, destination_HF = (
+            (weight_HKF * att.view(self.heads, -1, 1)).sum(1) for att in (self.att_src, self.att_dst)
+        )
+        return product(h, torch.cat([self.lin.weight, source_HF])), product(h, destination_HF)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
@@ -109,6 +118,8 @@ class GATConv(Attention):
         else:  # the self-loop is an edge
             z, logits_SH = self._map(z)
             own_z, logits_DH = None, logits_SH[block.last_source] if s is None else self._map(s)[1]
+        if self.edge_dim is None and not self.attention_dropout.drops and has_numba_kernel(z):
+            return self.merge_heads(block.graph_attention(z, logits_DH, own_z, self.negative_slope))
         logits_EH = block.gather(z[:, width:]) + block.gather_destination(logits_DH)
         if self.edge_dim is not None:
             weight_PH = self._edge_weight()
