@@ -21,6 +21,7 @@ import numpy as np
 
 import hongtu
 from hongtu.hardware import CPU, Hardware
+from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import Seconds, aggregate_seconds, overlapped, rowwise_seconds
 from hongtu.plan.cost.work import Extent, pass_work
@@ -113,7 +114,8 @@ def tiny_plan(model: str, widths: tuple[int, ...], strategy: str, hardware: Hard
             partitions=hardware.devices, chunks=hardware.devices, order="input", partitioner="range",
         )  # fmt: skip
         layers = build_layers(model, features, hidden, classes, len(widths) - 1)
-        return plan_model(artifact, layers, strategy=AT_SIZE[strategy], hardware=hardware)
+        with as_on_gpu():  # as the published system
+            return plan_model(artifact, layers, strategy=AT_SIZE[strategy], hardware=hardware)
 
 
 AT_SIZE: dict[str, Strategy] = {

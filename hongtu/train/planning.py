@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -21,6 +22,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
+from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import predict_state_bytes
@@ -166,7 +168,8 @@ def plan_network(
         network.set_transform_first(transform_first)
         choices = network.transform_first, network.once_per_vertex
         if choices not in traced:
-            shape = network_shape(artifact, network, loss, optimizer, dtype, unmixed)
+            with as_on_gpu() if hardware.staged else nullcontext():  # what layers do there is counted
+                shape = network_shape(artifact, network, loss, optimizer, dtype, unmixed)
             shape = replace(shape, learned_bytes=learned_bytes) if shape.learned_input else shape
             traced[choices] = shape, network.forms
         shape, network.forms = traced[choices]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hongtu import nn as hnn
+from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
@@ -86,9 +87,14 @@ def test_gates_find_two_columns_for_every_one_they_give(width: int) -> None:
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_attention_finds_rows_and_goes_through_its_logits(heads: int) -> None:
-    """Logits and rows of every edge's source; backward adds to both gradients, and finds rows for the shares'."""
+    """Logits and rows of every edge's source; backward adds to both gradients, and finds rows for the shares'. One
+    operation finds them together in backward, and the logits once more."""
     forward, backward = function(hnn.GATConv(5, 4, heads=heads))
     width = 4 * heads
+    assert (forward.walks, forward.rows, forward.exponentials) == (2, heads + width + heads, heads)
+    assert (backward.walks, backward.rows, backward.exponentials) == (2, heads + 3 * (width + heads), heads)
+    with as_on_gpu():
+        forward, backward = function(hnn.GATConv(5, 4, heads=heads))
     assert (forward.walks, forward.rows, forward.exponentials) == (2, width + heads + heads, heads)
     assert (backward.walks, backward.exponentials) == (3, 0)
     assert backward.rows == 2 * (width + heads) + (width + heads) + 2 * heads + width - width
