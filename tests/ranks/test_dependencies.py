@@ -188,12 +188,12 @@ def test_hybrid_is_the_fastest_that_is_predicted():
         return max(predict_seconds(plan, hardware).total for plan in found)
 
     alone = [plans(dependencies, CPU) for dependencies in ("cache", "comm")]
-    for link, expected in ((1e-3, None), (3e4, ...), (1e8, ...), (1e59, 1)):
+    for link, expected in ((1e-3, {None}), (3e4, {None, 1, 2, 3}), (1e8, {None, 1, 2, 3}), (1e59, {1, 2})):
         hardware = dataclasses.replace(CPU, network_link=link)
         hybrid = plans("hybrid", hardware)
         (first,) = {plan.choice.halo and plan.choice.halo.first for plan in hybrid}
         assert slowest(hybrid, hardware) <= min(slowest(found, hardware) for found in alone)
-        assert expected in (first, ...)
+        assert first in expected
 
 
 @pytest.mark.parametrize("dependencies", ("cache", "comm", "hybrid"))

@@ -76,8 +76,8 @@ WRONG = {
         "astype(numpy.float32)",
     ),
     "NaN in features": (lambda: preprocess(features=nan_features()), "features: [7, 2] is nan", "nan_to_num"),
-    "labels as floats": (
-        lambda: preprocess(labels=LABELS.astype(np.float32)),
+    "labels with halves": (
+        lambda: preprocess(labels=LABELS.astype(np.float32) + 0.5),
         "labels: float32 of shape (64,)",
         "integers",
     ),
