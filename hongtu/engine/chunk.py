@@ -26,7 +26,7 @@ from hongtu.nn.moments import Moments
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.program import PassProgram
 
-OnHost = moves.Read | moves.FillRows | moves.Deliver | computing.Write  # whose operands say where rows are
+OnHost = moves.Read | moves.Deliver | computing.Write  # whose operands say where rows are
 
 
 class Partition:
@@ -143,7 +143,7 @@ class Chunk:
         self._fill(x, torch.from_numpy(np.ascontiguousarray(self._array(x.name))), "topology")
 
     def fill_rows(self, x: moves.FillRows) -> None:
-        self._fill(x, self._on_host(x), x.link)
+        self._fill(x, self.host.rows(x.name, self.first, self.end), x.link)
 
     def fill_slots(self, x: moves.FillSlots) -> None:
         self._fill(x, torch.from_numpy(x.slots.of(self.i, self.batch)), "topology")
@@ -303,7 +303,7 @@ class Chunk:
             move_saved(self.places, out, there)
 
     def _to_host(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
-        index = self.registers.get("row_in_chunk")
+        index = self.registers["row_in_chunk"] if x.picked else None
         self.device.emit(x.name, self.set, out, self._on_host(x), stores=stores, index=index)
         return out
 

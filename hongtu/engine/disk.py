@@ -6,6 +6,7 @@ that spill rows empty it. All but what runs once, at set-up, is work of the disk
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from time import perf_counter
@@ -172,10 +173,17 @@ class Disk:
 
 
 def _read(file: int, begin: int, into: memoryview) -> int:
-    """Fill memory from a file, from a byte on; returns how many."""
+    """Fill memory from a file, from a byte on; returns how many.
+
+    Raises:
+        OSError: where the file ends before that.
+    """
     done = 0
     while done < len(into):
-        done += os.preadv(file, [into[done : done + MOST]], begin + done)
+        got = os.preadv(file, [into[done : done + MOST]], begin + done)
+        if not got:
+            raise OSError(errno.EIO, f"a file ends at byte {begin + done}, expected {len(into) - done} bytes more")
+        done += got
     return done
 
 

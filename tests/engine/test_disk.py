@@ -189,3 +189,9 @@ def test_a_full_disk(tmp_path):
     run = [*words, f'{mounted} && exec "$0" -c "$1" {tmp_path}', sys.executable, FULL]
     done = subprocess.run(run, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
+
+
+def test_a_file_that_ends_early_ends_the_read(tmp_path):
+    (tmp_path / "rows").write_bytes(bytes(10))
+    with open(tmp_path / "rows", "rb") as file, pytest.raises(OSError, match="ends at byte 10, expected 10 bytes more"):
+        disk._read(file.fileno(), 0, memoryview(bytearray(20)))

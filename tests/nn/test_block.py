@@ -138,6 +138,16 @@ def test_what_torch_does_where_there_is_no_kernel():
         torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_a_subclass_of_gat_attends_in_its_own_way():
+    class Even(hnn.GATConv):
+        def attend_with_loops(self, block, z, logits_EH, own_DF, own_logits_DH):
+            return super().attend_with_loops(block, z, 0 * logits_EH, own_DF, 0 * own_logits_DH)
+
+    block, (z, own, logits) = make_blocks(loops())[0], (torch.randn(10, width) for width in (9, 9, 3))
+    even = Even(6, 2, heads=3).aggregate(block, z, (own, logits))
+    torch.testing.assert_close(even, Even(6, 2, heads=3).aggregate(block, z, (own, 0 * logits)))
+
+
 @given(st.data())
 def test_extrema_of_small_numbers_are_torch_geometrics(data):
     """Random graphs and rows of few values: what ties, and what is 0, gets the same gradient."""

@@ -10,6 +10,7 @@ import pytest
 
 from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
+from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program
@@ -189,12 +190,14 @@ def _is_used(x):
 
 
 def other_memory(p, rng):
-    """Rows that are on the disk are taken for rows in memory."""
+    """Rows that are on the disk are taken for rows in memory, or the other way round."""
     found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Read | moves.Deliver) and x.kept is not None]
     if found:
         k = int(rng.choice(found))
-        body = [replace(x, kept=None) if at == k else x for at, x in enumerate(p.body)]
-        return replace(p, body=tuple(body)), p.body[k].verb
+        start = p.body[k].kept.start
+        kept = None if rng.random() < 0.5 else Kept(start, start)
+        body = [replace(x, kept=kept) if at == k else x for at, x in enumerate(p.body)]
+        return replace(p, body=tuple(body)), f"{p.body[k].verb}, {kept}"
 
 
 def other_rows(p, rng):

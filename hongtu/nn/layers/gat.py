@@ -105,11 +105,12 @@ class GATConv(Attention):
             x = self.lin(h)
             x_RHK = x.view(-1, self.heads, self.out_channels)
             return torch.cat([x, (x_RHK * self.att_src).sum(2)], dim=1), (x_RHK * self.att_dst).sum(2)
-        weight_HKF = self.lin.weight.view(self.heads, self.out_channels, -1)
+        weight = self.lin.weight  # once: it may be computed, and drawn
+        weight_HKF = weight.view(self.heads, self.out_channels, -1)
         source_HF, destination_HF = (
             (weight_HKF * att.view(self.heads, -1, 1)).sum(1) for att in (self.att_src, self.att_dst)
         )
-        return product(h, torch.cat([self.lin.weight, source_HF])), product(h, destination_HF)
+        return product(h, torch.cat([weight, source_HF])), product(h, destination_HF)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
@@ -118,7 +119,7 @@ class GATConv(Attention):
         else:  # the self-loop is an edge
             z, logits_SH = self._map(z)
             own_z, logits_DH = None, logits_SH[block.last_source] if s is None else self._map(s)[1]
-        if self.edge_dim is None and not self.attention_dropout.drops and has_numba_kernel(z):
+        if self.built_in and self.edge_dim is None and not self.attention_dropout.drops and has_numba_kernel(z):
             return self.merge_heads(block.graph_attention(z, logits_DH, own_z, self.negative_slope))
         logits_EH = block.gather(z[:, width:]) + block.gather_destination(logits_DH)
         if self.edge_dim is not None:

@@ -118,7 +118,7 @@ class _Pass:
         check_waits(p, self.at)
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name for x in p.body if isinstance(x, moves.Spill)}
+        self.spilled = {x.name if isinstance(x, moves.Spill) else x.tensor for x in p.body if isinstance(x, SPILLS)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
@@ -197,6 +197,7 @@ class _Pass:
                 rows = x.picks.column("row", i, self.batch)
                 memory.read(x.tensor, "host", rows if kept is None else rows[rows < kept.end[i]])
         elif isinstance(x, moves.Flush):
+            demand(x.to_bucket is not None or x.tensor not in self.spilled, f"{x.tensor} does not go to its bucket")
             for i in range(len(self.p.buffers)):
                 rows = x.picks.column("row", i, self.batch)
                 here = np.flatnonzero(rows < (memory.num_vertices if x.to_bucket is None else x.to_bucket.end[i]))
@@ -205,7 +206,8 @@ class _Pass:
                 memory.write(x.tensor, "host", rows[here], Stores(stores))
         elif isinstance(x, moves.Read):
             away = memory.disk.on_disk(x.kept)
-            demand(not away or (x.name, "rows") in memory.disk.here, f"the rows of {x.name} were not recalled")
+            recalled = memory.disk.here.get((x.name, "rows"))
+            demand(recalled is x.kept, f"the rows of {x.name} that are on the disk are not those that were recalled")
             for _, chunk in (one for one in self.chunks if one not in away):
                 memory.read(x.name, "host", self._own_rows(chunk))
         elif isinstance(x, moves.BringSlots):

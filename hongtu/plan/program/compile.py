@@ -71,9 +71,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             for i in devices
         )
         before.append(_place(plan, FEATURES, zero=False))
-        body.append(
-            moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read", kept=plan.kept.get(FEATURES))
-        )
+        body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
         body.append(moves.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))

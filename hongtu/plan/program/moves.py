@@ -220,13 +220,12 @@ class Fill(Instruction):
 
 @kind
 class FillRows(Instruction):
-    """The same of the chunk's rows of a host tensor; ``kept`` as in ``Read``."""
+    """The same of the chunk's rows of a host tensor."""
 
     name: str
     buffer: str
     start: tuple[np.ndarray, ...]
     link: Literal["read", "topology"] = "topology"
-    kept: Kept | None = None
 
 
 @kind
