@@ -127,7 +127,7 @@ def run(there: Any, order: dict[str, Any]) -> None:
 
 def held() -> int:
     """Bytes of this process's memory, those of mapped files among them."""
-    return sum(proc_bytes(STATUS, name) or 0 for name in ("RssAnon", "RssFile"))
+    return sum(proc_bytes(STATUS, name) or 0 for name in ("RssAnon", "RssFile", "RssShmem"))
 
 
 class MappedBackend(Backend):
@@ -160,9 +160,7 @@ class MappedBackend(Backend):
         rng, base = np.random.default_rng(0), held()
         while True:
             time.sleep(INTERVAL)
-            over = (
-                sum(proc_bytes(STATUS, name) or 0 for name in ("RssAnon", "RssFile", "RssShmem")) - base - self._limit
-            )
+            over = held() - base - self._limit
             while over > 0 and self._files:
                 pages, start = self._files[rng.integers(len(self._files))]
                 at = int(rng.integers(-(-len(pages) // BLOCK))) * BLOCK

@@ -59,7 +59,10 @@ class Backend:
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""
         disk = ThreadStream()
-        return [CpuDevice(f"device {i}", budget, traffic, disk) for i in range(partitions)]
+        return [self._device(f"device {i}", budget, traffic, disk) for i in range(partitions)]
+
+    def _device(self, name: str, budget: int | None, traffic: Traffic, disk: Stream) -> Device:
+        return CpuDevice(name, budget, traffic, disk)
 
 
 class CpuDevice(Device):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from hongtu.device.base import Device
 from hongtu.device.cpu import Backend, CpuDevice
-from hongtu.device.streams import ThreadStream
+from hongtu.device.streams import Stream
 from hongtu.errors import InputError
 from hongtu.kernels.dispatch import using
 from hongtu.kernels.sparse_products import SparseProducts
@@ -41,6 +41,5 @@ class TorchSparseBackend(Backend):
     def trial(self) -> AbstractContextManager[None]:
         return using(SparseProducts())
 
-    def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
-        disk = ThreadStream()
-        return [TorchSparseDevice(f"device {i}", budget, traffic, disk) for i in range(partitions)]
+    def _device(self, name: str, budget: int | None, traffic: Traffic, disk: Stream) -> Device:
+        return TorchSparseDevice(name, budget, traffic, disk)

@@ -3,8 +3,7 @@
 in the rows that it reads anyway, so nothing but shares [E, H] is made, and they do not stay.
 
 Legend: D destinations, S sources, E edges, H heads, F = H * K features, X = F + H columns: features, then logits. With
-``own`` every destination has a self-loop, of length 0: none has. A sweep leaves out the edges where ``mask_E`` is True;
-of length 0: none.
+``own`` every destination has a self-loop; of length 0: none has. Edges that take no part have the share 0.
 """
 
 from __future__ import annotations
@@ -12,87 +11,41 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from hongtu.kernels.exponential import exp_in_place
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
 
 @parallel
-def gat_shares(indptr, local_source, mask_E, query_DH, key_SH, own_DX, slope, own_alpha_DH, alpha_EH, threads):
-    """The softmax of the logits of each destination, per head: of its edges and, in ``own_alpha``, of its loop. The
-    sources' logits lie side by side in ``key``: in the rows, each would be a walk to memory."""
+def gat_logits(indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH, threads):
+    """The logits of every edge and, in ``own_logits``, of every loop, for ``segment_softmax``. The sources' lie side by
+    side in ``key``: in the rows, each would be a walk to memory."""
     num_dst, heads = query_DH.shape
-    width = own_DX.shape[1] - heads
-    parts = parts_for((len(local_source) + num_dst) * heads * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    masked, own = len(mask_E) > 0, len(own_DX) > 0
-    for part in prange(parts):
-        highest, total = np.empty(heads, query_DH.dtype), np.empty(heads, query_DH.dtype)
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(lo, hi):
-            begin, end = indptr[d], indptr[d + 1]
-            for h in range(heads):
-                highest[h] = -np.inf
-                if own:
-                    x = own_DX[d, width + h] + query_DH[d, h]
-                    highest[h] = own_alpha_DH[d, h] = x if x > 0 else slope * x
-            for e in range(begin, end):
-                if masked and mask_E[e]:
-                    for h in range(heads):
-                        alpha_EH[e, h] = -np.inf
-                else:
-                    row = np.uint64(local_source[e])
-                    for h in range(heads):
-                        x = key_SH[row, h] + query_DH[d, h]
-                        x = x if x > 0 else slope * x
-                        alpha_EH[e, h] = x
-                        highest[h] = max(highest[h], x)
-            for e in range(begin, end):
-                if not (masked and mask_E[e]):
-                    for h in range(heads):
-                        alpha_EH[e, h] -= highest[h]
-            if own:
-                for h in range(heads):
-                    own_alpha_DH[d, h] -= highest[h]
-        exp_in_place(alpha_EH[indptr[lo] : indptr[hi]])  # of many edges at once, it vectorises
-        if own:
-            exp_in_place(own_alpha_DH[lo:hi])
-        for d in range(lo, hi):
-            begin, end = indptr[d], indptr[d + 1]
-            for h in range(heads):
-                total[h] = own_alpha_DH[d, h] if own else 0
-            for e in range(begin, end):
-                for h in range(heads):
-                    total[h] += alpha_EH[e, h]
-            for e in range(begin, end):
-                if not (masked and mask_E[e]):
-                    for h in range(heads):
-                        alpha_EH[e, h] /= total[h]
-            if own:
-                for h in range(heads):
-                    own_alpha_DH[d, h] /= total[h]
-
-
-@parallel
-def gat_sum(indptr, local_source, alpha_EH, own_alpha_DH, rows_SX, own_DX, out_DF, threads):
-    """out[d, h, :] = the sum of the rows of d's sources, and of its own, times their shares; overwrites ``out``."""
-    heads, width = alpha_EH.shape[1], out_DF.shape[1]
-    channels, own = width // heads, len(own_DX) > 0
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
+    width, own = own_DX.shape[1] - heads, len(own_DX) > 0
+    parts = parts_for((len(local_source) + num_dst) * heads * 4, threads)
     bounds = balanced_bounds(indptr, parts)
     for part in prange(parts):
         for d in range(bounds[part], bounds[part + 1]):
-            for h in range(heads):
-                a, first = own_alpha_DH[d, h] if own else 0, np.uint64(h * channels)
-                for k in range(channels):
-                    f = first + np.uint64(k)
-                    out_DF[d, f] = a * own_DX[d, f] if own else 0
+            for h in range(heads if own else 0):
+                x = own_DX[d, width + h] + query_DH[d, h]
+                own_logits_DH[d, h] = x if x > 0 else slope * x
             for e in range(indptr[d], indptr[d + 1]):
                 row = np.uint64(local_source[e])
                 for h in range(heads):
-                    a, first = alpha_EH[e, h], np.uint64(h * channels)
-                    for k in range(channels):
-                        f = first + np.uint64(k)
-                        out_DF[d, f] += a * rows_SX[row, f]
+                    x = key_SH[row, h] + query_DH[d, h]
+                    logits_EH[e, h] = x if x > 0 else slope * x
+
+
+@parallel
+def gat_add_own(own_alpha_DH, own_DX, out_DF, threads):
+    """Adds every destination's own row times its share to ``out``, in place."""
+    (num_dst, heads), width = own_alpha_DH.shape, out_DF.shape[1]
+    channels, parts = width // heads, parts_for(num_dst * width, threads)
+    for part in prange(parts):
+        for d in range(num_dst * part // parts, num_dst * (part + 1) // parts):
+            for h in range(heads):
+                a, first = own_alpha_DH[d, h], np.uint64(h * channels)
+                for k in range(channels):
+                    f = first + np.uint64(k)
+                    out_DF[d, f] += a * own_DX[d, f]
 
 
 @parallel

@@ -163,19 +163,17 @@ def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
     out_EH[:] = product_EF.reshape(num_edges, heads, width // heads).sum(2)
 
 
-def gat_shares(indptr, local_source, mask_E, query_DH, key_SH, own_DX, slope, own_alpha_DH, alpha_EH):
-    """The softmax of leaky_relu(source's + destination's logit) of each destination's edges and of its loop."""
-    logits_EH = key_SH[local_source] + query_DH[_destinations(indptr)]
-    own_DH = own_DX[:, own_DX.shape[1] - query_DH.shape[1] :] + query_DH[: len(own_DX)]
-    logits_EH, own_DH = (np.where(x > 0, x, slope * x) for x in (logits_EH, own_DH))
-    segment_softmax(indptr, logits_EH, mask_E, own_DH, alpha_EH, own_alpha_DH)
+def gat_logits(indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH):
+    """leaky_relu(source's + destination's logit) of every edge, and of every loop."""
+    both_EH = key_SH[local_source] + query_DH[_destinations(indptr)]
+    both_DH = own_DX[:, own_DX.shape[1] - query_DH.shape[1] :] + query_DH[: len(own_DX)]
+    logits_EH[:], own_logits_DH[:] = (np.where(x > 0, x, slope * x) for x in (both_EH, both_DH))
 
 
-def gat_sum(indptr, local_source, alpha_EH, own_alpha_DH, rows_SX, own_DX, out_DF):
-    """The sum of the sources' rows and, if there is one, of the destination's own, times their shares."""
-    attend(indptr, local_source, alpha_EH, rows_SX, out_DF)
-    width = out_DF.shape[1]
-    out_DF[: len(own_DX)] += np.repeat(own_alpha_DH, width // alpha_EH.shape[1], 1) * own_DX[:, :width]
+def gat_add_own(own_alpha_DH, own_DX, out_DF):
+    """Adds every destination's own row, if there is one, times its share."""
+    (loops, heads), width = own_alpha_DH.shape, out_DF.shape[1]
+    out_DF[:loops] += np.repeat(own_alpha_DH, width // heads, 1) * own_DX[:, :width]
 
 
 def gat_own_gradients(own_alpha_DH, query_DH, own_DX, slope, out_DF, grad_DF, inner_DH, grad_query_DH, grad_own_DX):

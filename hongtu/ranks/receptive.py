@@ -26,7 +26,7 @@ def hops_from(topology: Topology, first: int, end: int, hops: int) -> np.ndarray
     depth = np.full(topology.num_vertices, FAR, dtype=np.int16)
     depth[first:end] = 0
     for hop in range(hops):
-        _step(*_arrays(topology), depth, hop)
+        depth[sources_of(topology, depth == hop) & (depth == FAR)] = hop + 1
     return depth
 
 
@@ -107,16 +107,6 @@ def _arrays(topology: Topology) -> tuple[np.ndarray, ...]:
         topology.chunk_start, np.asarray(topology.in_edge_start), topology.source_start,
         np.asarray(topology.sources), np.asarray(topology.local_source),
     )  # fmt: skip
-
-
-@numba.njit(cache=True, nogil=True)
-def _step(chunk_start, in_edge_start, source_start, sources, local_source, depth, hop):
-    for c in range(len(chunk_start) - 1):
-        for v in range(chunk_start[c], chunk_start[c + 1]):
-            if depth[v] == hop:
-                for e in range(in_edge_start[v], in_edge_start[v + 1]):
-                    u = sources[source_start[c] + local_source[e]]
-                    depth[u] = min(depth[u], hop + 1)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -79,12 +79,8 @@ class Runtime:
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        self._network, self._make_plan, self._on_oom, self._backend = (
-            network,
-            _tried(make_plan, backend),
-            on_oom,
-            backend,
-        )
+        self._network, self._on_oom, self._backend = network, on_oom, backend
+        self._make_plan = _tried(make_plan, backend)
         self._partitions, self._ranks = artifact.topology.partitions, ranks or Alone()
         probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
         self._probe = _tried(probe, backend)

@@ -137,10 +137,10 @@ def test_graph_attention(graph, loops, heads, channels, dtype):
     for mask in (np.empty(0, np.bool_), *[some] * loops):
         shares = [np.full((len(own), heads), np.nan, dtype), np.full((num_edges, heads), np.nan, dtype)]
         key = np.ascontiguousarray(rows[:, width:])
-        own_alpha, alpha = both("gat_shares", (*edges, mask, query, key, own, slope), shares, module)
-        [out] = both(
-            "gat_sum", (*edges, alpha, own_alpha, rows, own), [np.full((num_dst, width), np.nan, dtype)], module
-        )
+        own_alpha, alpha = both("gat_logits", (*edges, query, key, own, slope), shares, module)
+        attention.segment_softmax(indptr, alpha, mask, own_alpha, alpha, own_alpha)
+        [out] = both("attend", (*edges, alpha, rows), [np.full((num_dst, width), np.nan, dtype)], attention)
+        [out] = both("gat_add_own", (own_alpha, own), [out], module)
         given = [np.full(x.shape, np.nan, dtype) for x in (query, query, own)]
         inner, *_ = both("gat_own_gradients", (own_alpha, query, own, slope, out, grad), given, module)
         back = [alpha, random(num_src, width + heads, dtype=dtype)]

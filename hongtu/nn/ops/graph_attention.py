@@ -23,7 +23,8 @@ class _GraphAttention(torch.autograd.Function):
         rows, query = plain(rows_SX), plain(query_DH)
         alpha_EH, own_alpha_DH = _shares(ctx, rows, query, own)
         out_DF = rows.new_empty((len(query), rows.shape[1] - query.shape[1]))
-        NUMBA.gat_sum(*ctx.edges, alpha_EH, own_alpha_DH, rows, own, out_DF)
+        NUMBA.attend(*ctx.edges, alpha_EH, rows, out_DF)
+        NUMBA.gat_add_own(own_alpha_DH, own, out_DF)
         ctx.save_for_backward(rows_SX, query_DH, own if own_DX is None else own_DX, out_DF)
         return out_DF
 
@@ -43,7 +44,8 @@ class _GraphAttention(torch.autograd.Function):
 def _shares(ctx, rows: Tensor, query: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     alpha_EH, own_alpha_DH = (rows.new_empty((count, query.shape[1])) for count in (len(ctx.edges[1]), len(own)))
     key_SH = rows[:, -query.shape[1] :].contiguous()
-    NUMBA.gat_shares(*ctx.edges, ctx.mask, query, key_SH, own, ctx.slope, own_alpha_DH, alpha_EH)
+    NUMBA.gat_logits(*ctx.edges, query, key_SH, own, ctx.slope, own_alpha_DH, alpha_EH)
+    NUMBA.segment_softmax(ctx.edges[0], alpha_EH, ctx.mask, own_alpha_DH, alpha_EH, own_alpha_DH)  # in their place
     return alpha_EH, own_alpha_DH
 
 

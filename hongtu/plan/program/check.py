@@ -176,8 +176,7 @@ class _Pass:
             demand(bool((ran[busy] == 1).all()), f"{self.at}, device {i}: a chunk is left out or runs twice")
 
     def _own_rows(self, chunk: int) -> np.ndarray:
-        active = self.p.view.active_rows(chunk)
-        return np.arange(*self.p.view.chunk_start[chunk : chunk + 2]) if active is None else active
+        return np.r_[self.p.view.destinations(chunk)]
 
     def _write(self, name: str, where: str, chunk: int, stores: Stores) -> None:
         """The chunk's own rows of a tensor."""

@@ -87,8 +87,7 @@ class Described:
         return tuple(len(picks.column("row", i, self._batch)) for i in self._devices)
 
     def _destinations(self, chunk: int) -> np.ndarray:
-        active = self._p.view.active_rows(chunk)
-        return np.arange(*self._p.view.chunk_start[chunk : chunk + 2]) if active is None else active
+        return np.r_[self._p.view.destinations(chunk)]
 
     def _stores(self, stores: Stores) -> str:
         if isinstance(stores.where, bool):

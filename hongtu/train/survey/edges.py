@@ -19,7 +19,6 @@ EXPONENTIALS = {  # kernels that take them, and which argument has a column for 
     "gated_sum_key_gradient": 2,
     "gated_sum_transpose": 2,
     "segment_softmax": 1,
-    "gat_shares": 3,
     "csc_softmax_sum": 3,
     "csc_softmax_sum_transpose": 3,
     "csc_softmax_sum_t_gradient": 3,
