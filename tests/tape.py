@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hongtu.cuda_ext import kernels as cuda_kernels
 from hongtu.cuda_ext.edge_kernels import EdgeKernel
-from hongtu.device import staged
+from hongtu.device import script, staged
 from hongtu.device.simulated import Moment, Queue, Scheduler, SimulatedBackend
 from hongtu.kernels.torch_private import Operations
 
@@ -293,12 +293,12 @@ def taped(seed: int = 0) -> SimulatedBackend:
 @contextmanager
 def taping(tape: Tape, monkeypatch: Any) -> Iterator[None]:
     """Inside, what the host does to arrays is on the tape, too, and every operation of torch."""
-    copy, put = staged._copy_on_host, staged._put_rows
+    copy, put = script.copy_on_host, staged._put_rows
 
-    def copy_on_host(source: np.ndarray, target: np.ndarray) -> None:
-        tape.touch_array("reads", source, by="copy on host")
+    def copy_on_host(source: np.ndarray, target: np.ndarray, index: np.ndarray | None = None) -> None:
+        tape.touch_array("reads", source, index, by="copy on host")
         tape.touch_array("writes", target, by="copy on host")
-        copy(source, target)
+        copy(source, target, index)
 
     def put_rows(rows: np.ndarray, host: np.ndarray, index: np.ndarray | None, stores: Any) -> None:
         tape.touch_array("reads", rows, by="put on host")
@@ -306,7 +306,7 @@ def taping(tape: Tape, monkeypatch: Any) -> Iterator[None]:
         put(rows, host, index, stores)
 
     with monkeypatch.context() as patched, TapedOperations(tape):
-        patched.setattr(staged, "_copy_on_host", copy_on_host)
+        patched.setattr(script, "copy_on_host", copy_on_host)
         patched.setattr(staged, "_put_rows", put_rows)
         yield
 

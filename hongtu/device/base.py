@@ -105,6 +105,12 @@ class Device(ABC):
         """The host's side of a pass's staging memory."""
         self._host[name] = self._staging_pool.take((sets, *shape), dtype)
 
+    def prepare_script(self, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """A pass's staging memory, on both sides, for arrays that one copy brings: at most of these shapes."""
+        for name, (shape, dtype) in arrays.items():
+            self.allocate(name, sets, shape, dtype)
+            self.prepare_staging(name, sets, shape, dtype)
+
     def release_all(self) -> None:
         """Free every planned buffer of a pass, and the host's side of it."""
         for staging in self._host.values():
@@ -319,6 +325,9 @@ class Device(ABC):
         """``flush_rows`` of at least one row, with a flag for each."""
 
     # -------------------------------- nothing, unless a device has memory or streams of its own
+
+    def ship(self, number: int) -> None:  # noqa: B027
+        """On ``load``: what was brought of these since the last time reaches the device."""
 
     def deliver(  # noqa: B027
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None

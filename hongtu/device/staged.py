@@ -7,6 +7,7 @@ passes through a set of staging memory on both sides. The host adds gradient row
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.device.pool import Make, Pool
+from hongtu.device.script import Script
 from hongtu.device.streams import Streams
 from hongtu.host import available_bytes, in_parts
 from hongtu.kernels.dispatch import Kernels
@@ -49,6 +51,22 @@ class StagedDevice(Device):
         super().__init__(name, budget, traffic, streams, kernels)
         self.where, self._reaches, self._adds = where, reaches, adds or reaches
         self._staging_pool = Pool(pinned, room=available_bytes)
+        self._scripts: list[Script] = []
+
+    def prepare_script(self, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in arrays.values())
+        dtypes = {name: dtype for name, (_, dtype) in arrays.items()}
+        for name in (f"script {k}" for k in range(sets)):
+            self.allocate(name, 1, (nbytes,), torch.uint8)
+            self.prepare_staging(name, 1, (nbytes,), torch.uint8)
+            self._scripts.append(Script(self.beside(name, 0), self.buffer(name), dtypes))
+
+    def release_all(self) -> None:
+        self._scripts.clear()
+        super().release_all()
+
+    def _script(self, number: int) -> Script:
+        return self._scripts[number % len(self._scripts)]
 
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))
@@ -56,25 +74,30 @@ class StagedDevice(Device):
     def bring(
         self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
     ) -> Tensor:
+        if self._scripts and name in self._script(number):
+            return self._script(number).pack(name, array, link, index)
+        assert isinstance(array, Tensor), name
         if index is not None:
-            assert isinstance(array, Tensor), name
             return self._bring_rows(name, number, array, index, link)
         part = self.staging(name, number)[: len(array)]
-        source = array
-        if name in self._host:
-            source = self.beside(name, number)[: len(array)]
-            _copy_on_host(array.numpy() if isinstance(array, Tensor) else array, source.numpy())
-        assert isinstance(source, Tensor), name
-        host = source
-        if len(host):
-            self.streams.load.run(lambda: self._copy(link, host, part))
+        if len(array):
+            self.streams.load.run(lambda: self._copy(link, array, part))
         return part
 
+    def ship(self, number: int) -> None:
+        host, part, nbytes = self._script(number).take()
+
+        def ship() -> None:
+            part.copy_(host, non_blocking=True)
+            for link, count in nbytes.items():
+                self.traffic.add(link, count)
+
+        if len(host):
+            self.streams.load.run(ship)
+
     def _bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
-        if name in self._host:
-            return self.bring(name, number, host.numpy()[index], link)
         part = self.staging(name, number)[: len(index)]
-        rows = self.staging("row_in_chunk", number)[: len(index)]
+        rows = self._script(number).parts["row_in_chunk"]
 
         def gather() -> None:
             self._copy_rows(host, rows, part, None)
@@ -96,7 +119,7 @@ class StagedDevice(Device):
         if stores is True and index is None:
             self.streams.flush.run(lambda: self._copy("write", part, host))
         elif stores is True:
-            rows = self.staging("row_in_chunk", number)[:count]
+            rows = self._script(number).parts["row_in_chunk"]
 
             def scatter() -> None:
                 self._copy_rows(part, None, host, rows)
@@ -164,13 +187,6 @@ class StagedDevice(Device):
         streams = self.streams
         for stream in (streams.load, streams.compute, streams.flush, streams.host, streams.disk):
             stream.record().synchronize("drain: the pass is done")
-
-
-def _copy_on_host(source: np.ndarray, target: np.ndarray) -> None:
-    def copy(part: slice) -> None:
-        target[part] = source[part]
-
-    in_parts(copy, len(source), source.nbytes)
 
 
 def _put_rows(rows: np.ndarray, host: np.ndarray, index: np.ndarray | None, stores: Stores) -> None:

@@ -127,8 +127,9 @@ class Chunk:
 
     def read_sparse(self, x: moves.ReadSparse) -> None:
         assert self.host.sparse is not None
-        for part, array in zip(PARTS, self.host.sparse.part(self.rows), strict=True):
-            self._bring(f"{x.name} {part}", array, "read")
+        of = dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
+        for part, name in x.parts.items():
+            self._bring(name, of[part], "read")
 
     def bring(self, x: moves.Bring) -> None:
         self._bring(x.name, self._array(x.name), "topology")

@@ -146,9 +146,13 @@ class Executor:
 
     def _allocate(self, p: PassProgram) -> None:
         for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
+            packed = {name: (own[name].shape, self._dtype(own[name].dtype)) for name in p.packed}
+            if packed:
+                device.prepare_script(p.sets, packed)
             for make, buffers in ((device.allocate, own), (device.prepare_staging, beside)):
                 for name, buffer in buffers.items():
-                    make(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
+                    if name not in packed:
+                        make(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
         self.host.staging(sum(device.staged_bytes for device in self.devices))
 
     def _dtype(self, name: str) -> torch.dtype:
@@ -248,6 +252,10 @@ class Executor:
             device.bring(x.name, self._turn.set, x.picks.column(x.column, i, self._batch), "topology")
             for i, device in enumerate(self.devices)
         ]
+
+    def ship(self, x: moves.Ship) -> None:
+        for device in self.devices:
+            device.ship(self._turn.set)
 
     def load(self, x: moves.Load) -> None:
         rows, slots = self._brought["load_rows"], self._brought["load_slots"]

@@ -53,7 +53,7 @@ def drop_move(p, rng):
     """An instruction on rows, of a stream or around the batches is left out."""
     kinds = (
         moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.BringPicks, moves.BringSlots,
-        moves.Read, moves.Bring,
+        moves.Read, moves.Bring, moves.Ship,
         moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet,
     )  # fmt: skip
     found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]

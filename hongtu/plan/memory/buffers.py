@@ -30,8 +30,11 @@ class Buffer:
     sets: int = 1
 
     def nbytes(self, itemsize: int) -> int:
-        size = itemsize if self.dtype == FLOAT else SIZES[self.dtype]
-        return self.sets * prod(self.shape) * size
+        return self.sets * self.shape[0] * self.row_bytes(itemsize)
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Of one of its rows."""
+        return prod(self.shape[1:]) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
 
 
 def pass_buffers(

@@ -26,6 +26,7 @@ TAKEN = (OUTPUT, gradient(FEATURES))  # freed by whoever asked for them
 USES_CACHE = (
     computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,
 )  # fmt: skip
+BRINGS = (moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks)
 ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache)
 
 
@@ -124,6 +125,7 @@ class _Pass:
             self.memory.disk.begin(p, batch)
             self.batch = batch
             self.registers: set[str] = set()
+            self.packed: list[str] = []  # what is in staging memory and was not shipped
             self.sent: dict[str, computing.Write] = {}  # by tensor on the host, what is to be delivered
             self.chunks = p.busy(batch)
             for x in (*p.recalls, *p.body):
@@ -185,6 +187,11 @@ class _Pass:
 
     def _step(self, x: Instruction) -> None:
         slots, memory = self.slots, self.memory
+        if isinstance(x, BRINGS):
+            names = x.parts.values() if isinstance(x, moves.ReadSparse) else (x.name,)
+            self.packed += [name for name in names if name in self.p.staging[0]]
+        elif isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Compute):
+            demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
         if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
         if isinstance(x, (*RECALLS, *SPILLS, moves.LayOut)):
@@ -227,6 +234,10 @@ class _Pass:
                 alike = bool(np.all(sent.stores.of(rows) == x.stores.of(rows)))
                 demand(alike, f"{x.name} was written to be stored where it is added, or the other way round")
                 self._write(x.name, "host", chunk, x.stores)
+        elif isinstance(x, moves.Ship):
+            packed = tuple(self.packed)
+            demand(packed == x.names, f"{', '.join(packed)} are packed, {', '.join(x.names)} shipped")
+            self.packed.clear()
         elif isinstance(x, moves.Compute):
             self._compute(x)
         if isinstance(x, moves.Read | moves.Bring | moves.BringSlots):

@@ -14,7 +14,7 @@ STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
 RECALLS = (moves.Recall, moves.RecallGiven, moves.RecallPicks)
 SPILLS = (moves.Spill, moves.SpillPicks)
 ON_LOAD = (
-    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Load, moves.Pull,
+    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Ship, moves.Load, moves.Pull,
 )  # fmt: skip
 ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
 ON_FLUSH = (moves.Deliver, moves.Flush)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 import numpy as np
 
@@ -172,8 +173,8 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
         yield moves.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
     if recalls:
         yield moves.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
-    yield from _bring_neighbours(plan, p, staged=staged)
-    yield from _bring_chunk(plan, p)
+    brought = (*_bring_neighbours(plan, p, staged=staged), *_bring_chunk(plan, p))
+    yield from _packed(plan, p, brought) if staged else brought
     if staged:
         yield moves.Signal(stream="load", event="brought")
         yield moves.Wait(stream="compute", event="brought", why="compute: inputs are there, the last results are away")
@@ -214,6 +215,30 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     if staged:
         yield moves.Signal(stream="flush", event="sent")
         yield moves.Signal(stream="host", event="added")
+
+
+def _packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    """First what goes through staging memory of the host, the largest numbers first; then what needs it."""
+    buffers, staging = plan.buffers(p, 0), plan.host_staging(p, 0)
+
+    def names(x: Instruction) -> tuple[str, ...]:
+        if isinstance(x, moves.ReadSparse):
+            return tuple(x.parts.values())
+        if isinstance(x, moves.Read | moves.Bring | moves.BringSlots | moves.BringPicks) and x.name in staging:
+            return (x.name,)
+        return ()
+
+    def size(x: Instruction) -> float:
+        """What the bytes of a row are a multiple of, up to 8; sparse rows begin with 8 and end with 4."""
+        if isinstance(x, moves.ReadSparse):
+            return 6
+        return gcd(buffers[names(x)[0]].row_bytes(plan.shape.itemsize), 8)
+
+    packed = sorted((x for x in brought if names(x)), key=size, reverse=True)
+    yield from packed
+    if packed:
+        yield moves.Ship(names=tuple(name for x in packed for name in names(x)))
+    yield from (x for x in brought if not names(x))
 
 
 def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[Instruction]:

@@ -77,7 +77,7 @@ class Described:
         buffer = next((found[name] for found in self._p.buffers if name in found), None)
         if buffer is None:
             return self._widths.get(name, 1) * self._itemsize
-        return prod(buffer.shape[1:]) * (self._itemsize if buffer.dtype == FLOAT else SIZES[buffer.dtype])
+        return buffer.row_bytes(self._itemsize)
 
     def _moved(self, what: str, name: str, rows: Sequence[int], *, unit: str = "rows", note: str = "") -> Line:
         return Line(what, tuple(rows), unit, sum(rows) * self._row_bytes(name), note)
@@ -161,6 +161,9 @@ class Described:
         kind, which = "mirrors" if x.picks.mirrors else "loaded rows", "last" if x.picks.retiring else "first"
         what = f"{x.name} = {x.column} of {kind} whose {which} batch it is"
         return self._moved(what, x.name, self._picked(x.picks), unit="entries")
+
+    def ship(self, x: moves.Ship) -> Line:
+        return Line(f"{_listed(x.names)} in one copy")
 
     def fill(self, x: moves.Fill) -> Line:
         return Line(f"{x.buffer}[chunk] = of chunk", self._entries(x.name), "entries")

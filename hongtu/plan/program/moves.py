@@ -167,7 +167,7 @@ class Read(Instruction):
 
 @kind
 class ReadSparse(Instruction):
-    """On ``load``: the same of a CSR host tensor; registers "x start", "x column", "x value".
+    """On ``load``: the same of a CSR host tensor; a register for each of its parts.
 
     Attributes:
         numbers: int64 [C], what the rows of every chunk hold.
@@ -175,6 +175,11 @@ class ReadSparse(Instruction):
 
     name: str
     numbers: np.ndarray
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The registers' names by what they hold, the largest numbers first."""
+        return {part: f"{self.name} {part}" for part in ("start", "value", "column")}
 
 
 @kind
@@ -202,6 +207,17 @@ class BringPicks(Instruction):
     name: str
     picks: Picks
     column: Literal["row", "place", "slot", "peer_slot"]
+
+
+@kind
+class Ship(Instruction):
+    """On ``load``: of what was brought and read so far, these arrays reach the device in one copy.
+
+    Attributes:
+        names: in the order in which they are packed; none has numbers larger than those before it.
+    """
+
+    names: tuple[str, ...]
 
 
 @kind

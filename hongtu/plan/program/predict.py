@@ -25,7 +25,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
     buffers, entries = p.buffers[device], device_entries(p.view)[device].busy
     row = {name: columns * itemsize for name, columns in width.items()}  # bytes
     row |= {x.name: _row(x.shape, x.dtype, itemsize) for x in p.before if isinstance(x, moves.Place)}
-    row |= {name: _row(buffer.shape[1:], buffer.dtype, itemsize) for name, buffer in buffers.items()}
+    row |= {name: buffer.row_bytes(itemsize) for name, buffer in buffers.items()}
     own = slice(device * p.view.chunks, (device + 1) * p.view.chunks)
     busy = p.view.num_dst[own] > 0
     traffic = Traffic()

@@ -11,7 +11,7 @@ import numpy as np
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Compute, Free
+from hongtu.plan.program.moves import Compute, Free, Ship
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,6 +53,11 @@ class PassProgram:
                 yield from instruction.body
         yield from self.after
         yield from self.frees
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """The arrays that reach a device in one copy."""
+        return next((x.names for x in self.body if isinstance(x, Ship)), ())
 
     def chunk(self, device: int, batch: int) -> int:
         """The number of the chunk that a device has in a batch."""
