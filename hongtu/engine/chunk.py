@@ -38,7 +38,7 @@ class Partition:
         num_graph_edges: of the whole graph.
 
     Attributes:
-        loss_value: float64 scalar on the device: the chunks' parts of the loss.
+        loss_value: float64 scalar on the device: the chunks' parts of the loss. no_weights: [0], on the device.
         pieces: rows that chunks have for themselves, by vertex tensor and chunk.
         graphs: what chunks saved for backward, by stage and chunk.
         moments: what the pass gathers.
@@ -56,7 +56,7 @@ class Partition:
     ) -> None:
         self.device, self.network, self.host, self.loss = device, network, host, loss
         self.first, self.own_end, self.num_graph_edges = first, own_end, num_graph_edges
-        self.loss_value = device.numbers()
+        self.loss_value, self.no_weights = device.numbers(), device.empty((0,), host.dtype)
         self.pieces: defaultdict[str, dict[int, Tensor]] = defaultdict(dict)
         self.graphs: dict[tuple[int, int], Graph] = {}
         self.moments: Moments
@@ -237,7 +237,7 @@ class Chunk:
 
     def _csc(self, x: computing.Sum | computing.TransposeSum) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
         here = self.registers
-        weight = here["edge_weight"] if x.weighted else here["indptr"].new_empty(0, dtype=self.host.dtype)
+        weight = here["edge_weight"] if x.weighted else self.at.no_weights
         return here["indptr"], here["local_source"], here["slot_of_source"], weight, x.mean
 
     def aggregate(self, x: computing.Aggregate) -> None:
@@ -346,12 +346,12 @@ class Chunk:
         self.graph = Graph()
 
     def uncombine(self, x: computing.Uncombine) -> None:
-        """Both are linear, so their values do not matter."""
+        """It is linear, so that values do not matter."""
         grad_DA = self.registers[x.gradient]
         nothing = grad_DA.new_zeros(1)
         widths = (grad_DA.shape[1], *x.columns)
         a, *s = (nothing.expand(len(grad_DA), columns).requires_grad_() for columns in widths)
-        out = self.network.combine(x.layer, a, tuple(s), self._rows)
+        out = self.network.combine(x.layer, a, tuple(s), self._rows, gradients_only=True)
         wanted = {name: part for name, part in zip(x.gives, (a, *s), strict=True) if name is not None}
         found = torch.autograd.grad(out, list(wanted.values()), grad_DA, materialize_grads=True)
         self.registers |= zip(wanted, found, strict=True)

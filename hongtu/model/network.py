@@ -212,12 +212,24 @@ class Network:
             z, s = z.clone(), tuple(part.clone() for part in s)
         return self._run(number, AGGREGATE, block.rows, self.layers[index].aggregate, block, z, self._pack(index, s))
 
-    def combine(self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows) -> Tensor:
+    def combine(
+        self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows, *, gradients_only: bool = False
+    ) -> Tensor:
         """[D, A]: the aggregate of layer ``index`` together with s, where the layer combines them."""
-        number = self.layer_index[index]
-        if self._writes[self.layers[index]]:
+        number, layer = self.layer_index[index], self.layers[index]
+        if self._writes[layer]:
             a, s = a.clone(), tuple(part.clone() for part in s)
-        return self._run(number, AGGREGATE, rows, self.layers[index].combine, a, self._pack(index, s))
+        with self._only_gradients(gradients_only, layer):
+            return self._run(number, AGGREGATE, rows, layer.combine, a, self._pack(index, s))
+
+    @contextmanager
+    def _only_gradients(self, wanted: bool, layer: Layer) -> Iterator[None]:
+        """Nobody looks at what a layer of our own returns inside."""
+        self.context.gradients_only = wanted and self.watch is None and layer.built_in
+        try:
+            yield
+        finally:
+            self.context.gradients_only = False
 
     def run_stage(
         self,
@@ -254,11 +266,8 @@ class Network:
         number, layer = self.layer_index[index], self.layers[index]
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
-        self.context.gradients_only = gradients_only and self.watch is None and layer.built_in
-        try:
+        with self._only_gradients(gradients_only, layer):
             result = self._run(number, TRANSFORM, rows, layer.transform, h)
-        finally:
-            self.context.gradients_only = False
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result

@@ -158,7 +158,7 @@ class MeanLoss:
     def _gradient(
         self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor]:
-        gradient, part = torch.zeros_like(out), out.new_zeros((), dtype=torch.float64)
+        gradient, parts = torch.zeros_like(out), []
         for k in range(len(self._terms)):
             chosen = bits if len(self._terms) == 1 else bits & (1 << k)
             if known is None:
@@ -169,8 +169,8 @@ class MeanLoss:
                 continue
             found, loss = self._term(k, out, label_bytes, rows)
             gradient.index_copy_(0, rows, found if k == 0 else gradient.index_select(0, rows).add_(found))
-            part += loss
-        return gradient, part
+            parts.append(loss)
+        return gradient, sum(parts[1:], start=parts[0]) if parts else out.new_zeros((), dtype=torch.float64)
 
     def _term(self, k: int, out: Tensor, label_bytes: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -190,9 +190,9 @@ class MeanLoss:
                 )
             if self._weights[k] is not None:
                 losses = losses * self._weights_of(k, own).to(losses.dtype)
-            (losses.sum() * self._scale[k]).backward()
-        found = torch.zeros_like(picked) if picked.grad is None else picked.grad
-        return found, losses.detach().double().sum() * self._scale[k]
+            (found,) = torch.autograd.grad(losses, picked, torch.full_like(losses, self._scale[k]), allow_unused=True)
+        loss = losses.detach().sum(dtype=torch.float64) * self._scale[k]
+        return torch.zeros_like(picked) if found is None else found, loss
 
     def _targets(self, label_bytes: Tensor, dtype: torch.dtype) -> Tensor:
         if self._labels.ndim == 1:

@@ -18,7 +18,7 @@ class RowContext:
         epoch: current epoch; new dropout masks in every one.
         training: False in evaluation: no dropout, whatever the modules say.
         rows: the vertices of the current call.
-        gradients_only: a chunk is computed again, and nobody looks at the numbers that the transform returns.
+        gradients_only: a chunk is computed again, and nobody looks at the numbers that a method returns.
         calls: dropout calls so far within the current layer call; the executor resets it before each.
     """
 

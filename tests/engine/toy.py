@@ -70,7 +70,7 @@ class Toy:
             source = torch.tanh(source[:, : self.shape.layers[layer].a]) * s[1][dst]
         return z.new_zeros(block.num_dst, source.shape[1]).index_add(0, dst, weight * source)
 
-    def combine(self, layer: int, a: Tensor, s: tuple, rows: Any) -> Tensor:
+    def combine(self, layer: int, a: Tensor, s: tuple, rows: Any, *, gradients_only: bool = False) -> Tensor:
         return a + (rows.ids[:, None] % 3 + rows.statistics[:, :1]) * s[0]
 
     def gradient(self, out: Tensor, labels: Tensor, bits: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from typing_extensions import Unpack
 
 from hongtu.nn.block import Rows
@@ -51,9 +52,10 @@ class NormalizedSum(Convolution):
         return self.once_per_vertex
 
     def combine(self, a: Tensor, s: Skip) -> Tensor:
-        if self.add_self_loops:
-            a = torch.addcmul(a, self._loop_correction_R1(), s)
-        return self.scale_R1() * a if self.normalize else a
+        loop_R1 = self._loop_correction_R1() if self.add_self_loops else None
+        scale_R1 = self.scale_R1() if self.normalize else None
+        only = self.context is not None and self.context.gradients_only and self.built_in
+        return _Combine.apply(a, s if self.add_self_loops else None, loop_R1, scale_R1, only)
 
     def scale_R1(self) -> Tensor:
         """[R, 1], D^-1/2."""
@@ -85,6 +87,27 @@ class NormalizedSum(Convolution):
         if key not in rows.memo:
             rows.memo[key] = compute()
         return rows.memo[key]
+
+
+class _Combine(torch.autograd.Function):
+    """(a + loop s) scale; what is None is left out. Without its numbers where only its gradients are wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, s: Skip, loop_R1: Tensor | None, scale_R1: Tensor | None, only: bool) -> Tensor:
+        ctx.save_for_backward(loop_R1, scale_R1)
+        if only:
+            return a.new_zeros(()).expand(a.shape)
+        if loop_R1 is None:
+            return a.clone() if scale_R1 is None else a * scale_R1
+        out = torch.addcmul(a, loop_R1, s)
+        return out if scale_R1 is None else out.mul_(scale_R1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        loop_R1, scale_R1 = ctx.saved_tensors
+        grad = grad if scale_R1 is None else grad * scale_R1
+        return grad, None if loop_R1 is None else grad * loop_R1, None, None, None
 
 
 def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:

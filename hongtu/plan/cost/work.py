@@ -170,8 +170,7 @@ def _rowwise(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> 
 
 
 def _sum(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> Work:
-    """Row accesses per edge: a sum reads, its transpose reads and writes; what is combined with it runs again before
-    its gradients."""
+    """Row accesses per edge: a sum reads, its transpose reads and writes."""
     assert p.layer is not None
     item, combine = plan.shape.itemsize, stage.combine
     brings, sends = p.exchange is not None, p.flush is not None
@@ -183,7 +182,7 @@ def _sum(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork) -> Work
         summed_edges=brings * extent.edges,
         transposed_edges=sends * extent.edges,
         swept=extent.vertices * swept * item,
-        calls=extent.chunks * ((brings + sends) * combine.forward_calls + sends * combine.backward_calls),
+        calls=extent.chunks * (brings * combine.forward_calls + sends * combine.backward_calls),
     )
 
 
