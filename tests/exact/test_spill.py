@@ -33,6 +33,15 @@ DEEP = Model(
     lambda f, c: [],
 )  # fmt: skip
 
+SHARED = Model(
+    "shared",
+    lambda f, c: [
+        (nn.Linear(f, H), "x -> x1"), nn.ReLU(), (hnn.SAGEConv(H, H), "x1 -> x2"), (hnn.SAGEConv(H, H), "x1 -> x3"),
+        (hnn.JumpingKnowledge("cat"), "x1, x2, x3 -> x"), nn.Linear(3 * H, c),
+    ],
+    lambda f, c: [],
+)  # fmt: skip
+
 
 def pair(model, grain, tmp_path, fit=everything, **options):
     """A trainer in a device budget, and one that spills."""
@@ -66,6 +75,14 @@ def test_everything_on_the_disk_gives_the_same_bits(model, grain, tmp_path):
     free, spilling = pair(model, grain, tmp_path)
     record = check_same(free, spilling)
     assert record.bytes["disk"] > 0 and not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_several_passes_give_one_tensor(tmp_path):
+    """Rows are added up in the order in which they were given, for the first giver stores."""
+    free, spilling = pair(SHARED, (2, 3), tmp_path)
+    recalls = [x for p in spilling.plan.program.train for x in p.recalls if isinstance(x, moves.Recall)]
+    assert 2 in [len(x.given) for x in recalls]
+    check_same(free, spilling, epochs=1)
 
 
 @pytest.mark.parametrize("kept", range(3))
