@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device
 from hongtu.device.streams import Turn
+from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
@@ -321,7 +322,7 @@ class Executor:
 
     def compute(self, x: moves.Compute) -> None:
         for chunk in self._chunks:
-            chunk.device.streams.compute.run(partial(chunk.compute, x))
+            chunk.device.streams.compute.run(partial(Body(chunk).run, x))
 
     def _on_chunks(self, x: Instruction) -> None:
         for chunk in self._chunks:

