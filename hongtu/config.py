@@ -194,6 +194,26 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+def parse_share(text: object) -> float | None:
+    """The share that a percentage says; None for what is none.
+
+    >>> parse_share("25%"), parse_share("25MB")
+    (0.25, None)
+
+    Raises:
+        InputError: when it is not above 0 and at most 100.
+    """
+    if not isinstance(text, str) or not text.strip().endswith("%"):
+        return None
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InputError(f"budget {text!r}: expected a percentage from above 0 to 100")
+    return share
+
+
 def size(nbytes: float, *, up: bool = False) -> str:
     """Bytes for people; ``up``: never less than they are, so that what is typed from it is enough.
 

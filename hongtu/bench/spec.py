@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hongtu.config import parse_bytes
+from hongtu.config import parse_bytes, parse_share
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, alone
@@ -98,16 +98,6 @@ def parse_budgets(texts: Sequence[str]) -> list[float | int | None]:
     """
     found: list[float | int | None] = []
     for text in texts:
-        if text == "none":
-            found.append(None)
-        elif text.endswith("%"):
-            try:
-                share = float(text[:-1]) / 100
-            except ValueError:
-                share = 0.0
-            if not 0 < share <= 1:
-                raise InputError(f"budget {text!r}: expected a percentage from above 0 to 100")
-            found.append(share)
-        else:
-            found.append(parse_bytes(text))
+        share = parse_share(text)
+        found.append(None if text == "none" else parse_bytes(text) if share is None else share)
     return found

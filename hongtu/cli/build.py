@@ -12,12 +12,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.train_config import ModelConfig, TrainConfig
-from hongtu.config import nearest, parse_bytes
+from hongtu.config import nearest
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
-    from hongtu.hardware import Hardware
     from hongtu.train.trainer import Trainer
 
 
@@ -125,24 +124,6 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     return torch.nn.CrossEntropyLoss(weight, label_smoothing=config.label_smoothing)
 
 
-def make_budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
-    """Bytes per partition; a share is one of what the largest device takes without a limit."""
-    text = config.device_memory
-    if text is None or not text.strip().endswith("%"):
-        return None if text is None else parse_bytes(text)
-    from hongtu.bench.spec import parse_budgets
-    from hongtu.model.loss_terms import DEFAULT
-    from hongtu.train.planning import plan_model
-
-    (share,) = parse_budgets([text.strip()])
-    plan = plan_model(
-        artifact, make_layers(config, artifact), loss=DEFAULT[artifact.task], strategy=config.strategy,
-        hardware=hardware,
-    )  # fmt: skip
-    need = max(nbytes for name, nbytes in plan.peak_bytes.items() if name.startswith("device"))
-    return int(need * float(share or 1))
-
-
 def make_trainer(config: TrainConfig) -> Trainer:
     """The Trainer that the settings describe."""
     import torch
@@ -156,7 +137,6 @@ def make_trainer(config: TrainConfig) -> Trainer:
     artifact = open_artifact(config.artifact)
     backend = get_backend(config.device)
     hardware = backend.hardware if config.hardware is None else load_hardware(config.hardware)
-    budget = make_budget(config, artifact, hardware)
     seed_generators(config.seed)
     layers = make_layers(config, artifact)
     optimizer = named_call(config.optimizer, (torch.optim,), "--optimizer")
@@ -170,7 +150,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
         optimizer=lambda p: optimizer(p, lr=config.lr, weight_decay=config.weight_decay),
         scheduler=scheduler,
         device=backend,
-        device_memory=budget,
+        device_memory=config.device_memory,
         host_memory=config.host_memory,
         spill=config.spill,
         strategy=config.strategy,

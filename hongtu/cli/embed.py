@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     add("--model", metavar="MODULE:FUNCTION", help="what makes the layers, for a run that was made from Python")
     add("--layer", type=int, metavar="K", help="1: the first layer's output, ... (default: the last: predictions)")
     add("--device", default="cpu", help="as for `train` (default: cpu)")
-    add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
+    add("--device-memory", metavar="SIZE", help="as for `train` (default: no limit)")
     add("--force", action="store_true", help="replace OUT")
     parser.set_defaults(execute=run)
 

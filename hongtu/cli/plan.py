@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hongtu.cli.build import make_budget, make_layers
+from hongtu.cli.build import make_layers
 from hongtu.cli.info import check_plot
 from hongtu.cli.settings import add_settings, configure
 from hongtu.cli.train import add_source, settings_of
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     if options.ranks is not None:
         _run_ranks(options, config, artifact, hardware)
         return
-    budget = make_budget(config, artifact, hardware)
+    budget = _budget(config, artifact, hardware)
     if budget is None:
         budget = hardware.memory_for(artifact.topology.partitions)
     plan = plan_model(
@@ -93,6 +93,18 @@ def run(options: argparse.Namespace) -> None:
         print(tables(result) + (explanation(result) if options.explain else ""))
 
 
+def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
+    from hongtu.model.loss_terms import DEFAULT
+    from hongtu.train.budget import budget_bytes
+    from hongtu.train.planning import plan_model
+
+    def unlimited() -> ExecutionPlan:
+        loss, layers = DEFAULT[artifact.task], make_layers(config, artifact)
+        return plan_model(artifact, layers, loss=loss, strategy=config.strategy, hardware=hardware)
+
+    return budget_bytes(config.device_memory, unlimited)
+
+
 def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artifact, hardware: Hardware) -> None:
     """Plan for several ranks, without starting any."""
     from hongtu.cli.plan_text import rank_tables
@@ -106,7 +118,7 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
     for option in ("explain", "plot", "listing", "check"):
         if getattr(options, option) not in (None, False):
             raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
-    budget = make_budget(config, artifact, hardware)
+    budget = _budget(config, artifact, hardware)
     plans = plan_ranks(
         artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
         device_memory=budget, strategy=config.strategy, hardware=hardware,

@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
         default="cpu",
         help="cpu, cuda (all GPUs), cuda:K, or simulated (CUDA's engine on the CPU); default: cpu",
     )
-    add("--device-memory", metavar="SIZE", help="bytes per partition, like 2GiB (default: no limit)")
+    add("--device-memory", metavar="SIZE", help="as for `train` (default: no limit)")
     add("--strategy", choices=("full", "paper", "p2p", "none"), default="full", help="default: full")
     add("--json", action="store_true", help="print one JSON object instead of lines")
     parser.set_defaults(execute=run)

@@ -41,6 +41,7 @@ from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.share import Share
+from hongtu.train.budget import budget_bytes
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.shape import check_edge_data, network_shape
 from hongtu.train.survey.widths import fill_widths
@@ -108,17 +109,23 @@ def plan_model(
     modules = as_modules(layers)
     fill_widths(modules, artifact, dtype)
     network = Network(modules.to(dtype=dtype), RowContext())
-    budget = None if device_memory is None else parse_bytes(device_memory)
     mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)
     made = optimizer([*network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())])
-    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, budget=budget)
-    return plan_network(
-        artifact, network, mean_loss, made, get_strategy(strategy), budget, dtype, hardware, optimizer, limit=limit
-    )
+    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
+    make = partial(
+        plan_network, artifact, network, mean_loss, made, get_strategy(strategy), dtype=dtype, hardware=hardware,
+        make_embedding_optimizer=optimizer,
+    )  # fmt: skip
+    return make(budget_bytes(device_memory, lambda: make(None)), limit=limit)
 
 
 def host_limit(
-    host_memory: int | str | None, *, spills: bool, has_devices: bool, budget: int | None, ranks: int = 1
+    host_memory: int | str | None,
+    *,
+    spills: bool,
+    has_devices: bool,
+    device_memory: int | str | None,
+    ranks: int = 1,
 ) -> HostLimit | None:
     """What a person's settings say of the host.
 
@@ -130,7 +137,7 @@ def host_limit(
             raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
         return None
     memory = parse_bytes(host_memory)
-    if has_devices and budget is None:
+    if has_devices and device_memory is None:
         raise InputError(
             "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
             "(--device-memory), too"

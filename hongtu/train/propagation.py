@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hongtu.config import parse_bytes
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
@@ -31,6 +30,7 @@ from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.together import current
+from hongtu.train.budget import budget_bytes
 from hongtu.train.planning import check_precision
 from hongtu.train.ranked import ALONE
 from hongtu.train.runtime import Runtime
@@ -112,13 +112,13 @@ class Propagation:
         check_precision(dtype)
         self.columns, self.dtype = columns, dtype
         backend = get_backend(device)
-        budget = None if device_memory is None else parse_bytes(device_memory)
         self._strategy, self._hardware = get_strategy(strategy), hardware or backend.hardware
         self._beside = self.artifact.num_vertices * columns * dtype.itemsize  # what a step adds to P y
         self._rows = VertexRows(
             self.artifact.original_id, torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
         )
         network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
+        budget = budget_bytes(device_memory, lambda: self._plan(network=network, budget=None, correct=None))
         self._runtime = Runtime(
             self.artifact, network, None, self._plan, rows=self._rows, budget=budget, dtype=dtype, backend=backend
         )

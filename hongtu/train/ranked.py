@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import hongtu
-from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
@@ -26,6 +25,7 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
+from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
 from hongtu.train.planning import adam, make_loss, plan_network
 
@@ -124,9 +124,14 @@ def plan_ranks(
     artifact.check_bounds()
     network = Network(as_modules(layers), RowContext())
     check_ranked(artifact, network, loss, ranks, dependencies)
-    budget = None if device_memory is None else parse_bytes(device_memory)
     optimizer, savings = adam(network.modules.parameters()), get_strategy(strategy)
     count = exchanging_layers(network)
+    budget = budget_bytes(
+        device_memory,
+        lambda: plan_network(
+            artifact, network, make_loss(artifact, loss), optimizer, savings, None, torch.float32, hardware
+        ),
+    )
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
         share = share_of(artifact, rank, ranks, stages)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.config import parse_bytes, size
+from hongtu.config import size
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import InputError
@@ -39,6 +39,7 @@ from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, current
 from hongtu.train.anomaly import check_epoch
+from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import Tried, choose_stages, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
@@ -82,7 +83,8 @@ class Trainer(Resumable):
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, "torch-sparse": the CPU with its products, or "simulated":
             CUDA's engine and kernels on the CPU.
-        device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; None for no limit.
+        device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; "50%": a share of what the
+            whole graph takes on the largest device without a limit; None for no limit.
         host_memory: bytes (or "8GiB") of all that the run keeps on the host: vertex rows, staging memory, the graph's
             structure, plan arrays and labels; on the CPU the devices', too. None: what there is. Pages of files that
             the system keeps for itself, and gives up, are not counted.
@@ -163,10 +165,9 @@ class Trainer(Resumable):
             self._evaluation = Evaluation(None if links else metric, self.artifact.task)
             self._backend = get_backend(device)
             self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
-            self._budget = None if device_memory is None else parse_bytes(device_memory)
             self._spill, self._limit = spill, host_limit(
-                host_memory, spills=spill is not None, has_devices=self._backend.on_host, budget=self._budget,
-                ranks=self.ranks.size,
+                host_memory, spills=spill is not None, has_devices=self._backend.on_host,
+                device_memory=device_memory, ranks=self.ranks.size,
             )  # fmt: skip
             if spill is not None:
                 check_disk(spill, 0)
@@ -187,8 +188,10 @@ class Trainer(Resumable):
             self.optimizer = make_optimizer(optimizer, iter(self._learned))
             self.scheduler = None if scheduler is None else scheduler(self.optimizer)
             self.embedding: Embedding | None = None
+            make_rows_optimizer = embedding_optimizer or optimizer
+            self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))
         self.ranks.check_same(self._given(loss))
-        self._share, self._loss, self._runtime = self._make_runtime(loss, embedding_optimizer or optimizer, on_oom)
+        self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
         self.ranks.take_model(self.model)
 
         self.epoch = 0
@@ -196,6 +199,15 @@ class Trainer(Resumable):
         self.waiting = Waiting()
         self._gradients: dict[str, Tensor] = {}
         self._resting: Resting = []
+
+    def _plan_unlimited(self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory) -> ExecutionPlan:
+        """Of the whole graph in one process."""
+        self.model.cpu()  # where plans are tried
+        with self._backend.trial():
+            return plan_network(
+                self.artifact, self._network, make_loss(self.artifact, loss), self.optimizer, self.strategy, None,
+                self._dtype, self.hardware, make_embedding_optimizer,
+            )  # fmt: skip
 
     def _make_runtime(
         self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, on_oom: str
