@@ -62,7 +62,12 @@ def everywhere(lib, f, c):
     ]  # fmt: skip
 
 
-NORMS = (of(between, "norms-between"), of(everywhere, "norms-everywhere"))
+def inside(lib, f, c):
+    """Inside of layers, two of them in one."""
+    return [lib.GENConv(f, H, num_layers=3, learn_t=True, bias=True), nn.ELU(), lib.GENConv(H, c, aggr="add")]
+
+
+NORMS = (of(between, "norms-between"), of(everywhere, "norms-everywhere"), of(inside, "norms-inside"))
 
 
 # ---------------------------------------------------------------------------------------------------------- connections

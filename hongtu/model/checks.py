@@ -13,7 +13,7 @@ from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, takes_batch_statistics
 from hongtu.nn.layer import TRANSFORMS, Layer, is_plain
 from hongtu.nn.norm import Normalization
-from hongtu.nn.whole_graph import rules_of
+from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
 def check_module(index: int, module: nn.Module) -> None:
@@ -68,8 +68,13 @@ def check_module(index: int, module: nn.Module) -> None:
                 "normalize of a hongtu.nn.Normalization, or give what forward adds as a module beside it"
             )
         return
+    parts = module.expand() if isinstance(module, Layer) else []
+    inside = [part.module for part in parts if isinstance(part, WholeGraphNorm)]
     for part in module.modules():
         name = type(part).__name__
+        if part in inside:
+            check_module(index, part)
+            continue
         if rules_of(part) is not None:
             raise InputError(
                 f"{title}: the {name} inside takes statistics over the whole graph and can stand in the list of layers "

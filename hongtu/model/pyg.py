@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.model.pyg_layers import Named, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import is_convolution, traced_layers
+from hongtu.model.traced import FEATURES, is_convolution, traced_layers
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout
 
@@ -44,13 +44,13 @@ def from_pyg(model: Any) -> list[Entry]:
     if is_convolution(model):
         return [_tagged(layer, "") for layer in layers_of(model, name)]
 
-    def convert(module: nn.Module, place: str, takes_edges: bool) -> list[nn.Module]:
+    def convert(module: nn.Module, place: str, edges: set[str]) -> list[nn.Module]:
         if type(module) is nn.Dropout:
             return [Dropout(module.p)] if module.p > 0 else []
         if isinstance(module, nn.Identity):
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
-        found = layers_of(module, f"{name}.{index}") if takes_edges else [named(module)]
+        found = layers_of(module, f"{name}.{index}", FEATURES in edges) if edges else [named(module)]
         return [_tagged(layer, place) for layer in found]
 
     return traced_layers(model, convert)

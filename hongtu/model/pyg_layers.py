@@ -6,6 +6,7 @@ torch_geometric itself is not imported: its modules are known by their names.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,19 +16,24 @@ from hongtu.errors import InputError
 from hongtu.model.wiring import RowFunction
 from hongtu.nn import (
     APPNP,
+    Aggregation,
     Dropout,
     GATConv,
     GATv2Conv,
     GCN2Conv,
     GCNConv,
+    GENConv,
     GGCNConv,
     GINConv,
     GraphConv,
+    MultiAggregation,
     PNAConv,
+    PowerMeanAggregation,
     PyGLayer,
     RGCNConv,
     SAGEConv,
     SGConv,
+    SoftmaxAggregation,
     TransformerConv,
 )
 from hongtu.nn.whole_graph import rules_of
@@ -40,17 +46,18 @@ def named(module: nn.Module, place: str = "") -> Named:
     return module, {name: f"{place}.{name}" if place else name for name in module.state_dict()}
 
 
-def layers_of(conv: nn.Module, title: str) -> list[Named]:
+def layers_of(conv: nn.Module, title: str, edge_features: bool = False) -> list[Named]:
     """What stands for a convolution: a layer, and of a ``GINConv`` what of its network needs the whole graph behind it.
 
     Args:
         title: what messages call it.
+        edge_features: it is called with those of the graph.
 
     Raises:
         InputError: when it has no counterpart, with what to use instead.
     """
     name = type(conv).__name__ if type(conv).__module__.startswith("torch_geometric.") else "one's own"
-    make = _COUNTERPARTS.get(name)
+    make = _COUNTERPARTS.get(name) if name != "GENConv" else partial(_gen, edge_features=edge_features)
     if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
         raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
     if (make is not None or name == "GINConv") and conv.flow != "source_to_target":
@@ -59,7 +66,7 @@ def layers_of(conv: nn.Module, title: str) -> list[Named]:
         )
     dtype = next((p.dtype for p in conv.parameters()), torch.float32)
     if name == "GINConv" and _sums(conv):
-        return [(module.to(dtype), names) for module, names in _gin(conv)]
+        return _gin(conv)
     layer = None if make is None else make(conv, title)
     if layer is None:
         try:
@@ -67,8 +74,8 @@ def layers_of(conv: nn.Module, title: str) -> list[Named]:
         except ValueError as error:
             raise InputError(f"from_pyg: {title}: {error}") from None
         return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]
-    layer.load_state_dict(conv.state_dict())
-    return [named(layer.to(dtype))]
+    layer.to(dtype).load_state_dict(conv.state_dict())
+    return [named(layer)]
 
 
 def _sums(conv: Any) -> bool:
@@ -91,8 +98,7 @@ def _gin(conv: Any) -> list[Named]:
         parts[0][0] if whole else nn.Sequential(*(part for part, _ in parts[:cut])),
         conv.initial_eps, isinstance(conv.eps, nn.Parameter),
     )  # fmt: skip
-    with torch.no_grad():
-        layer.eps.copy_(conv.eps)
+    layer.eps.data = conv.eps.data
     names = {"eps": "eps"}
     for k, (part, place) in enumerate(parts[:cut]):
         names |= {f"nn.{name}" if whole else f"nn.{k}.{name}": f"{place}.{name}" for name in part.state_dict()}
@@ -129,7 +135,7 @@ def _alone(module: nn.Module) -> nn.Module:
         return Dropout(module.p)
     if type(module).__name__ == "Linear" and type(module) is not nn.Linear:
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
-        made.load_state_dict(module.state_dict())
+        made.to(next(module.parameters()).dtype).load_state_dict(module.state_dict())
         return made
     return module
 
@@ -207,11 +213,7 @@ def _sgc(conv: Any, title: str) -> nn.Module | None:
 
 def _appnp(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
-    if conv.dropout > 0:
-        raise InputError(
-            f"from_pyg: {title}: its dropout of edges adds up over the steps; hongtu.nn.APPNP's is anew in each"
-        )
-    return APPNP(conv.K, conv.alpha, add_self_loops=conv.add_self_loops, normalize=conv.normalize)
+    return APPNP(conv.K, conv.alpha, conv.dropout, add_self_loops=conv.add_self_loops, normalize=conv.normalize)
 
 
 def _gcn2(conv: Any, title: str) -> nn.Module | None:
@@ -222,6 +224,38 @@ def _gcn2(conv: Any, title: str) -> nn.Module | None:
     )  # fmt: skip
     layer.beta = conv.beta
     return layer
+
+
+def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
+    aggregation = _aggregation(conv.aggr_module)
+    if aggregation is None or not isinstance(conv.in_channels, int):
+        return None
+    edge_dim = conv.lin_edge.in_channels if hasattr(conv, "lin_edge") else conv.out_channels if edge_features else None
+    layer = GENConv(
+        conv.in_channels, conv.out_channels, aggregation, msg_norm=hasattr(conv, "msg_norm"), norm=None, eps=conv.eps,
+        bias=conv.mlp[0].bias is not None, edge_dim=edge_dim,
+    )  # fmt: skip
+    layer.mlp = nn.Sequential(*map(_alone, conv.mlp))
+    if hasattr(conv, "msg_norm"):
+        layer.msg_norm.scale.requires_grad_(conv.msg_norm.scale.requires_grad)
+    return layer
+
+
+def _aggregation(aggr: Any) -> str | Aggregation | None:
+    """Ours of the same name and options."""
+    name = type(aggr).__name__.removesuffix("Aggregation").lower()
+    if name in ("sum", "mean", "max", "min"):
+        return name
+    if name == "softmax":
+        return SoftmaxAggregation(aggr._init_t if aggr.learn else aggr.t, aggr.learn, aggr.semi_grad, aggr.channels)
+    if name == "powermean":
+        return PowerMeanAggregation(
+            aggr._init_p if aggr.learn else aggr.p, aggr.learn, aggr.channels, aggr.min_value, aggr.max_value
+        )
+    if name == "multi" and aggr.mode == "cat":
+        several = [found for one in aggr.aggrs if (found := _aggregation(one)) is not None]
+        return MultiAggregation(several) if len(several) == len(aggr.aggrs) else None
+    return None
 
 
 def _pna(conv: Any, title: str) -> nn.Module | None:

@@ -17,12 +17,11 @@ from hongtu.errors import InputError
 from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
 from hongtu.nn import Dropout
 
-Convert = Callable[[nn.Module, str, bool], list[nn.Module]]
+Convert = Callable[[nn.Module, str, set[str]], list[nn.Module]]
 _OF_ROWS = ("call_function", "call_method")
 _NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
-
-
-_OF_EDGES = ("edge_weight", "edge_attr", "edge_type")  # arguments of a model that layers read of the graph themselves
+FEATURES = "edge_attr"
+_OF_EDGES = ("edge_weight", FEATURES, "edge_type")  # arguments of a model that layers read of the graph themselves
 
 
 class _Root(nn.Module):
@@ -37,8 +36,10 @@ class _Root(nn.Module):
         needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
         self.asked = [argument.name for argument in needed]
 
-    def forward(self, x: Any, edge_index: Any, weight: Any = None, attr: Any = None, kind: Any = None) -> Any:
-        of_edges = dict(zip(_OF_EDGES, (weight, attr, kind), strict=True))
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Any = None, edge_attr: Any = None, edge_type: Any = None
+    ) -> Any:
+        of_edges = dict(zip(_OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
         if len(self.asked) == 1:
             return self.model(SimpleNamespace(x=x, edge_index=edge_index, **of_edges))
         return self.model(x, edge_index, **{name: of_edges[name] for name in self.asked if name in of_edges})
@@ -62,8 +63,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     """The entries of a layer list that does what ``model(x, edge_index)`` does.
 
     Args:
-        convert: (module, its name, whether it takes edges) -> the modules that stand for it, none for one that does
-            nothing.
+        convert: (module, its name, what it takes of edges, such as "edge_index") -> the modules that stand for it,
+            none for one that does nothing.
 
     Raises:
         InputError: naming what has no place in such a list.
@@ -91,18 +92,18 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         plain = node.op == "call_module" and all(isinstance(value, fx.Node) for value in node.args)
         given = [*node.args, *node.kwargs.values()] if plain else node.all_input_nodes  # the first keep one given twice
         taken = [other for other in given if isinstance(other, fx.Node) and other not in of_edges]
-        takes_edges = any(other in of_edges for other in node.all_input_nodes)
+        edges = {str(other.target) for other in node.all_input_nodes if other in of_edges}
         if node.op == "call_module":
             place = str(node.target).removeprefix("model.")
             if place not in made:
-                made[place] = convert(model.get_submodule(place), place, takes_edges)
+                made[place] = convert(model.get_submodule(place), place, edges)
             modules = made[place]
         elif node.op == "get_attr":
             raise InputError(
                 f"{title}.forward uses a parameter or buffer of its own ({node.target}); put it into a module, or "
                 "write a hongtu.nn.Layer"
             )
-        elif takes_edges or not taken or node.target in _NO_ROWS:
+        elif edges or not taken or node.target in _NO_ROWS:
             raise InputError(f"{title}.forward calls {_name(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(map(_is_expression, node.users)):
             continue  # a part of what its users compute

@@ -146,7 +146,7 @@ def test_savings(name):
 @pytest.mark.long
 def test_chunks_of_one_vertex():
     problem = problems.problem_of(graphs.Graph("twelve", np.random.default_rng(3).integers(0, 12, (2, 40)), None, 12))
-    for grain, model in zip(((1, 12), (4, 3)), MODELS, strict=True):
+    for grain, model in zip(((1, 12), (4, 3), (2, 6)), MODELS, strict=True):
         check(model, problem, grain, epochs=2, device_memory="smallest")
 
 
@@ -251,7 +251,7 @@ def test_a_resumed_run_has_the_same_statistics(tmp_path):
 @pytest.mark.long
 def test_staged_devices():
     """CUDA's engine on the CPU, several GPUs with a network each."""
-    for gpus, model in ((1, MODELS[1]), (3, MODELS[0])):
+    for gpus, model in ((1, MODELS[1]), (3, MODELS[0]), (2, MODELS[2])):
         staged.check(
             model, problems.awkward(), (3, 2), device=SimulatedBackend(gpus, seed=gpus), device_memory="smallest"
         )

@@ -60,6 +60,27 @@ class GCNII(torch.nn.Module):
         return self.last(x)
 
 
+class Deeper(torch.nn.Module):
+    """DeeperGCN: batch norms inside its convolutions, skips around them."""
+
+    def __init__(self, features, classes):
+        super().__init__()
+        blocks = [
+            pyg.GENConv(8, 8, learn_t=True, num_layers=3, bias=True),
+            pyg.GENConv(8, 8, aggr=["max", "powermean"]),
+        ]
+        norm, act = torch.nn.LayerNorm(8), torch.nn.ReLU(inplace=True)
+        self.first = pyg.GENConv(features, 8, msg_norm=True, learn_msg_scale=True)
+        self.layers = torch.nn.ModuleList(pyg.DeepGCNLayer(conv, norm, act, dropout=0.1) for conv in blocks)
+        self.lin = torch.nn.Linear(8, classes)
+
+    def forward(self, x, edge_index):
+        x = self.first(x, edge_index)
+        for layer in self.layers:
+            x = layer(x, edge_index)
+        return self.lin(x)
+
+
 def chain(features, between, columns):
     return torch.nn.Sequential(torch.nn.Linear(features, 8), between, torch.nn.ReLU(), torch.nn.Linear(8, columns))
 
@@ -101,12 +122,13 @@ MODELS = {
     "gcnii": lambda f, c: GCNII(f, c),
     "hops": lambda f, c: pyg.Sequential("x, edge_index", [
         (pyg.SGConv(f, 8, K=2, cached=True), "x, edge_index -> x"), torch.nn.ReLU(), torch.nn.Linear(8, c),
-        (pyg.APPNP(K=2, alpha=0.1), "x, edge_index -> x"),
+        (pyg.APPNP(K=2, alpha=0.1, dropout=0.5), "x, edge_index -> x"),
     ]),
     "sums and gates": lambda f, c: pyg.Sequential("x, edge_index", [
         (pyg.GraphConv(f, 8, aggr="mean"), "x, edge_index -> x"), torch.nn.ReLU(),
         (pyg.ResGatedGraphConv(8, 8), "x, edge_index -> x"), (pyg.GraphConv(8, c), "x, edge_index -> x"),
     ]),
+    "deeper": lambda f, c: Deeper(f, c),
     "own module": lambda f, c: Own(f, c),
     "convolution": lambda f, c: pyg.SAGEConv(f, c, normalize=True),
 }  # fmt: skip
@@ -144,6 +166,15 @@ def test_round_trip(name):
     assert hongtu.to_pyg(trainer.model, model) is model
     assert any(not torch.equal(value, before[key]) for key, value in model.state_dict().items()), "it was trained"
     torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+
+
+def test_weights_of_float64_keep_their_digits():
+    for kind in (pyg.SAGEConv(4, 3), pyg.GINConv(pyg.MLP([4, 3, 3]), eps=0.3), pyg.GENConv(4, 3)):
+        model = kind.double()
+        for value in filter(torch.is_floating_point, model.state_dict().values()):
+            value.fill_(1 / 3)
+        state = torch.nn.ModuleList(hongtu.from_pyg(model)).state_dict()
+        assert all((value == 1 / 3).all() for value in state.values() if value.is_floating_point()), state
 
 
 class Changes(torch.nn.Module):
@@ -190,9 +221,13 @@ class Edgy(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = pyg.GATv2Conv(6, 4, edge_dim=3), pyg.RGCNConv(4, 3, 5)
+        self.third, self.same = pyg.GENConv(3, 5, edge_dim=3), pyg.GENConv(5, 3)
+        self.again, self.without = pyg.GENConv(3, 3), pyg.GENConv(3, 3)
 
     def forward(self, x, edge_index, edge_attr, edge_type):
-        return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_type)
+        x = self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_type)
+        x = self.same(self.third(x, edge_index, edge_attr), edge_index, None)
+        return self.without(self.again(x, edge_index, edge_attr), edge_index)
 
 
 def test_what_edges_have_is_the_artifacts():
@@ -241,7 +276,6 @@ REFUSED = {
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
     "flow": (lambda: pyg.GCN(4, 8, 2, 3, flow="target_to_source"), "flow='target_to_source'"),
     "improved": (lambda: pyg.GCNConv(4, 8, improved=True), "improved"),
-    "dropout of APPNP": (lambda: pyg.APPNP(2, 0.1, dropout=0.5), "APPNP: its dropout of edges adds up"),
     "residual": (lambda: pyg.GAT(4, 8, 2, 3, residual=True), r"GAT.convs\[0\].*residual"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
     "other model": (lambda: pyg.TAGConv(4, 8), "PyGLayer.TAGConv"),

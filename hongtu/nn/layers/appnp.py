@@ -18,8 +18,8 @@ class APPNP(NormalizedSum):
     Args:
         K: steps, at least 1.
         alpha: share of h_0, 0 to 1.
-        dropout: of edges, self-loops included, anew in every step (torch_geometric's adds up over the steps); the
-            aggregate is then recomputed in backward.
+        dropout: of edges, self-loops included; as in torch_geometric what a step drops stays dropped in those
+            behind it. The aggregate is then recomputed in backward.
         add_self_loops: add I.
         normalize: without it B = A.
     """
@@ -50,7 +50,13 @@ class _Step(NormalizedSum):
 
     @property
     def reduce(self) -> str | None:  # type: ignore[override]
-        return None if self.edge_dropout.p > 0 else "sum"
+        return None if any(dropout.p > 0 for dropout in self._dropouts) else "sum"
+
+    @property
+    def _dropouts(self) -> list[Dropout]:
+        """Of the steps up to this one."""
+        hops = list(self._owner[0].hops)
+        return [hop.edge_dropout for hop in hops[: hops.index(self) + 1]]
 
     @property
     def combines(self) -> bool:
@@ -65,11 +71,13 @@ class _Step(NormalizedSum):
         weight_E1 = z.new_ones(block.num_edges, 1) if block.edge_weight is None else block.edge_weight.unsqueeze(1)
         if self.add_self_loops and block.has_loops:
             weight_E1 = weight_E1.masked_fill(block.loop_mask.unsqueeze(1), 0)
-        a = block.attend(z, self.edge_dropout(weight_E1, block.edge_ids), z.shape[1])
-        if not self.add_self_loops:
-            return a
-        loop_D1 = self.loop_R1(block.rows)
-        return a + self.edge_dropout(loop_D1, block.num_graph_edges + block.rows.ids) * s
+        loop_D1 = self.loop_R1(block.rows) if self.add_self_loops else None
+        for dropout in self._dropouts:  # in this order: the number of a call decides its mask
+            weight_E1 = dropout(weight_E1, block.edge_ids)
+            if loop_D1 is not None:
+                loop_D1 = dropout(loop_D1, block.num_graph_edges + block.rows.ids)
+        a = block.attend(z, weight_E1, z.shape[1])
+        return a if loop_D1 is None else a + loop_D1 * s
 
     def update(self, a: Tensor, s: Skip, start: Tensor) -> Tensor:  # type: ignore[override]
         if self.reduce is None and self.normalize:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from typing_extensions import Unpack
 
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Common, Convolution, Skip, linear
+from hongtu.nn.layer import Common, Convolution, Layer, Skip, linear
+from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
 class MessageNorm(nn.Module):
@@ -30,7 +32,8 @@ class GENConv(Convolution):
     """h' = MLP(W_dst h + aggr(relu(W_src h_s) + eps)).
 
     With edge features e, W_edge e is added to W_src h_s. W_src, W_dst and W_edge are there only where the widths
-    differ, as in torch_geometric.
+    differ, as in torch_geometric. A BatchNorm in the MLP takes the statistics of all vertices; for the engine it is a
+    layer of its own, together with what stands behind it.
 
     Args:
         in_channels, out_channels: widths of h and h'.
@@ -38,7 +41,7 @@ class GENConv(Convolution):
         t, learn_t: of "softmax".
         p, learn_p: of "powermean".
         msg_norm, learn_msg_scale: scale the aggregate to the length of h.
-        norm: inside the MLP: "layer" or None; torch_geometric's default "batch" is refused.
+        norm: inside the MLP: "batch", "layer" or None.
         num_layers, expansion: linear maps of the MLP, and how much wider it is inside.
         eps: added to every message.
         bias: of all linear maps.
@@ -66,8 +69,8 @@ class GENConv(Convolution):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(**common)
-        if norm not in ("layer", None):
-            raise ValueError(f"GENConv(norm={norm!r}): takes statistics inside the layer; expected 'layer' or None")
+        if norm not in ("batch", "layer", None):
+            raise ValueError(f"GENConv(norm={norm!r}): expected 'batch', 'layer' or None")
         self.in_channels, self.out_channels, self.eps = in_channels, out_channels, eps
         options: dict[str, Any] = {}
         if aggr == "softmax":
@@ -93,6 +96,18 @@ class GENConv(Convolution):
         if msg_norm:
             self.msg_norm = MessageNorm(learn_msg_scale)
 
+    def expand(self) -> list[Layer]:
+        norms = [(k, part, rules) for k, part in enumerate(self.mlp) if (rules := rules_of(part)) is not None]
+        return [self, *(WholeGraphNorm(part, _Then(rules, partial(self._after, k))) for k, part, rules in norms)]
+
+    def _after(self, k: int, h: Tensor) -> Tensor:
+        """What the MLP and the layer do behind its part k, up to the next normalisation over the graph."""
+        for part in list(self.mlp)[k + 1 :]:
+            if rules_of(part) is not None:
+                return h
+            h = part(h)
+        return self.activate(h)
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         x = self.lin_src(h) if hasattr(self, "lin_src") else h
@@ -107,7 +122,18 @@ class GENConv(Convolution):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         a = self.lin_aggr_out(a) if hasattr(self, "lin_aggr_out") else a
         a = self.msg_norm(s, a) if hasattr(self, "msg_norm") else a
-        return self.activate(self.mlp(a + (self.lin_dst(s) if hasattr(self, "lin_dst") else s)))
+        return self._after(-1, a + (self.lin_dst(s) if hasattr(self, "lin_dst") else s))
+
+
+class _Then:
+    """The rules of a normalisation, and what follows it row by row."""
+
+    def __init__(self, rules: Any, after: Callable[[Tensor], Tensor]) -> None:
+        self._normalize, self._after = rules.normalize, after
+        self.fixed, self.observe = rules.fixed, rules.observe
+
+    def normalize(self, module: nn.Module, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return self._after(self._normalize(module, x, mean, var))
 
 
 def _mlp(widths: list[int], norm: str | None, bias: bool) -> nn.Sequential:
@@ -115,6 +141,7 @@ def _mlp(widths: list[int], norm: str | None, bias: bool) -> nn.Sequential:
     modules: list[nn.Module] = []
     for index, (given, wanted) in enumerate(itertools.pairwise(widths)):
         if index > 0:
-            modules += [*([nn.LayerNorm(given)] if norm else []), nn.ReLU(), nn.Identity()]
+            modules += [] if norm is None else [nn.BatchNorm1d(given) if norm == "batch" else nn.LayerNorm(given)]
+            modules += [nn.ReLU(), nn.Identity()]
         modules.append(linear(given, wanted, bias=bias))
     return nn.Sequential(*modules)
