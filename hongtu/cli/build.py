@@ -106,12 +106,19 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     """The loss that the settings describe.
 
     Raises:
-        InputError: for class weights or label smoothing without classes.
+        InputError: for class weights or label smoothing without classes, or negatives without links.
     """
     import torch
 
+    from hongtu.model.link_loss import LinkLoss
     from hongtu.model.loss_terms import DEFAULT, balanced_weights
 
+    if artifact.task == "links" and config.loss is None:
+        return LinkLoss(negatives=config.negatives, corrupt=config.corrupt)
+    if (config.negatives, config.corrupt) != (LinkLoss.negatives, LinkLoss.corrupt):
+        raise InputError(
+            "--negatives and --corrupt are for links (`hongtu preprocess --task links`), and no other --loss"
+        )
     if config.class_weights is None and not config.label_smoothing:
         if config.loss is not None and ":" in config.loss:
             return _own("--loss", config.loss)

@@ -10,7 +10,7 @@ from hongtu.errors import InputError
 
 _LEAST = {
     "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,
-    "label_smoothing": 0, "clip_grad_norm": 0, "patience": 1, "rank_timeout": 1,
+    "label_smoothing": 0, "clip_grad_norm": 0, "negatives": 1, "patience": 1, "rank_timeout": 1,
 }  # fmt: skip
 _MOST = {"seed": 2**63 - 1, "label_smoothing": 1, "rank_timeout": 10**6}
 
@@ -82,6 +82,8 @@ class TrainConfig(ModelConfig):
         loss: cross_entropy, bce_with_logits, mse, l1, huber or smooth_l1, or module:function of your own, of outputs
             and labels; not set: cross_entropy, bce_with_logits for multi-label, mse for regression, LinkLoss() for
             links
+        negatives: of links, how many pairs that are none are drawn for every edge, anew in every epoch
+        corrupt: of links, what these have anew of their edge: its destination, or both ends
         class_weights: balanced: weigh every class by how few train vertices it has
         label_smoothing: of cross_entropy
         clip_grad_norm: clip the gradient's total norm to this
@@ -110,6 +112,8 @@ class TrainConfig(ModelConfig):
     weight_decay: float = 0.0
     scheduler: str | None = None
     loss: str | None = None
+    negatives: int = 1
+    corrupt: Literal["destination", "both"] = "destination"
     class_weights: Literal["balanced"] | None = None
     label_smoothing: float = 0.0
     clip_grad_norm: float | None = None

@@ -149,6 +149,24 @@ def test_a_budget_may_be_a_share(artifact, capsys):
     assert f"device_memory is {need // 10} bytes" in err
 
 
+def test_the_negatives_of_links(artifact, tmp_path, capsys):
+    problem = problems.awkward()
+    links = hongtu.preprocess_graph(
+        problem.edges, problem.num_vertices, tmp_path / "links", features=problem.features, task="links",
+        partitions=2, chunks=3,
+    )  # fmt: skip
+    (tmp_path / "run.toml").write_text(f"artifact = '{links.path}'\nhidden = 5\nnegatives = 4\ncorrupt = 'both'")
+    found = run_of(tmp_path / "run.toml", "--metric", "hits@2", *SHORT, capsys=capsys)
+    torch.manual_seed(0)
+    loss = hongtu.LinkLoss(negatives=4, corrupt="both")
+    layers = [hnn.GCNConv(problem.width, 5, activation="relu"), hnn.GCNConv(5, 5)]
+    trainer = hongtu.Trainer(links, layers, loss=loss, metric="hits@2")
+    assert trainer.fit(3)[-1].loss == found["loss"] and trainer.evaluate()["train"] == found["train"]
+    assert run_of(tmp_path / "run.toml", "--negatives", 3, *SHORT, capsys=capsys)["loss"] != found["loss"]
+    assert "--negatives 0: expected at least 1" in refusal(capsys, "train", links.path, "--negatives", 0)
+    assert "are for links" in refusal(capsys, "train", artifact.path, "--negatives", 4)
+
+
 def test_trained_weights_predict_on_another_graph(artifact, tmp_path, capsys):
     """Inductive use: from the command line and from Python, what torch_geometric's same layers give there."""
     assert main(["train", str(artifact.path), "--model", "sage", *SHORT, "--run", str(tmp_path / "run")]) == 0
