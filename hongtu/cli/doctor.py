@@ -34,7 +34,7 @@ ABILITIES = (
     Ability("partition large graphs with KaMinPar, faster than METIS", ("kaminpar",), "pip install 'hongtu[kaminpar]'"),
     Ability("read Parquet and Arrow tables", ("pyarrow",), "pip install 'hongtu[arrow]'"),
     Ability("convert and wrap torch_geometric's models", ("torch_geometric",), "pip install 'hongtu[pyg]'"),
-    Ability("train with torch-sparse's products", ("torch_sparse",),
+    Ability("train with torch-sparse's products", ("torch_scatter", "torch_sparse"),
             "pip install --no-build-isolation 'hongtu[torch-sparse]'"),
     Ability("score with OGB's evaluators", ("ogb",), "pip install 'hongtu[ogb]'"),
     Ability("write and read safetensors", ("safetensors",), "pip install 'hongtu[safetensors]'"),

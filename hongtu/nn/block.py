@@ -273,7 +273,8 @@ class Block:
             from torch_sparse import SparseTensor
         except ImportError as error:
             raise ImportError(
-                "Block.to_torch_sparse needs torch-sparse: `pip install torch-sparse`, or use block.edge_index"
+                f"Block.to_torch_sparse: {error}; pip install --no-build-isolation torch-scatter torch-sparse, or use "
+                "block.edge_index"
             ) from error
         return SparseTensor(
             rowptr=self.indptr,

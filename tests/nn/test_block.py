@@ -207,7 +207,7 @@ def test_torch_sparse():
     try:
         import torch_sparse  # noqa: F401
     except ImportError:
-        with pytest.raises(ImportError, match="pip install torch-sparse"):
+        with pytest.raises(ImportError, match="pip install --no-build-isolation torch-scatter torch-sparse"):
             block.to_torch_sparse()
         return
     dense = torch.zeros(2, 4).index_put(tuple(block.edge_index.flip(0)), block.edge_weight)
