@@ -34,6 +34,7 @@ from hongtu.device.cpu import Backend
 from hongtu.device.pool import Make
 from hongtu.host import STATUS, proc_bytes
 from hongtu.model.named import build_layers
+from hongtu.plan.search.host import PROCESS
 
 BLOCK = 8 << 20  # bytes of a mapped file that are given up together
 INTERVAL = 0.01  # seconds between two looks at the process
@@ -105,7 +106,7 @@ def run(there: Any, order: dict[str, Any]) -> None:
     """Train as ordered; the fastest epoch but the first counts."""
     artifact, limits, backend = hongtu.open_artifact(order["artifact"]), {}, Backend()
     if order.get("how") == "spill":
-        limits = {"host_memory": order["limit"], "spill": order["work"]}
+        limits = {"host_memory": PROCESS + order["limit"], "spill": order["work"]}
     elif order.get("how") == "mapped":
         backend = MappedBackend(order["work"], order["limit"])
     torch.manual_seed(0)

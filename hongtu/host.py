@@ -190,14 +190,28 @@ def _pool() -> ThreadPoolExecutor:
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
 KEPT = (2 << 30) - 1  # the most that an int says
+RETURNED = 1 << 20  # bytes of a block that goes back to the system at once
 
 
 def reuse_freed_memory() -> None:
     """Let glibc hand freed blocks of up to 32 MiB out again instead of mapping, and clearing, fresh pages each time."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
-    mallopt(M_TRIM_THRESHOLD, KEPT)
-    mallopt(M_MXFAST, 0)
+        mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
+        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_MXFAST, 0)
+
+
+def return_freed_memory() -> None:
+    """Let glibc give freed blocks back to the system from now on, where memory is dearer than the time for it."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, RETURNED)
+        mallopt(M_TRIM_THRESHOLD, RETURNED)
+    trim_freed_memory()
+
+
+def trim_freed_memory() -> None:
+    """Let glibc give back to the system what is free now."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

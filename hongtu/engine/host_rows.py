@@ -49,7 +49,8 @@ def make_host(
     for array in (artifact.labels, artifact.original_id, *artifact.masks.values()) if plan.spilled else ():
         drop_pages(array, cached=True)  # of which there is a copy now
     if any(layer.uses_statistics for layer in plan.shape.layers):
-        host.keep_pageable("statistics", torch.from_numpy(artifact.degree_statistics()).to(dtype))
+        statistics = artifact.degree_statistics(str(dtype).removeprefix("torch."))
+        host.keep_pageable("statistics", torch.from_numpy(statistics))
     if plan.shape.uses_edge_ids:
         host.keep_pageable("edge_id_start", torch.from_numpy(artifact.edge_id_starts()))
     return host

@@ -104,9 +104,9 @@ class Artifact:
         """int64 [m], the row behind the last of every partition that belongs here."""
         return self.topology.partition_start[1:]
 
-    def degree_statistics(self) -> np.ndarray:
-        """float64 [V, 3], as :func:`hongtu.graph.degrees.degree_statistics`."""
-        return degree_statistics(self.topology)
+    def degree_statistics(self, dtype: str = "float64") -> np.ndarray:
+        """[V, 3], as :func:`hongtu.graph.degrees.degree_statistics`."""
+        return degree_statistics(self.topology, dtype=dtype)
 
     def edge_id_starts(self) -> np.ndarray:
         """int64 [V], as :func:`hongtu.graph.degrees.edge_id_starts`."""

@@ -8,12 +8,13 @@ import numpy as np
 from hongtu.graph.topology import Topology
 
 
-def degree_statistics(topology: Topology, rows: np.ndarray | None = None) -> np.ndarray:
-    """float64 [V, 3]: sum of in-edge weights (1 each if unweighted), sum of self-loop weights, weight of the last
-    stored self-loop (NaN where there is none).
+def degree_statistics(topology: Topology, rows: np.ndarray | None = None, dtype: str = "float64") -> np.ndarray:
+    """[V, 3]: sum of in-edge weights (1 each if unweighted), sum of self-loop weights, weight of the last stored
+    self-loop (NaN where there is none).
 
     Args:
         rows: int64 [R], the vertices to look at; None: all.
+        dtype: in which they are kept; sums are in float64.
 
     >>> from hongtu.graph.topology import build_topology
     >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
@@ -22,24 +23,26 @@ def degree_statistics(topology: Topology, rows: np.ndarray | None = None) -> np.
     """
     t = topology
     weight = np.empty(0, np.float32) if t.edge_weight is None else t.edge_weight
-    rows = np.arange(t.num_vertices) if rows is None else rows
-    chunk = np.searchsorted(t.chunk_start, rows, side="right") - 1
-    return _degree_statistics(rows, chunk, t.in_edge_start, t.source_start, t.sources, t.local_source, weight)
+    out = np.empty((t.num_vertices if rows is None else len(rows), 3), dtype)
+    rows, every = np.empty(0, np.int64) if rows is None else rows, rows is None
+    graph = t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source, weight
+    _degree_statistics(rows, every, *graph, out)
+    return out
 
 
 @numba.njit(cache=True, parallel=True)
-def _degree_statistics(rows, chunk, in_edge_start, source_start, sources, local_source, weight):
-    out = np.zeros((len(rows), 3))
-    out[:, 2] = np.nan
-    for r in numba.prange(len(rows)):
-        v = rows[r]
+def _degree_statistics(rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out):
+    for r in numba.prange(len(out)):
+        v = np.int64(r) if every else np.int64(rows[r])
+        first = source_start[np.searchsorted(chunk_start, v, side="right") - 1]
+        total, loops, last = 0.0, 0.0, np.nan
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             w = 1.0 if len(weight) == 0 else np.float64(weight[e])
-            out[r, 0] += w
-            if sources[source_start[chunk[r]] + local_source[e]] == v:
-                out[r, 1] += w
-                out[r, 2] = w
-    return out
+            total += w
+            if sources[first + local_source[e]] == v:
+                loops += w
+                last = w
+        out[r, 0], out[r, 1], out[r, 2] = total, loops, last
 
 
 def edge_id_starts(in_edge_start: np.ndarray, original_id: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
+from hongtu.host import return_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
@@ -203,7 +204,18 @@ def plan_network(
         return with_paper_edges(stored, edges, artifact.degree_statistics(), str(dtype).removeprefix("torch."))
 
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
-        found = plan_run(
+        if limit is None:
+            return planned(sides, used, None)
+        return_freed_memory()
+        found = planned(sides, used, limit.left)
+        try:
+            return fit_host(found, limit)
+        except InputError:
+            del found  # the structure of groups of chunks comes beside the artifact's
+        return fit_host(planned(sides, replace(used, group=False), limit.left), limit)
+
+    def planned(sides: tuple[bool, ...], used: Strategy, host_memory: int | None) -> ExecutionPlan:
+        return plan_run(
             topology_with(choose_edges(used)),
             artifact.schedule_paper,
             shape_with(sides),
@@ -221,9 +233,8 @@ def plan_network(
             artifact.original_id,
             loss.loss_vertices,
             artifact.halo,
-            None if limit is None else limit.memory,
+            host_memory,
         )
-        return found if limit is None else fit_host(found, limit)
 
     never = (False,) * len(network.layers)
     choose_edges(strategy)

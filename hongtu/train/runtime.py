@@ -196,6 +196,10 @@ class Runtime:
         assert spot is not None
         name = spot.pass_name
         excess = self._learn(name, taken)
+        if self._on_oom == "replan":  # a plan is made in the memory that the engine had
+            self._replace_engine(self._plan)
+            self._whole = False
+            gc.collect()
         found = (
             f"{reason}, in {spot.module} on chunk {spot.chunk} of pass {name!r}; layers take more than when they were "
             "probed: "

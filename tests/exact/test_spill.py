@@ -189,17 +189,17 @@ def build(**options):
     return hongtu.Trainer(artifact, layers, **{"device_memory": "140KiB", "optimizer": training.sgd} | options)
 
 
-def kept(trainer):
-    return sum(bytes for name, bytes in trainer.plan.peak_bytes.items() if name != "disk")
+def kept(peak_bytes):
+    return host.PROCESS + sum(bytes for name, bytes in peak_bytes.items() if name != "disk")
 
 
 def test_what_does_not_fit_is_spilled_and_no_more(tmp_path):
     free = build()
-    whole = kept(free)
+    whole = kept(free.plan.peak_bytes)
     assert not build(host_memory=whole).plan.choice.spilled
     with pytest.raises(InputError, match=f"the run needs {whole} .* of vertex rows .*--spill DIR"):
         build(host_memory=whole - 1)
-    with pytest.raises(InputError, match=r"host_memory is 1 bytes, .* smaller device_memory") as refused:
+    with pytest.raises(InputError, match=r"host_memory is 1 bytes, .* of Python, .* smaller device_memory") as refused:
         build(host_memory=1, spill=tmp_path)
     least = int(re.search(r"needs (\d+)", str(refused.value))[1])
     assert least < whole
@@ -210,10 +210,22 @@ def test_what_does_not_fit_is_spilled_and_no_more(tmp_path):
         trainer = build(host_memory=limit, spill=tmp_path)
         record = trainer.train_epoch()
         training.assert_counted(trainer, record)
-        assert record.loss == loss and sum(n for name, n in record.peak_bytes.items() if name != "disk") <= limit
+        assert record.loss == loss and kept(record.peak_bytes) <= limit
         moved.append(record.bytes["disk"])
     assert moved == sorted(moved) and moved[-1] > 0
     assert torch.equal(trainer.embed(0), free.embed(0))
+
+
+def test_chunks_are_not_grouped_where_only_that_fits(tmp_path):
+    """The structure of groups comes beside that of the artifact's chunks."""
+    with pytest.raises(InputError) as refused:
+        build(device_memory="200KiB", host_memory=1, spill=tmp_path)
+    least = int(re.search(r"needs (\d+)", str(refused.value))[1])
+    free, limited = (
+        build(device_memory="200KiB", **limits) for limits in ({}, {"host_memory": least, "spill": tmp_path})
+    )
+    assert (free.plan.topology.chunks, limited.plan.topology.chunks) == (1, 3)
+    training.assert_counted(limited, limited.train_epoch())
 
 
 def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
@@ -227,7 +239,7 @@ def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
             build(**options)
     with pytest.raises(InputError, match="host_memory: is for one process, and there are several ranks"):
         run_ranks(2, lambda ranks: build(host_memory="1GiB", spill=tmp_path, ranks=ranks))
-    limit = kept(build()) - 1
+    limit = kept(build().plan.peak_bytes) - 1
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
     with pytest.raises(InputError, match=r"the run takes \d+ bytes there, 10 are free"):
         build(host_memory=limit, spill=tmp_path)

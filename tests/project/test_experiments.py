@@ -129,7 +129,7 @@ def test_growth(tmp_path, monkeypatch, capsys):
 def test_larger_than_memory(tmp_path, monkeypatch, capsys):
     out = tmp_path / "rows.jsonl"
     sizes = ["--vertices", 20_000, "--edges", 200_000, "--features", 32, "--chunks", 16]
-    limits = ["--device-memory", "2MiB", "--host-memory", "8MiB"]
+    limits = ["--device-memory", "2MiB", "--host-memory", "520MiB"]
     run(monkeypatch, larger_than_memory, "--work", tmp_path, *sizes, *limits, "--models", "sage", "--out", out)
     (row,) = (json.loads(line) for line in out.read_text().splitlines())
     assert row["counted_is_predicted"] and row["disk_bytes"]["epoch"] > 0 and row["spilled"]

@@ -11,13 +11,15 @@ from hongtu.errors import InputError
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES
 
+PROCESS = 512 << 20  # bytes of the host beside a plan: Python, libraries, compiled code, pages of files on their way
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostLimit:
     """What a run may keep on the host.
 
     Attributes:
-        memory: bytes.
+        memory: bytes, those of PROCESS among them.
         spills: rows may lie on a disk.
         has_devices: the devices' memory is the host's own.
     """
@@ -25,6 +27,11 @@ class HostLimit:
     memory: int
     spills: bool
     has_devices: bool
+
+    @property
+    def left(self) -> int:
+        """Bytes for a plan."""
+        return self.memory - PROCESS
 
 
 def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
@@ -37,7 +44,7 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     def need(plan: ExecutionPlan) -> int:
         return needed(plan, has_devices=limit.has_devices)
 
-    if need(plan) <= limit.memory:
+    if need(plan) <= limit.left:
         return plan
     if not limit.spills:
         raise _refusal(plan, limit, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
@@ -45,16 +52,16 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     by_cost = sorted(costs, key=lambda name: (costs[name], name))
     counts = range(len(by_cost) + 1)
     tried = [with_spilled(plan, dict.fromkeys(by_cost[:k], 0), ahead=ahead) for k in counts for ahead in (True, False)]
-    found = next((one for one in tried if need(one) <= limit.memory), None)
+    found = next((one for one in tried if need(one) <= limit.left), None)
     if found is None:
         raise _refusal(min(tried, key=need), limit, "give more, or smaller chunks: a smaller device_memory")
     chunks = range(plan.topology.chunks + 1)
     for name in reversed(by_cost):  # what was not enough before may not be wanted beside what came later
         if name in found.choice.spilled:
             kept = [_keeping(plan, found, name, count) for count in chunks]  # lazily planned
-            most = bisect_right(kept, limit.memory, lo=1, hi=len(kept) - 1, key=need)
+            most = bisect_right(kept, limit.left, lo=1, hi=len(kept) - 1, key=need)
             last = kept[-1]
-            found = last if need(last) <= limit.memory else kept[most - 1]
+            found = last if need(last) <= limit.left else kept[most - 1]
     return found
 
 
@@ -66,7 +73,7 @@ def _keeping(plan: ExecutionPlan, found: ExecutionPlan, name: str, chunks: int) 
 
 
 def needed(plan: ExecutionPlan, *, has_devices: bool) -> int:
-    """Bytes that a run keeps on the host."""
+    """Bytes that a run keeps on the host beside PROCESS."""
     devices = plan.device_bytes if has_devices else {}
     return sum((plan.host_bytes | devices).values())
 
@@ -100,10 +107,10 @@ def with_spilled(plan: ExecutionPlan, spilled: Mapping[str, int], *, ahead: bool
 
 
 def _refusal(plan: ExecutionPlan, limit: HostLimit, remedy: str) -> InputError:
-    smallest, held = needed(plan, has_devices=limit.has_devices), plan.host_bytes
+    smallest, held = PROCESS + needed(plan, has_devices=limit.has_devices), plan.host_bytes
     devices = f", {sum(plan.device_bytes.values())} on devices, whose memory is the host's" if limit.has_devices else ""
     return InputError(
         f"host_memory is {in_bytes(limit.memory)}, the run needs {smallest} ({size(smallest, up=True)}): "
         f"{held['pinned host']} of vertex rows and staging memory, {held['pageable host']} of the graph's structure, "
-        f"plan arrays and labels{devices}; {remedy}"
+        f"plan arrays and labels{devices}, {PROCESS} of Python, its libraries and pages of files on their way; {remedy}"
     )
