@@ -1,0 +1,213 @@
+"""The memory of a device, with an enforced budget.
+
+Planned buffers are allocated by name and counted exactly; tensors that layers create inside a stage are counted by
+a ``layer_memory.WorkspaceTracker``. Their sum never exceeds the budget: like a GPU, the device raises.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hongtu.device.layer_memory import Sample, Substitutes, WorkspaceTracker
+from hongtu.device.pool import Pool
+from hongtu.errors import DeviceOutOfMemory
+from hongtu.metrics import Traffic
+
+SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
+
+
+class DeviceMemory(ABC):
+    """What one device holds.
+
+    Args:
+        name, budget, traffic, substitutes: as for ``Device``.
+
+    Attributes:
+        arena: bytes of live planned buffers; ``arena_peak`` is the highest so far.
+        peak: highest sum of planned buffers and workspace.
+    """
+
+    def __init__(self, name: str, budget: int | None, traffic: Traffic, substitutes: Substitutes) -> None:
+        self.name, self.budget, self.traffic = name, budget, traffic
+        self.arena = self.arena_peak = self.peak = 0
+        self._buffers: dict[str, Tensor] = {}
+        self._sets: dict[str, tuple[Tensor, ...]] = {}  # of every buffer
+        self._placed: dict[str, Tensor] = {}
+        self._reserved: dict[str, int] = {}
+        self._pool = Pool(self.empty, SLACK)
+        self._host: dict[str, Tensor] = {}  # the host's side of staging memory
+        self._staging_pool = Pool()
+        self._workspace = WorkspaceTracker(self._account, substitutes)
+        self._sample = Sample()
+        self._running, self._counted = ("", 0), True
+        self._made: dict[tuple[str, int, int | str], bool] = {}  # by pass, chunk and what
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of the device."""
+
+    @property
+    def workspace_peak(self) -> int:
+        """Highest bytes that layers took."""
+        return self._workspace.peak
+
+    def count_every_chunk(self) -> None:
+        """That comes next in a pass, whatever was counted so far."""
+        self._sample = Sample()
+
+    def reset_peaks(self) -> None:
+        self._workspace.reset_peak()
+        self.arena_peak = self.arena
+        self.peak = self.arena + self._workspace.live
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Count memory that lives on the device outside its buffers: parameters, optimizer state."""
+        self.arena += nbytes - self._reserved.get(name, 0)
+        self._reserved[name] = nbytes
+        self._account(self._workspace.live)
+
+    def allocate(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """A planned buffer of a pass, so many times, with undefined content.
+
+        Raises:
+            DeviceOutOfMemory: when it does not fit the budget.
+        """
+        assert name not in self._buffers, name
+        self._buffers[name] = self._make((sets, *shape), dtype)
+        self._sets[name] = tuple(self._buffers[name])
+
+    def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """The host's side of a pass's staging memory."""
+        self._host[name] = self._staging_pool.take((sets, *shape), dtype)
+
+    def prepare_script(self, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """A pass's staging memory, on both sides, for arrays that one copy brings: at most of these shapes."""
+        for name, (shape, dtype) in arrays.items():
+            self.allocate(name, sets, shape, dtype)
+            self.prepare_staging(name, sets, shape, dtype)
+
+    def release_all(self) -> None:
+        """Free every planned buffer of a pass, and the host's side of it."""
+        for staging in self._host.values():
+            self._staging_pool.give(staging)
+        self._host.clear()
+        for buffer in self._buffers.values():
+            self.arena -= buffer.nbytes
+            self._pool.give(buffer)
+        self._buffers.clear()
+        self._sets.clear()
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A planned tensor, with undefined content, that stays until ``remove``.
+
+        Raises:
+            DeviceOutOfMemory: when it does not fit the budget.
+        """
+        assert name not in self._placed, name
+        self._placed[name] = self._make(shape, dtype)
+        return self._placed[name]
+
+    def remove(self, name: str) -> None:
+        tensor = self._placed.pop(name)
+        self.arena -= tensor.nbytes
+        self._pool.give(tensor)
+
+    def beside(self, name: str, number: int) -> Tensor:
+        """The host's side of a pass's staging memory, of one set; batches have the sets in turn."""
+        sets = self._host[name]
+        return sets[number % len(sets)]
+
+    @property
+    def staged_bytes(self) -> int:
+        """What the host's side takes now."""
+        return sum(staging.nbytes for staging in self._host.values())
+
+    def placed(self) -> set[str]:
+        """The names of the tensors that stay."""
+        return set(self._placed)
+
+    def buffer(self, name: str) -> Tensor:
+        """A tensor that stays, or a buffer that a pass has once."""
+        return self._placed[name] if name in self._placed else self._sets[name][0]
+
+    def staging(self, name: str, number: int) -> Tensor:
+        """A pass's buffer of one set; batches have the sets in turn."""
+        sets = self._sets[name]
+        return sets[number % len(sets)]
+
+    @contextmanager
+    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
+        """Layers run inside: their time counts, and what they allocate counts against the budget.
+
+        Args:
+            name, chunk: the pass and chunk that they run on.
+            always: it is counted; else it is where a sample has it.
+        """
+        start = perf_counter()
+        counted = always or self._sample.takes(name, chunk)
+        self._running, self._counted = (name, chunk), counted
+        with self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name)) or nullcontext():
+            yield
+        if counted:
+            self._sample.counted(name, chunk, self._workspace.recent, substituted=self._workspace.substituted > 0)
+        else:
+            self._sample.ran(name, chunk)
+        self.traffic.seconds["compute"] += perf_counter() - start
+
+    def recognize(self, tensor: Tensor, what: int | str) -> None:
+        """Inside ``computing``: count a tensor of a chunk that is not counted, if layers had made it when it was.
+
+        Args:
+            what: which of the chunk's tensors it is.
+        """
+        key = (*self._running, what)
+        if self._counted:
+            self._made[key] = self.made_by_layers(tensor)
+        elif self._made.get(key, False):
+            self._workspace.count(tensor)
+
+    def made_by_layers(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in memory that layers took."""
+        return self._workspace.knows(tensor.untyped_storage())
+
+    def as_made_by_layers(self, tensor: Tensor) -> Tensor:
+        """Itself where it is, else a copy."""
+        return tensor if self.made_by_layers(tensor) else tensor.clone()
+
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor among what layers took."""
+        self._workspace.count(tensor)
+
+    def save(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        """Inside ``computing``: a copy of what stays until another pass, or None where it stays where it is."""
+        return None
+
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.arena += nbytes
+        try:
+            self._account(self._workspace.live)
+            return self._pool.take(shape, dtype)
+        except DeviceOutOfMemory:
+            self.arena -= nbytes
+            raise
+
+    def _account(self, workspace: int) -> None:
+        total = self.arena + workspace
+        if self.budget is not None and total > self.budget:
+            raise DeviceOutOfMemory(
+                f"{self.name}: needs {total} bytes ({self.arena} planned, {workspace} taken by layers), "
+                f"the budget is {self.budget}",
+                taken=workspace,
+            )
+        if self.budget is not None and total + self._pool.idle > self.budget:
+            self._pool.shrink(self.budget - total)
+        self.arena_peak = max(self.arena_peak, self.arena)
+        self.peak = max(self.peak, total)
