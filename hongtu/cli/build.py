@@ -131,6 +131,13 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     return torch.nn.CrossEntropyLoss(weight, label_smoothing=config.label_smoothing)
 
 
+def make_loggers(config: TrainConfig) -> list[Any]:
+    """What hears of every epoch."""
+    from hongtu.train import callbacks
+
+    return [named_call(text, (callbacks,), "--loggers")() for text in config.loggers]
+
+
 def make_trainer(config: TrainConfig) -> Trainer:
     """The Trainer that the settings describe."""
     import torch

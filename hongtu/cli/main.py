@@ -31,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [option.lstrip("-") for action in self._actions for option in action.option_strings]
-            meant = nearest(unknown[0].lstrip("-").partition("=")[0], options)
+            meant = nearest(unknown[0].lstrip("-").partition("=")[0], options).replace("mean ", "mean --")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
 
@@ -76,9 +76,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
-    except BrokenPipeError:  # whoever reads the output, such as `head`, has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        return 128 + signal.SIGPIPE
     except (Exception, KeyboardInterrupt) as error:
-        print(f"hongtu: {describe(error)}", file=sys.stderr)
-        return exit_code(error)
+        code = exit_code(error)
+        if code == 128 + signal.SIGPIPE:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        if not isinstance(error, BrokenPipeError):
+            print(f"hongtu: {describe(error)}", file=sys.stderr)
+        return code

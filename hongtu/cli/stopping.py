@@ -1,6 +1,7 @@
 """How a command ends before its time: exit codes, the line on stderr, and SIGTERM as an exception.
 
-Exit codes: 0 done; 2 bad arguments or bad input; 130 interrupted (SIGINT); 143 terminated (SIGTERM); 1 anything else.
+Exit codes: 0 done; 2 bad arguments or bad input; 130 interrupted (SIGINT); 141 nobody reads its output;
+143 terminated (SIGTERM); 1 anything else.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def exit_code(error: BaseException) -> int:
         return 2
     if isinstance(error, Terminated):
         return 128 + signal.SIGTERM
+    if isinstance(error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -45,6 +48,8 @@ def describe(error: BaseException) -> str:
         text = str(error)
     elif isinstance(error, MemoryError):
         text = f"host memory: an allocation was refused ({error}); use a machine with more memory"
+    elif isinstance(error, BrokenPipeError):  # such as `head`, which has enough of it
+        text = "nobody reads the output any more"
     elif isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         text = f"{error.filename}: {error.strerror}"
     else:

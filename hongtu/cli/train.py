@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hongtu.cli.build import make_trainer
+from hongtu.cli.build import make_loggers, make_trainer
 from hongtu.cli.run_options import begin_run, check_run, note
 from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
@@ -79,6 +79,8 @@ def _train(trainer: Any, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
     left = 0 if stopped else config.epochs - trainer.epoch
     if left < 1:
         note(f"{config.run}: its {trainer.epoch} epochs are trained already")
+    with trainer.ranks.agreed():
+        loggers = [] if left < 1 or trainer.ranks.rank > 0 else make_loggers(config)
     try:
         records = (
             trainer.fit(
@@ -91,6 +93,7 @@ def _train(trainer: Any, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
                 keep_best=config.keep_best,
                 restore_best=config.restore_best,
                 on_epoch=None if quiet else _print_epoch,
+                callbacks=loggers,
             )
             if left > 0
             else []

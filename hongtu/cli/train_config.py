@@ -101,6 +101,7 @@ class TrainConfig(ModelConfig):
         restore_best: end with the weights of the best validation score
         rank_timeout: seconds that a rank waits for another; longer than the slowest takes for an epoch or to plan
         run: directory for epochs.jsonl, snapshot-EPOCH.pt and options.json
+        loggers: of hongtu.callbacks, such as "CSVLogger('epochs.csv')" "WandbLogger(project='papers', mode='offline')"
         save_every: write a snapshot every so many epochs and at the end; 0: never
         keep: snapshots to keep
         resume: continue the run in its directory from its newest snapshot, or begin where there is none
@@ -128,6 +129,7 @@ class TrainConfig(ModelConfig):
     restore_best: bool = False
     rank_timeout: int = 1800
     run: str | None = None
+    loggers: tuple[str, ...] = ()
     save_every: int = 10
     keep: int = 3
     resume: bool = False
@@ -151,6 +153,6 @@ class TrainConfig(ModelConfig):
 _ELSEWHERE = {
     "artifact", "epochs", "device_memory", "host_memory", "spill", "strategy", "dependencies", "hardware", "device",
     "deterministic", "on_oom", "rank_timeout", "eval_every", "patience", "keep_best", "restore_best", "run",
-    "save_every", "keep", "resume",
+    "loggers", "save_every", "keep", "resume",
 }  # fmt: skip
 DECIDING = tuple(field.name for field in fields(TrainConfig) if field.name not in _ELSEWHERE)

@@ -40,7 +40,7 @@ def test_every_field_is_an_option_with_its_description(capsys):
         (["fly"], "invalid choice: 'fly'"),
         (["preprocess"], "required: INPUT, ARTIFACT"),
         (["preprocess", "a", "b", "--bogus"], "unrecognized arguments: --bogus (see `hongtu preprocess --help`)"),
-        (["train", "a", "--hiden=3"], "--hiden=3; did you mean hidden? (see `hongtu train --help`)"),
+        (["train", "a", "--hiden=3"], "--hiden=3; did you mean --hidden? (see `hongtu train --help`)"),
         (["preprocess", "a", "b", "--partitions", "two"], "invalid int value: 'two'"),
         (["preprocess", "a", "b", "--partitions", "0"], "partitions: 0, expected an integer from 1"),
         (
@@ -120,6 +120,14 @@ def test_a_reader_that_has_enough_ends_the_command_without_a_word():
     command = f"{sys.executable} -m hongtu train --help | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout in ("141\n", "0\n") and done.stderr == ""
+
+
+def test_a_reader_that_has_enough_of_a_training_is_told_what_is_lost(tmp_path):
+    assert main(["preprocess", str(write(tmp_path / "in", pieces())), str(tmp_path / "out"), *SMALL]) == 0
+    train = f"{sys.executable} -m hongtu train {tmp_path / 'out'} --epochs 2000 --eval-every 1"
+    done = subprocess.run(["bash", "-c", f"{train} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert done.returncode == 141 and done.stderr.count("\n") == 1
+    assert "nobody reads the output any more; " in done.stderr and "epochs were trained and are lost" in done.stderr
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch, capsys):

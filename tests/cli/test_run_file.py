@@ -48,7 +48,7 @@ def test_what_is_written_is_read_and_options_go_over_it(artifact, tmp_path, caps
     expected = TrainConfig(
         artifact=str(artifact.path), hidden=5, lr=0.05, run=str(tmp_path / "run"), epochs=3, eval_every=1, seed=7
     )
-    assert kept == dataclasses.asdict(expected) | {"modules": []}
+    assert kept == dataclasses.asdict(expected) | {"modules": [], "loggers": []}
     again = run_of(tmp_path / "run" / "options.json", "--run", tmp_path / "again", capsys=capsys)
     assert again["loss"] == found["loss"]
     assert main(["plan", str(file)]) == 0 and "gcn, 2 layers, hidden 5" in capsys.readouterr().out
@@ -147,6 +147,17 @@ def test_a_budget_may_be_a_share(artifact, capsys):
     need = max(nbytes for name, nbytes in peaks.items() if name.startswith("device"))
     err = refusal(capsys, "train", artifact.path, "--device-memory", "10%")
     assert f"device_memory is {need // 10} bytes" in err
+
+
+def test_loggers_hear_of_every_epoch(artifact, tmp_path, capsys):
+    log = tmp_path / "epochs.csv"
+    (tmp_path / "run.toml").write_text(f'artifact = "{artifact.path}"\nloggers = ["CSVLogger(\'{log}\')"]')
+    command = [tmp_path / "run.toml", "--run", tmp_path / "run", *SHORT]
+    assert run_of(*command, capsys=capsys)["epochs"] == 3
+    run_of(*command, "--epochs", 4, "--resume", capsys=capsys)
+    run_of(*command, "--epochs", 4, "--resume", "--loggers", "Missing()", capsys=capsys)  # nothing is left to hear of
+    assert [line.split(",")[0] for line in log.read_text().splitlines()] == ["epoch", "1", "2", "3", "4"]
+    assert "did you mean CSVLogger?" in refusal(capsys, "train", artifact.path, "--loggers", "CSVLoger('x')")
 
 
 def test_the_negatives_of_links(artifact, tmp_path, capsys):
