@@ -216,6 +216,11 @@ def _appnp(conv: Any, title: str) -> nn.Module | None:
     return APPNP(conv.K, conv.alpha, conv.dropout, add_self_loops=conv.add_self_loops, normalize=conv.normalize)
 
 
+def _lg(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)
+
+
 def _gcn2(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
     layer = GCN2Conv(
@@ -285,6 +290,6 @@ def _rgcn(conv: Any, title: str) -> nn.Module | None:
 
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "GCNConv": _gcn, "SAGEConv": _sage, "GATConv": _gat, "GATv2Conv": _gatv2, "TransformerConv": _transformer,
-    "GraphConv": _graph, "ResGatedGraphConv": _gated, "SGConv": _sgc, "APPNP": _appnp, "GCN2Conv": _gcn2,
+    "GraphConv": _graph, "ResGatedGraphConv": _gated, "SGConv": _sgc, "APPNP": _appnp, "LGConv": _lg, "GCN2Conv": _gcn2,
     "PNAConv": _pna, "RGCNConv": _rgcn,
 }  # fmt: skip

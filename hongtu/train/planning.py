@@ -75,7 +75,7 @@ def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Paramete
         )
     if not callable(optimizer):
         raise InputError(f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)")
-    return optimizer(parameters)
+    return optimizer([*parameters] or [nn.Parameter(torch.empty(0))])  # torch's take no empty list
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 
 import hongtu
@@ -151,6 +152,25 @@ def test_links_train_embeddings():
         assert (record.bytes, record.arena_bytes) == (trainer.plan.bytes, trainer.plan.arena_bytes)
     training.assert_same(outcomes[1], outcomes[0], EXACT)
     assert "embedding.weight" in outcomes[0].gradients[0]
+
+
+def test_layers_without_parameters_train_embeddings():
+    """As LightGCN does."""
+    problem, edges = problems.awkward(), some_edges()
+    artifact = hongtu.preprocess_graph(
+        problem.edges, 64, problems.new_path(), features="embedding:6", labels=problem.labels, masks=problem.masks,
+        partitions=2, chunks=3,
+    )  # fmt: skip
+    theirs, negatives = pyg.LGConv(), some_edges(seed=1)
+    layers = [*hongtu.from_pyg(theirs), *hongtu.from_pyg(theirs)]
+    trainer = hongtu.Trainer(artifact, layers, loss=hongtu.LinkLoss(edges, negatives[1][:, None]), dtype=torch.float64)
+    rows = trainer.embedding.ordered(trainer.embedding.weight.detach()).clone().requires_grad_()
+    out = theirs(theirs(rows, problem.edge_index), problem.edge_index)
+    source, *ends = (out[at] for at in (*edges, negatives[1]))
+    loss = logistic(*((source * end).sum(1).reshape(shape) for end, shape in zip(ends, (-1, (-1, 1))))).mean()
+    assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-12)
+    (expected,) = torch.autograd.grad(loss, rows)
+    torch.testing.assert_close(trainer.gradients()["embedding.weight"], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_scores_are_the_share_of_pairs_in_order():

@@ -123,6 +123,7 @@ MODELS = {
     "hops": lambda f, c: pyg.Sequential("x, edge_index", [
         (pyg.SGConv(f, 8, K=2, cached=True), "x, edge_index -> x"), torch.nn.ReLU(), torch.nn.Linear(8, c),
         (pyg.APPNP(K=2, alpha=0.1, dropout=0.5), "x, edge_index -> x"),
+        (pyg.LGConv(), "x, edge_index -> x"),
     ]),
     "sums and gates": lambda f, c: pyg.Sequential("x, edge_index", [
         (pyg.GraphConv(f, 8, aggr="mean"), "x, edge_index -> x"), torch.nn.ReLU(),
