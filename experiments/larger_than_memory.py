@@ -75,6 +75,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
         work.mkdir(parents=True, exist_ok=True)
         communities(graph, options.vertices, options.edges, options.features)
         flags = ["--partitions", "1", "--chunks", str(options.chunks), "--order", options.order]
+        flags += ["--memory", options.host_memory]
         append(work / "preprocess.jsonl", command(graph, work, flags))
         shutil.rmtree(graph)
     (made,) = read(work / "preprocess.jsonl")

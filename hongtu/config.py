@@ -70,6 +70,8 @@ class PreprocessConfig:
         split: which row of ``[S, N]`` masks to use, where there are several splits.
         as_paper: as the HongTu paper does it, which makes the published system with the strategy "paper": partitioner
             "metis", order "input", a number of chunks.
+        memory: what the run may take beside pages of files, such as "6GiB": refused before any work where it could take
+            more, and blocks of rows are no larger. None: what the machine has.
         force: replace an artifact that already exists.
         resume: continue after the last finished stage of the same run, where one was interrupted; only for a graph on
             disk.
@@ -92,6 +94,7 @@ class PreprocessConfig:
     stratify: bool = False
     split: int | None = None
     as_paper: bool = False
+    memory: str | None = None
     force: bool = False
     resume: bool = False
 
@@ -124,6 +127,8 @@ class PreprocessConfig:
         if self.columns is not None:
             set_field(self, "columns", _columns(self.columns))
         _check_features(self.features)
+        if self.memory is not None:
+            parse_bytes(self.memory)
         if self.embedding and self.normalize_features:
             raise InputError("normalize_features: embeddings are learned; leave it out")
         if self.labels is not None:
@@ -152,7 +157,7 @@ class PreprocessConfig:
     def settings(self) -> dict[str, Any]:
         """Everything that decides the artifact's content, for its manifest."""
         settings = asdict(self)
-        for name in ("as_paper", "force", "resume"):  # the first is what others were set to
+        for name in ("as_paper", "memory", "force", "resume"):  # the first is what others were set to
             del settings[name]
         if not self.stratify:  # artifacts from before there was this have no such setting
             del settings["stratify"]

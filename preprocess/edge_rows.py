@@ -16,6 +16,7 @@ from hongtu.preprocess.blocks import block_rows
 from hongtu.preprocess.bucket_sort import group_by_key
 
 ADDED = -1  # the origin of a self-loop that --self-loops adds
+INDICES = 8  # times the memory of rows of one number is that of the indices by which they come
 
 
 def sort_origins(
@@ -72,6 +73,7 @@ def copy_edge_rows(
     order: EdgeOrder,
     into: np.ndarray,
     progress: Callable[[float], None] = lambda share: None,
+    most: int | None = None,
 ) -> None:
     """Fill ``into`` with the rows of the input's edges, through a bounded buffer: those of merged edges are summed in
     float64, those of added self-loops are 1 (torch_geometric's ``to_undirected`` and ``add_remaining_self_loops``).
@@ -80,6 +82,7 @@ def copy_edge_rows(
         name: what messages call them.
         values: [E] or [E, F], perhaps a memory map.
         into: [A] or [A, F].
+        most: bytes of memory for blocks, with their indices; None: what the machine has.
 
     Raises:
         InputError: when a sum overflows float32.
@@ -91,7 +94,8 @@ def copy_edge_rows(
     >>> into.tolist()
     [1.0, 5.0, 4.0]
     """
-    step = max(1, block_rows(into.nbytes, int(np.prod(into.shape[1:]))) // order.repeats)
+    width = int(np.prod(into.shape[1:]))
+    step = max(1, block_rows(into.nbytes, width, None if most is None else most // INDICES) // order.repeats)
     for lo in range(0, len(into), step):
         hi = min(lo + step, len(into))
         ids, starts = order.origins(lo, hi)

@@ -25,6 +25,7 @@ def copy_rows(
     into: np.ndarray,
     change: Callable[[np.ndarray], np.ndarray] | None = None,
     progress: Callable[[float], None] = lambda share: None,
+    most: int | None = None,
 ) -> None:
     """``into[v] = change(features[original_id[v]])``.
 
@@ -34,9 +35,10 @@ def copy_rows(
         into: float32 [V, F].
         change: of rows float32, or None.
         progress: told the share that is done.
+        most: bytes of memory for blocks; None: what the machine has.
     """
     count, width = into.shape
-    step = block_rows(into.nbytes, width)
+    step = block_rows(into.nbytes, width, most)
 
     def copy(lo: int) -> None:
         ids = original_id[lo : lo + step]

@@ -5,25 +5,53 @@ Legend: V vertices, E edges that are stored (with ``--undirected`` up to twice t
 
 from __future__ import annotations
 
+from hongtu.config import parse_bytes
+from hongtu.errors import InputError
+
 PER_EDGE, PER_VERTEX = 24, 64  # bytes, in any stage, beside what a partitioner takes itself
+LEAN = 8  # bytes per edge where nothing but the edges' own counting sort holds them
 INTERPRETER = 300 << 20  # Python, its libraries and the copy buffers
 # bytes per edge of those that hold the graph themselves
 OWN = {"metis": 170, "metis-balanced": 170, "recursive": 170, "kaminpar": 50}
 
 
-def predicted_peak(num_vertices: int, num_edges: int, partitioner: str, orders: list[str]) -> int:
+def predicted_peak(
+    num_vertices: int, num_edges: int, partitioner: str, orders: list[str], *, lean: bool = False
+) -> int:
     """A bound on the anonymous memory of a run, in bytes; what is mapped from files comes on top and gives way.
 
     Args:
         num_vertices, num_edges: V and E.
-        partitioner: a name of the registry.
+        partitioner: a name of the registry; "" where there is one partition.
         orders: the orders that are tried.
+        lean: edges have nothing beside them, and go one way.
 
     >>> predicted_peak(7_000_000, 100_000_000, "streaming", ["input"]) >> 20
     3016
     """
     own = max(OWN.get(name, 0) for name in (partitioner, *orders))
-    return INTERPRETER + PER_VERTEX * num_vertices + (PER_EDGE + own) * num_edges
+    per_edge = LEAN if lean and orders == ["input"] else PER_EDGE
+    return INTERPRETER + PER_VERTEX * num_vertices + (per_edge + own) * num_edges
+
+
+def room_for_blocks(memory: str | None, num_vertices: int) -> int | None:
+    """Bytes of a limit that are left for blocks of rows; None without one.
+
+    >>> room_for_blocks("1GiB", 1_000_000) >> 20
+    662
+    """
+    return None if memory is None else parse_bytes(memory) - INTERPRETER - PER_VERTEX * num_vertices
+
+
+def check_limit(memory: str | None, predicted: int, smallest: int) -> None:
+    """Refuse a run that could take more than it may.
+
+    Raises:
+        InputError: with the bytes, and the options that take the least.
+    """
+    if memory is not None and predicted > parse_bytes(memory):
+        less = f", or pass --partitioner streaming --order input, which takes {smallest}" * (smallest < predicted)
+        raise InputError(f"memory is {memory}, preprocessing takes up to {predicted} bytes; give more{less}")
 
 
 def advice(predicted: int, available: int | None, smallest: int) -> str:

@@ -222,8 +222,11 @@ def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str
     vertices, edges = raw["vertices"], raw["input_edges"] * (1 + config.undirected)
     partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
     orders = order.candidates(edges) if config.order == "auto" else [config.order]
-    work.predicted = memory.predicted_peak(vertices, edges, partitioner, orders)
-    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"])
+    lean = not config.undirected and not any(name in raw for name in BESIDE_EDGES)
+    asked = partitioner if config.partitions > 1 else ""
+    work.predicted = memory.predicted_peak(vertices, edges, asked, orders, lean=lean)
+    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], lean=lean)
+    memory.check_limit(config.memory, work.predicted, smallest)
     for note in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
         if note:
             print(f"hongtu: note: {note}", file=sys.stderr)
@@ -312,13 +315,14 @@ def _write(
     work: Workspace,
 ) -> dict[str, Any]:
     """Everything that belongs to vertices and lies beside edges, in new order."""
+    most = memory.room_for_blocks(config.memory, raw["vertices"])
     if "origin" in graph:
         lists = graph["origin"], graph.get("group_start"), graph["start"], new["in_edge_start"], original_id
         edges = edge_rows.EdgeOrder(*lists)
         for name, dtype in BESIDE_EDGES.items():
             if name in raw:
                 into = work.maker()(name, dtype, (int(lists[3][-1]), *raw[name].shape[1:]))
-                edge_rows.copy_edge_rows(name, raw[name], edges, into, partial(work.progress.within, "write"))
+                edge_rows.copy_edge_rows(name, raw[name], edges, into, partial(work.progress.within, "write"), most)
     for name in ("labels", "train_mask", "val_mask", "test_mask"):
         work.put(name, raw[name][original_id])
     for name in ("vertex_id", "name_start", "name_text"):  # by original number
@@ -332,7 +336,7 @@ def _write(
         return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
     change = clean.normalize_rows if config.normalize_features else None
-    features.copy_rows(given, original_id, into, change, lambda share: work.progress.within("write", share))
+    features.copy_rows(given, original_id, into, change, lambda share: work.progress.within("write", share), most)
     return {"width": int(given.shape[1])}
 
 

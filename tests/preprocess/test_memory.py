@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from hongtu.cli.main import main
+from hongtu.preprocess import blocks
 from tests.neutral import pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +56,33 @@ assert main(["preprocess", graph, out, "--force", *flags]) == 0
     buffers = 64 << 20  # of features on the way, and arenas of malloc
     assert max(line["peak_bytes"] for line in log) < before + 24 * stored + 64 * VERTICES + buffers
     assert log[1]["predicted_bytes"] >= 24 * stored + 64 * VERTICES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [["--order", "input", "--partitions", "1"], ["--order", "clusters"]])
+def test_a_limit_holds(flags, graph, tmp_path, capsys):
+    """The smallest that is not refused."""
+    (tmp_path / "in").mkdir()
+    for file in graph.iterdir():
+        if flags[-1] == "clusters" or file.name != "edge_features.npy":
+            (tmp_path / "in" / file.name).symlink_to(file)
+    words = ["preprocess", str(tmp_path / "in"), str(tmp_path / "out"), "--partitioner", "streaming", *flags]
+    assert main([*words, "--memory", "100MiB"]) == 2
+    refused = re.search(r"memory is 100MiB, preprocessing takes up to (\d+) bytes; give more", capsys.readouterr().err)
+    least, command = int(refused[1]), [sys.executable, "-m", "hongtu", *words, "--memory"]
+    assert subprocess.run([*command, f"{least - 1}B"], cwd=ROOT, capture_output=True).returncode == 2
+    assert not (tmp_path / "out").exists()
+    subprocess.run([*command, f"{least}B"], cwd=ROOT, capture_output=True, check=True)
+    log = [json.loads(line) for line in (tmp_path / "out" / "stages.jsonl").read_text().splitlines()]
+    assert max(line["peak_bytes"] for line in log) <= least == log[-1]["predicted_bytes"]
+
+
+def test_blocks_of_rows_are_no_larger_than_a_limit(monkeypatch):
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 64 << 30)
+    large = 1 << 36
+    assert blocks.block_rows(large, 4) * 16 == 8 << 30  # an eighth of what there is
+    assert blocks.block_rows(large, 4, 4 << 30) * 16 == 512 << 20
+    assert blocks.block_rows(large, 4, 0) == blocks.BUFFER // 4
 
 
 def test_too_little_memory_is_told(tmp_path, monkeypatch, capsys):
