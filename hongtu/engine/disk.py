@@ -23,7 +23,7 @@ from hongtu.host import drop_file_pages
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.program import moves
+from hongtu.plan.program import spilling
 
 MOST = 1 << 30  # bytes of one read or write; the system takes no more than twice that
 CACHED = 64 << 20  # bytes that the system may have of the file in memory before they are dropped
@@ -73,7 +73,7 @@ class Disk:
 
     # -------------------------------------------------------------------------------------------------- instructions
 
-    def recall(self, x: moves.Recall, chunk: Chunk) -> None:
+    def recall(self, x: spilling.Recall, chunk: Chunk) -> None:
         if x.kept.has(chunk.i, chunk.first):
             return
         into = _staging(x.name, chunk)
@@ -90,7 +90,7 @@ class Disk:
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, into.numpy(), piece.row - np.int32(chunk.first), flags)
 
-    def recall_given(self, x: moves.RecallGiven | moves.LayOut, chunk: Chunk) -> None:
+    def recall_given(self, x: spilling.RecallGiven | spilling.LayOut, chunk: Chunk) -> None:
         if x.kept.has(chunk.i, chunk.first):
             return
         assert self._given is not None
@@ -102,7 +102,7 @@ class Disk:
         drop_file_pages(given.fileno())
         self._count(read, start)
 
-    def recall_picks(self, x: moves.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
+    def recall_picks(self, x: spilling.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
         """Into set ``number`` of staging memory, for device ``i``."""
         lies, into = x.region.buckets[i].of_batch(batch), device.beside(f"bucket {x.tensor}", number)
         places = x.kept.places(np.sort(x.picks.column("row", i, batch)))  # they come first
@@ -111,12 +111,12 @@ class Disk:
         rows = into[len(places) : len(places) + lies.stop - lies.start]
         self._read(x.region.begin[i] + lies.start * _row_bytes(into), rows)
 
-    def lay_out(self, x: moves.LayOut, chunk: Chunk) -> None:
+    def lay_out(self, x: spilling.LayOut, chunk: Chunk) -> None:
         self.recall_given(x, chunk)
         if not x.kept.has(chunk.i, chunk.first):
             self._give(x.takers, _staging(x.name, chunk), chunk)
 
-    def spill(self, x: moves.Spill, chunk: Chunk) -> None:
+    def spill(self, x: spilling.Spill, chunk: Chunk) -> None:
         rows = _staging(x.name, chunk)
         if x.kept.has(chunk.i, chunk.first):
             return
@@ -124,7 +124,7 @@ class Disk:
             self._write(x.own + chunk.first * _row_bytes(rows), rows)
         self._give(x.takers, rows, chunk)
 
-    def spill_picks(self, x: moves.SpillPicks, device: Device, i: int, batch: int, number: int) -> None:
+    def spill_picks(self, x: spilling.SpillPicks, device: Device, i: int, batch: int, number: int) -> None:
         """From set ``number`` of staging memory, to each chunk's place."""
         rows, buckets = device.beside(f"bucket {x.tensor}", number), x.region.buckets[i]
         at = len(x.kept.places(x.picks.column("row", i, batch)))

@@ -26,7 +26,7 @@ from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program import moves
+from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.ranks.together import Alone, Together
@@ -226,22 +226,22 @@ class Executor:
 
     # ------------------------------------------------------------------------------------------------------- streams
 
-    def wait(self, x: moves.Wait) -> None:
+    def wait(self, x: waiting.Wait) -> None:
         for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
             getattr(device.streams, x.stream).wait(event, x.why)
 
-    def host_wait(self, x: moves.HostWait) -> None:
+    def host_wait(self, x: waiting.HostWait) -> None:
         for event in getattr(self._turn, x.event):
             event.synchronize(x.why)
 
-    def signal(self, x: moves.Signal) -> None:
+    def signal(self, x: waiting.Signal) -> None:
         setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])
 
-    def follow(self, x: moves.Follow) -> None:
+    def follow(self, x: waiting.Follow) -> None:
         for device in self.devices:
             getattr(device.streams, x.stream).wait(getattr(device.streams, x.other).record(), x.why)
 
-    def meet(self, x: moves.Meet) -> None:
+    def meet(self, x: waiting.Meet) -> None:
         streams = [getattr(device.streams, x.stream) for device in self.devices]
         moments = [stream.record() for stream in streams]
         for k, stream in enumerate(streams):
@@ -304,7 +304,7 @@ class Executor:
 
     # ------------------------------------------------------------------------------------------------------ the disk
 
-    def lay_out(self, x: moves.LayOut) -> None:
+    def lay_out(self, x: spilling.LayOut) -> None:
         assert self.disk is not None
         for chunk in self._chunks:
             self.disk.lay_out(x, chunk)

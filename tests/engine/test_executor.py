@@ -17,7 +17,7 @@ from hongtu.engine.chunk import Chunk
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.plan.program import computing, moves
+from hongtu.plan.program import computing, moves, waiting
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.search.residents import every_tensor
 from tests import tiny
@@ -196,18 +196,18 @@ def test_streams_wait_for_one_another(run):
     for i, device in enumerate(run.devices):
         streams = {name: Logged(f"{name} {i}", log) for name in ("load", "compute", "flush", "host")}
         device.streams = replace(device.streams, **streams)
-    run.executor.signal(moves.Signal(stream="load", event="brought"))
-    run.executor.wait(moves.Wait(stream="compute", event="brought", why=""))
-    run.executor.host_wait(moves.HostWait(event="brought", why=""))
+    run.executor.signal(waiting.Signal(stream="load", event="brought"))
+    run.executor.wait(waiting.Wait(stream="compute", event="brought", why=""))
+    run.executor.host_wait(waiting.HostWait(event="brought", why=""))
     assert log == [
         "record load 0", "record load 1", "compute 0 waits for load 0", "compute 1 waits for load 1",
         "host waits for load 0", "host waits for load 1",
     ]  # fmt: skip
     log.clear()
-    run.executor.follow(moves.Follow(stream="flush", other="compute", why=""))
+    run.executor.follow(waiting.Follow(stream="flush", other="compute", why=""))
     assert log == ["record compute 0", "flush 0 waits for compute 0", "record compute 1", "flush 1 waits for compute 1"]
     log.clear()
-    run.executor.meet(moves.Meet(stream="load", why=""))
+    run.executor.meet(waiting.Meet(stream="load", why=""))
     assert log == ["record load 0", "record load 1", "load 0 waits for load 1", "load 1 waits for load 0"]
 
 

@@ -18,7 +18,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import BudgetError
 from hongtu.plan.passes.definition import FEATURES
-from hongtu.plan.program import moves
+from hongtu.plan.program import spilling
 from tests import problems, training
 from tests.staged import everything, on_disk
 
@@ -37,10 +37,10 @@ def uses(plan, epochs):
         for batch in p.order:
             step = []
             for x in (*p.recalls, *p.body):
-                if isinstance(x, moves.RecallPicks | moves.SpillPicks):
+                if isinstance(x, spilling.RecallPicks | spilling.SpillPicks):
                     for i in range(plan.topology.partitions):
                         step += [(x.tensor, row) for row in x.picks.column("row", i, batch).tolist()]
-                elif isinstance(x, moves.Recall | moves.RecallGiven | moves.Spill | moves.LayOut):
+                elif isinstance(x, spilling.Recall | spilling.RecallGiven | spilling.Spill | spilling.LayOut):
                     for _, number in p.busy(batch):
                         first, end = p.view.chunk_start[number : number + 2].tolist()
                         step += [(x.name, row) for row in range(first, end)]

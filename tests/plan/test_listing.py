@@ -14,7 +14,7 @@ from hongtu.errors import InputError
 from hongtu.hardware import CPU, H200
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import computing, moves
+from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.describe import Described
 from hongtu.plan.program.instruction import Instruction
@@ -59,7 +59,9 @@ def test_every_instruction_is_listed(model, hardware):
 
 
 def test_every_kind_has_words():
-    kinds = [kind for room in (moves, computing) for kind in vars(room).values() if isinstance(kind, type)]
+    kinds = [
+        kind for room in (moves, waiting, spilling, computing) for kind in vars(room).values() if isinstance(kind, type)
+    ]
     verbs = {kind.verb for kind in kinds if issubclass(kind, Instruction) and kind is not Instruction}
     assert len(verbs) > 30 and all(hasattr(Described, verb) for verb in verbs)
 

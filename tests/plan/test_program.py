@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
-from hongtu.plan.program import moves
+from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.instruction import Stores
@@ -365,7 +365,7 @@ def test_streams_wait_where_memories_differ(sets):
     assert found == [each.strip().format(packed=packed) for each in STAGED.strip().splitlines()]
     assert p.sets == sets and all(buffer.sets == sets for buffer in p.staging[0].values())
     plain = named(program_of(tiny.GAT, PAPER), "backward 1")
-    kinds = moves.Wait | moves.HostWait | moves.Signal | moves.Follow | moves.Meet | moves.Ship
+    kinds = waiting.Wait | waiting.HostWait | waiting.Signal | waiting.Follow | waiting.Meet | moves.Ship
     assert not [x for x in plain.body if isinstance(x, kinds)] and plain.sets == 1 and plain.staging == ({}, {})
 
 

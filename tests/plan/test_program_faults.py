@@ -12,7 +12,7 @@ from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import computing, moves
+from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
@@ -54,7 +54,7 @@ def drop_move(p, rng):
     kinds = (
         moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.BringPicks, moves.BringSlots,
         moves.Read, moves.Bring, moves.Ship,
-        moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet,
+        waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet,
     )  # fmt: skip
     found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
     if found:
@@ -175,7 +175,7 @@ def wrong_chunk(p, rng):
 
 def drop_spilled(p, rng):
     """What goes to the disk, or comes from it, is left out."""
-    kinds = (moves.Spill, moves.SpillPicks, moves.Recall, moves.RecallGiven, moves.RecallPicks)
+    kinds = (spilling.Spill, spilling.SpillPicks, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks)
     side = str(rng.choice(["recalls", "body"]))
     body = getattr(p, side)
     found = [k for k, x in enumerate(body) if isinstance(x, kinds) and _is_used(x)]
@@ -186,7 +186,7 @@ def drop_spilled(p, rng):
 
 def _is_used(x):
     """Whether another instruction needs what it moves."""
-    return not isinstance(x, moves.Spill) or x.own is not None or bool(x.takers)
+    return not isinstance(x, spilling.Spill) or x.own is not None or bool(x.takers)
 
 
 def other_memory(p, rng):

@@ -9,23 +9,22 @@ import pytest
 
 from hongtu.engine.body import Body
 from hongtu.engine.executor import Executor
-from hongtu.plan.program import check_waits, computing, describe, moves, predict
+from hongtu.plan.program import check_waits, computing, describe, moves, predict, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 
 
-def kinds(module):
-    return [
-        x for x in vars(module).values() if inspect.isclass(x) and issubclass(x, Instruction) and x is not Instruction
-    ]
+def kinds(*modules):
+    every = [x for module in modules for x in vars(module).values() if inspect.isclass(x)]
+    return [x for x in every if issubclass(x, Instruction) and x is not Instruction]
 
 
 CROSS = (moves.Fetch, moves.SendBack)
 AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
-FILLS = (moves.Fill, moves.FillRows, moves.FillSlots, moves.LayOut)
+FILLS = (moves.Fill, moves.FillRows, moves.FillSlots, spilling.LayOut)
 MOVE_NOTHING = (*AROUND, *check_waits.STREAMS, moves.Zero, moves.Compute, moves.Ship)  # what it copies was counted
 
 
-@pytest.mark.parametrize("kind", kinds(moves))
+@pytest.mark.parametrize("kind", kinds(moves, waiting, spilling))
 def test_a_move_is_run_described_and_counted(kind):
     assert hasattr(Executor, kind.verb) and hasattr(describe.Described, kind.verb)
     counted = {
@@ -34,7 +33,7 @@ def test_a_move_is_run_described_and_counted(kind):
     assert (kind.__name__ in counted) != issubclass(kind, MOVE_NOTHING), "counted, or moves nothing"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds(moves) if kind not in (*AROUND, *CROSS)])
+@pytest.mark.parametrize("kind", [kind for kind in kinds(moves, waiting, spilling) if kind not in (*AROUND, *CROSS)])
 def test_a_move_of_a_batch_has_its_stream(kind):
     """Which ``check_waits.py`` asks for its waits."""
     waits = check_waits

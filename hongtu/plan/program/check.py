@@ -14,7 +14,7 @@ from copy import deepcopy
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program import computing, moves
+from hongtu.plan.program import computing, moves, spilling
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
 from hongtu.plan.program.check_waits import RECALLS, SPILLS, check_waits
@@ -119,7 +119,7 @@ class _Pass:
         check_waits(p, self.at)
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name if isinstance(x, moves.Spill) else x.tensor for x in p.body if isinstance(x, SPILLS)}
+        self.spilled = {x.name if isinstance(x, spilling.Spill) else x.tensor for x in p.body if isinstance(x, SPILLS)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
@@ -194,7 +194,7 @@ class _Pass:
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
         if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
-        if isinstance(x, (*RECALLS, *SPILLS, moves.LayOut)):
+        if isinstance(x, (*RECALLS, *SPILLS, spilling.LayOut)):
             getattr(memory.disk, x.verb)(x)
         elif isinstance(x, moves.Load):
             kept = memory.disk.here.get((x.tensor, "bucket"))

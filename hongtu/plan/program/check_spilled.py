@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.program import moves
+from hongtu.plan.program import spilling
 from hongtu.plan.program.check_slots import demand
 from hongtu.plan.program.program import PassProgram
 
@@ -37,13 +37,13 @@ class Spilled:
         start = self._p.view.chunk_start
         return [(i, chunk) for i, chunk in self._chunks if kept is not None and not kept.has(i, int(start[chunk]))]
 
-    def lay_out(self, x: moves.LayOut) -> None:
+    def lay_out(self, x: spilling.LayOut) -> None:
         self._give(x.takers)
 
-    def recall_given(self, x: moves.RecallGiven) -> None:
+    def recall_given(self, x: spilling.RecallGiven) -> None:
         self.here[x.name, "rows"] = x.kept
 
-    def recall(self, x: moves.Recall) -> None:
+    def recall(self, x: spilling.Recall) -> None:
         view = self._p.view
         for i, number in self.on_disk(x.kept):
             known, chunk = np.zeros(view.num_vertices, dtype=np.bool_), number - i * view.chunks
@@ -65,21 +65,21 @@ class Spilled:
                 demand(len(x.given) == 1 and x.given[0].flushed is None, f"{x.name} has to be added up")
         self.here[x.name, "rows"] = x.kept
 
-    def recall_picks(self, x: moves.RecallPicks) -> None:
+    def recall_picks(self, x: spilling.RecallPicks) -> None:
         for i, buckets in enumerate(x.region.buckets):
             wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
             left = wanted - self.taken.get(id(x.region), set())
             demand(not left, f"device {i}: {x.tensor} of chunks {sorted(c for _, c in left)} was never spilled")
         self.here[x.tensor, "bucket"] = x.kept
 
-    def spill(self, x: moves.Spill) -> None:
+    def spill(self, x: spilling.Spill) -> None:
         if x.own is not None:
             there = self.own.setdefault(x.own, np.zeros(self._p.view.num_vertices, dtype=np.bool_))
             for _, number in self.on_disk(x.kept):
                 there[slice(*self._p.view.chunk_start[number : number + 2])] = True
         self._give(x.takers)
 
-    def spill_picks(self, x: moves.SpillPicks) -> None:
+    def spill_picks(self, x: spilling.SpillPicks) -> None:
         self.flushed.setdefault(id(x.region), set()).add(self._batch)
 
     def _give(self, takers: tuple[Region, ...]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from hongtu.plan.program import moves
+from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.check_slots import demand
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram
 
 THROUGH = ("disk ", "bucket ", "parts ")  # names of the staging memory through which rows come from the disk
-STREAMS = (moves.Wait, moves.HostWait, moves.Signal, moves.Follow, moves.Meet)
-RECALLS = (moves.Recall, moves.RecallGiven, moves.RecallPicks)
-SPILLS = (moves.Spill, moves.SpillPicks)
+STREAMS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
+RECALLS = (spilling.Recall, spilling.RecallGiven, spilling.RecallPicks)
+SPILLS = (spilling.Spill, spilling.SpillPicks)
 ON_LOAD = (
     moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Ship, moves.Load, moves.Pull,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program import moves
+from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.chunk_body import chunk_arrays, chunk_body
 from hongtu.plan.program.instruction import Contended, Given, Instruction, SlotsOfSources
 from hongtu.plan.program.operands import (
@@ -75,7 +75,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
-        body.append(moves.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))
+        body.append(spilling.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))
         chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
         columns = plan.passes.width[FEATURES]
         staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
@@ -154,13 +154,13 @@ def _recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     region = plan.disk.loaded.get((p.name, str(p.exchange)))
     if region is not None:
         name, picks = str(p.exchange), Picked(plan, p).of("begin", mirrors=False)
-        found.append(moves.RecallPicks(tensor=name, kept=plan.kept[name], region=region, picks=picks))
+        found.append(spilling.RecallPicks(tensor=name, kept=plan.kept[name], region=region, picks=picks))
     found += [_recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
         if plan.choice.staging:
-            yield moves.Wait(stream="disk", event="brought", why="recall: the last rows have left staging")
+            yield waiting.Wait(stream="disk", event="brought", why="recall: the last rows have left staging")
         yield from found
-        yield moves.Signal(stream="disk", event="recalled")
+        yield waiting.Signal(stream="disk", event="recalled")
 
 
 def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, recalls: bool) -> Iterator[Instruction]:
@@ -169,15 +169,17 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     plan keeps every row that much longer. Where rows have been recalled, the disk had taken that batch's before."""
     staged = plan.choice.staging > 0
     if staged:
-        yield moves.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
-        yield moves.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+        yield waiting.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
+        yield waiting.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
     if recalls:
-        yield moves.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
+        yield waiting.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
     brought = (*_bring_neighbours(plan, p, staged=staged), *_bring_chunk(plan, p))
     yield from _packed(plan, p, brought) if staged else brought
     if staged:
-        yield moves.Signal(stream="load", event="brought")
-        yield moves.Wait(stream="compute", event="brought", why="compute: inputs are there, the last results are away")
+        yield waiting.Signal(stream="load", event="brought")
+        yield waiting.Wait(
+            stream="compute", event="brought", why="compute: inputs are there, the last results are away"
+        )
     cache, picks = gradient_cache(plan, p), Picked(plan, p)
     if p.flush is not None and picks.loads:
         yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=False), slots="load_slots")
@@ -185,21 +187,21 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
         yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=True), slots="pull_to")
     saves = p.saves and p.direction == "forward"
     if spills and not recalls and not staged:
-        yield moves.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
+        yield waiting.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
     graph, arrays = p.saves or p.direction != "forward", chunk_arrays(plan, p)
     yield moves.Compute(body=chunk_body(plan, p), graph=graph, saves=saves, arrays=arrays)
     if p.flush is not None and picks.shares:
         if staged:
-            yield moves.Meet(stream="compute", why="push: the owner has computed")
+            yield waiting.Meet(stream="compute", why="push: the owner has computed")
         ends = picks.of("end", mirrors=True)
         yield moves.Push(cache=cache, picks=ends, contended=Contended(ends, range(plan.view(p).chunks)))
         if staged:
-            yield moves.Meet(stream="compute", why="compute: peers have pushed")
+            yield waiting.Meet(stream="compute", why="compute: peers have pushed")
     if staged:
-        yield moves.Follow(stream="flush", other="compute", why="deliver: results are there")
-        yield moves.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
+        yield waiting.Follow(stream="flush", other="compute", why="deliver: results are there")
+        yield waiting.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
     if spills and not recalls and staged:
-        yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
+        yield waiting.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
             yield moves.Deliver(name=name, stores=stores(plan, p, name), kept=plan.kept.get(name))
@@ -209,12 +211,12 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
         yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=into, to_bucket=kept)
     if spills:
         for other in ("flush", "host") if staged else ():
-            yield moves.Follow(stream="disk", other=other, why="spill: the rows are in staging")
+            yield waiting.Follow(stream="disk", other=other, why="spill: the rows are in staging")
         yield from spills
-        yield moves.Signal(stream="disk", event="spilled")
+        yield waiting.Signal(stream="disk", event="spilled")
     if staged:
-        yield moves.Signal(stream="flush", event="sent")
-        yield moves.Signal(stream="host", event="added")
+        yield waiting.Signal(stream="flush", event="sent")
+        yield waiting.Signal(stream="host", event="added")
 
 
 def _packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> Iterator[Instruction]:
@@ -256,7 +258,7 @@ def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator
         yield moves.BringPicks(name="pull_to", picks=pulls, column="slot")
     if picks.shares and p.exchange is not None:
         if staged:
-            yield moves.Meet(stream="load", why="pull: the owner has loaded")
+            yield waiting.Meet(stream="load", why="pull: the owner has loaded")
         yield moves.BringPicks(name="pull_from", picks=pulls, column="peer_slot")
         yield moves.Pull(cache=value_cache(plan, p), picks=pulls)
     if picks.shares and p.flush is not None:
@@ -301,16 +303,16 @@ def _spills(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         if name in plan.spilled:
             takers = disk.takers.get((p.name, name), ())
             own = disk.own.get((p.name, name))
-            yield moves.Spill(name=name, kept=plan.kept[name], own=own, takers=tuple(takers))
+            yield spilling.Spill(name=name, kept=plan.kept[name], own=own, takers=tuple(takers))
     if p.flush is not None and (p.name, p.flush) in disk.flushed:
         region, ends = disk.flushed[p.name, p.flush], Picked(plan, p).of("end", mirrors=False)
-        yield moves.SpillPicks(tensor=p.flush, kept=plan.kept[p.flush], region=region, picks=ends)
+        yield spilling.SpillPicks(tensor=p.flush, kept=plan.kept[p.flush], region=region, picks=ends)
 
 
 def _recall(plan: PlannedMemory, p: Pass, name: str) -> Instruction:
     """A pass's own rows of a tensor that lies on the disk."""
     if name == FEATURES:
-        return moves.RecallGiven(name=name, kept=plan.kept[name])
+        return spilling.RecallGiven(name=name, kept=plan.kept[name])
     disk, found = plan.disk, []
     for giver in disk.givers[p.name, name]:
         key = giver.name, name
@@ -322,4 +324,4 @@ def _recall(plan: PlannedMemory, p: Pass, name: str) -> Instruction:
             )
         )  # fmt: skip
     straight = is_straight(p, name, disk, plan.view)
-    return moves.Recall(name=name, kept=plan.kept[name], given=tuple(found), straight=straight)
+    return spilling.Recall(name=name, kept=plan.kept[name], given=tuple(found), straight=straight)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES
-from hongtu.plan.program import computing, moves
+from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction, Picks, Stores
 from hongtu.plan.program.program import PassProgram
 
@@ -126,19 +126,19 @@ class Described:
 
     # ------------------------------------------------------------------------------------------------------- streams
 
-    def wait(self, x: moves.Wait) -> Line:
+    def wait(self, x: waiting.Wait) -> Line:
         return Line(f"{x.stream} until '{x.event}'", note=x.why)
 
-    def host_wait(self, x: moves.HostWait) -> Line:
+    def host_wait(self, x: waiting.HostWait) -> Line:
         return Line(f"until '{x.event}'", note=x.why)
 
-    def signal(self, x: moves.Signal) -> Line:
+    def signal(self, x: waiting.Signal) -> Line:
         return Line(f"'{x.event}' when {x.stream} is here")
 
-    def follow(self, x: moves.Follow) -> Line:
+    def follow(self, x: waiting.Follow) -> Line:
         return Line(f"{x.stream} until {x.other} is here", note=x.why)
 
-    def meet(self, x: moves.Meet) -> Line:
+    def meet(self, x: waiting.Meet) -> Line:
         return Line(f"{x.stream} of every device until all are here", note=x.why)
 
     # --------------------------------------------------------------------------------------------------------- moves
@@ -203,27 +203,27 @@ class Described:
 
     # ---------------------------------------------------------------------------------------------------------- disk
 
-    def lay_out(self, x: moves.LayOut) -> Line:
+    def lay_out(self, x: spilling.LayOut) -> Line:
         what = f"disk for {_count(x.takers, 'pass', 'passes')} <- {x.name} of the artifact"
         return Line(what, self._all_rows(), note=_but(x.kept))
 
-    def recall(self, x: moves.Recall) -> Line:
+    def recall(self, x: spilling.Recall) -> Line:
         what = f"host {x.name}[chunk] = disk, by {_count(x.given, 'pass', 'passes')}"
         note = "; ".join(filter(None, ("" if x.straight else "added up", _but(x.kept))))
         return Line(what, self._all_rows(), note=note)
 
-    def recall_given(self, x: moves.RecallGiven) -> Line:
+    def recall_given(self, x: spilling.RecallGiven) -> Line:
         return Line(f"host {x.name}[chunk] = of the artifact", self._all_rows(), note=_but(x.kept))
 
-    def recall_picks(self, x: moves.RecallPicks) -> Line:
+    def recall_picks(self, x: spilling.RecallPicks) -> Line:
         return Line(f"host {x.tensor}[load_rows] = disk", self._in_bucket(x.region), note=_but(x.kept))
 
-    def spill(self, x: moves.Spill) -> Line:
+    def spill(self, x: spilling.Spill) -> Line:
         own = "" if x.own is None else ", to be read"
         takers = f", for {_count(x.takers, 'pass', 'passes')} to load" if x.takers else ""
         return Line(f"disk <- host {x.name}[chunk]{own}{takers}", self._all_rows(), note=_but(x.kept))
 
-    def spill_picks(self, x: moves.SpillPicks) -> Line:
+    def spill_picks(self, x: spilling.SpillPicks) -> Line:
         return Line(f"disk <- host {x.tensor}[rows]", self._in_bucket(x.region), note=_but(x.kept))
 
     def _all_rows(self) -> tuple[int, ...]:

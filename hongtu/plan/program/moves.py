@@ -1,4 +1,4 @@
-"""The instructions around chunks: memory, streams, and rows that go from one memory to another.
+"""The instructions around chunks: memory, and rows that go from one memory to another.
 
 Those of a pass's body run once per batch, each on all devices before the next one. "On ``load``" names the stream of a
 device that does it. Legend: V vertices, K intervals of one device's cache.
@@ -6,20 +6,14 @@ device that does it. Legend: V vertices, K intervals of one device's cache.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from hongtu.graph.halo import Crossing
-from hongtu.plan.memory.disk import Kept, Region
+from hongtu.plan.memory.disk import Kept
 from hongtu.plan.memory.structure import Over
-from hongtu.plan.program.instruction import Contended, Given, Instruction, Picks, SlotsOfSources, Stores, Where, kind
-
-StreamName = Literal["load", "compute", "flush", "host", "disk"]
-EventName = Literal["brought", "sent", "added", "recalled", "spilled"]
-EVENTS: tuple[EventName, ...] = get_args(EventName)
-
-# ------------------------------------------------------------------------------------------------ around the batches
+from hongtu.plan.program.instruction import Contended, Instruction, Picks, SlotsOfSources, Stores, Where, kind
 
 
 @kind
@@ -101,54 +95,6 @@ class LossOverEdges(Instruction):
 
     output: str
     gradient: str
-
-
-# ----------------------------------------------------------------------------------------------------------- streams
-
-
-@kind
-class Wait(Instruction):
-    """A stream holds until an event of this batch, or of the last one that had its staging set."""
-
-    stream: StreamName
-    event: EventName
-    why: str
-
-
-@kind
-class HostWait(Instruction):
-    """The host holds until an event."""
-
-    event: EventName
-    why: str
-
-
-@kind
-class Signal(Instruction):
-    """An event is all that a stream has been given so far."""
-
-    stream: StreamName
-    event: EventName
-
-
-@kind
-class Follow(Instruction):
-    """A stream holds until another of its device has done what it has been given so far."""
-
-    stream: StreamName
-    other: StreamName
-    why: str
-
-
-@kind
-class Meet(Instruction):
-    """The same stream of every device holds until all the others' have done what they have been given so far."""
-
-    stream: StreamName
-    why: str
-
-
-# ------------------------------------------------------------------------------------------------------------- moves
 
 
 @kind
@@ -345,75 +291,3 @@ class Flush(Instruction):
     def column(self) -> Literal["row", "place"]:
         """What says where the rows are to be."""
         return "row" if self.to_bucket is None else "place"
-
-
-# ---------------------------------------------------------------------------------------------------------- the disk
-# Attributes of all of them: ``kept``, the rows of the tensor that are in host memory. Of these none moves, but to its
-# place in a bucket.
-
-
-@kind
-class LayOut(Instruction):
-    """Read the chunk's rows of a tensor from the artifact's file, and write them where others will load them."""
-
-    name: str
-    kept: Kept
-    takers: tuple[Region, ...]
-
-
-@kind
-class Recall(Instruction):
-    """On ``disk``: the destinations' rows of a tensor come to staging memory of the host, and are added up there.
-
-    Attributes:
-        given: by which passes, in their order.
-        straight: they are there as they are.
-    """
-
-    name: str
-    kept: Kept
-    given: tuple[Given, ...]
-    straight: bool
-
-
-@kind
-class RecallGiven(Instruction):
-    """The same of a tensor that the artifact has."""
-
-    name: str
-    kept: Kept
-
-
-@kind
-class RecallPicks(Instruction):
-    """On ``disk``: the rows that the batch loads come to staging memory of the host, by row."""
-
-    tensor: str
-    kept: Kept
-    region: Region
-    picks: Picks
-
-
-@kind
-class Spill(Instruction):
-    """On ``disk``: the destinations' rows go there from staging memory of the host.
-
-    Attributes:
-        own: the first byte of the tensor's own rows, or None where nobody reads these.
-        takers: where later passes load them.
-    """
-
-    name: str
-    kept: Kept
-    own: int | None
-    takers: tuple[Region, ...]
-
-
-@kind
-class SpillPicks(Instruction):
-    """The same of the rows that the batch flushes."""
-
-    tensor: str
-    kept: Kept
-    region: Region
-    picks: Picks

@@ -10,7 +10,7 @@ import numpy as np
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
-from hongtu.plan.program import moves
+from hongtu.plan.program import moves, spilling
 from hongtu.plan.program.instruction import Where
 from hongtu.plan.program.program import PassProgram
 
@@ -49,16 +49,16 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 rows = len(x.picks.table(device))
                 traffic.add(x.verb, rows * row[x.cache], rows)
-            case moves.LayOut() | moves.RecallGiven():  # from a file of 4-byte numbers
+            case spilling.LayOut() | spilling.RecallGiven():  # from a file of 4-byte numbers
                 rows = sum(end - first for _, first, end in _on_disk(p, device, x.kept))
                 spilled = _spilled(getattr(x, "takers", ()), device, busy)
                 traffic.add("disk", 4 * width[x.name] * rows + spilled * row[x.name])
-            case moves.Recall():
+            case spilling.Recall():
                 found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
                 traffic.add("disk", sum(found) * row[x.name])
-            case moves.RecallPicks() | moves.SpillPicks():
+            case spilling.RecallPicks() | spilling.SpillPicks():
                 traffic.add("disk", len(x.region.buckets[device]) * row[x.tensor])
-            case moves.Spill():
+            case spilling.Spill():
                 rows = 0 if x.own is None else sum(end - first for _, first, end in _on_disk(p, device, x.kept))
                 traffic.add("disk", (rows + _spilled(x.takers, device, busy)) * row[x.name])
             case moves.Deliver():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hongtu.plan.program import moves
+from hongtu.plan.program import waiting
 from hongtu.plan.program.check_waits import ON_COMPUTE, ON_FLUSH, ON_LOAD
 from hongtu.plan.program.program import PassProgram
 
@@ -20,15 +20,15 @@ def walk(p: PassProgram, streams: Mapping[str, float]) -> float:
             they follow one another between a stream's waits, so that the first is given the time of all.
     """
     batch = {stream: seconds / len(p.order) for stream, seconds in streams.items()}
-    clock, turns, ends = dict.fromkeys(STREAMS, 0.0), [dict.fromkeys(moves.EVENTS, 0.0) for _ in range(p.sets)], [0.0]
+    clock, turns, ends = dict.fromkeys(STREAMS, 0.0), [dict.fromkeys(waiting.EVENTS, 0.0) for _ in range(p.sets)], [0.0]
     for step in range(min(len(p.order), ROUNDS * p.sets)):
         turn, left = turns[step % p.sets], dict(batch)
         for x in p.body:
-            if isinstance(x, moves.Wait):
+            if isinstance(x, waiting.Wait):
                 clock[x.stream] = max(clock[x.stream], turn[x.event])
-            elif isinstance(x, moves.Follow):
+            elif isinstance(x, waiting.Follow):
                 clock[x.stream] = max(clock[x.stream], clock[x.other])
-            elif isinstance(x, moves.Signal):
+            elif isinstance(x, waiting.Signal):
                 turn[x.event] = clock[x.stream]
             elif isinstance(x, ON_LOAD):
                 clock["load"] += left.pop("load", 0.0)
