@@ -244,11 +244,12 @@ def in_bytes(nbytes: int) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """What an unknown word may have meant, to go on with in a message; nothing where none of the known is near.
 
-    >>> nearest("hiden", ["hidden", "heads"]), nearest("colour", ["hidden", "heads"])
-    ('; did you mean hidden?', '')
+    >>> nearest("hiden", ["hidden", "heads"]), nearest("Relu", ["ReLU"]), nearest("colour", ["hidden", "heads"])
+    ('; did you mean hidden?', '; did you mean ReLU?', '')
     """
-    found = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    spelled = {name.lower(): name for name in known}
+    found = get_close_matches(word.lower(), spelled, n=1)
+    return f"; did you mean {spelled[found[0]]}?" if found else ""
 
 
 def _integer(name: str, value: Any, least: int, also: str = "") -> int:

@@ -12,8 +12,8 @@ def budget_bytes(device_memory: int | str | None, unlimited: Callable[[], Execut
     """Bytes per device, or None for no limit.
 
     Args:
-        device_memory: bytes, a size such as "2GiB", or a share such as "50%" of what the largest device takes without
-            a limit.
+        device_memory: bytes, a size such as "2GiB", or a share such as "50%" of what a plan without a limit takes on
+            the largest device.
         unlimited: the plan without a limit, which only a share asks for.
 
     Raises:
