@@ -123,7 +123,9 @@ def preprocess_graph(
 
 
 ONE_WAY = 0.05  # of the edges have a reverse, at most
-NOTE = "edges go one way, and vertices hear from their in-edges alone; --undirected adds the other way"
+NOTE = (
+    "edges go one way, and vertices hear from their in-edges alone; undirected=True (--undirected) adds the other way"
+)
 _OPTION = re.compile(r"--([a-z][a-z-]*)( [\w.,:]*\w)?")
 
 

@@ -203,6 +203,19 @@ def test_a_budget_that_does_not_fit_is_known_before_anything_starts(artifact):
         assert bench._refusal(opened, model, run, settings) is None
 
 
+def test_a_budget_that_does_not_fit_is_a_line_and_the_others_go_on(artifact, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(compare, "in_memory_need", lambda *_: 1000)
+    monkeypatch.setattr(compare, "compare", lambda path, model, runs, *_: ran.extend(run.label for run in runs) or [])
+    monkeypatch.setattr(bench, "_least_seconds", lambda *_: None)
+    monkeypatch.setattr("hongtu.bench.report.text.table", lambda *_: "the others")
+    options = ["--models", "gcn", "--hidden", "8", "--budgets", "none,1%"]
+    assert command(["bench", str(artifact), *options]) == 0
+    first, others = capsys.readouterr().out.splitlines()
+    assert first.startswith("gcn, hongtu full, 0.0 MiB = 1%: does not fit: the smallest is ") and first.endswith("iB")
+    assert ran == ["hongtu full"] and others == "the others"
+
+
 def test_what_is_missing_comes_with_its_pip_line(monkeypatch):
     monkeypatch.setattr(baselines, "importable", lambda name: False)
     assert "pip install torch_geometric" in baselines.missing("pyg", "gcn")

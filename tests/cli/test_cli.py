@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hongtu
@@ -113,6 +115,25 @@ def test_module_entry_point(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "" and "24 vertices" in done.stdout
     assert hongtu.open_artifact(output).num_vertices == 24
+
+
+def test_a_graph_whose_edges_go_one_way_is_noted(tmp_path, capsys):
+    ring = np.array([np.arange(2000), np.roll(np.arange(2000), 1)])
+    options = {"features": "degree", "labels": "random:2", "random_split": (1, 0, 0), "partitions": 1, "chunks": 1}
+    hongtu.preprocess_graph(ring, 2000, tmp_path / "one", **options)
+    assert "edges go one way" in (err := capsys.readouterr().err) and "undirected=True (--undirected)" in err
+    hongtu.preprocess_graph(ring, 2000, tmp_path / "both", **options, undirected=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_preprocess_shows_its_stages_on_a_terminal(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(["preprocess", str(write(tmp_path / "in", pieces())), str(tmp_path / "out"), *SMALL]) == 0
+    assert "partition" in sys.stderr.getvalue() and "left" in sys.stderr.getvalue()
 
 
 def test_a_reader_that_has_enough_ends_the_command_without_a_word():
