@@ -195,7 +195,7 @@ class Artifact:
         numbers = np.array(list(vertices))
         bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_vertices)) if numbers.dtype.kind in "iu" else [0]
         if len(numbers) and len(bad):
-            raise InputError(f"vertex {numbers[bad[0]]!r}, expected an integer from 0 to {self.num_vertices - 1}")
+            raise InputError(f"vertex {numbers[bad[0]]}, expected an integer from 0 to {self.num_vertices - 1}")
         return numbers.astype(np.int64)
 
     def verify(self) -> None:

@@ -30,7 +30,9 @@ def check_module(index: int, module: nn.Module) -> None:
             "compile the row-wise modules inside it and in the list"
         )
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
-        raise InputError(f"{title}: wrap a torch_geometric convolution as hongtu.nn.PyGLayer(conv)")
+        raise InputError(
+            f"{title}: a convolution of torch_geometric; pass *hongtu.from_pyg(conv), or hongtu.nn.PyGLayer(conv)"
+        )
     if any(
         base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
         for base in type(module).__mro__

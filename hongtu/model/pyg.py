@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.model.pyg_layers import Named, layers_of, named
+from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
 from hongtu.model.traced import FEATURES, is_convolution, traced_layers
 from hongtu.model.wiring import Entry
@@ -50,7 +50,10 @@ def from_pyg(model: Any) -> list[Entry]:
         if isinstance(module, nn.Identity):
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
-        found = layers_of(module, f"{name}.{index}", FEATURES in edges) if edges else [named(module)]
+        if edges:
+            found = layers_of(module, f"{name}.{index}", FEATURES in edges)
+        else:  # a chain's normalisations have to stand in the list
+            found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
         return [_tagged(layer, place) for layer in found]
 
     return traced_layers(model, convert)

@@ -36,6 +36,7 @@ from hongtu.nn import (
     SoftmaxAggregation,
     TransformerConv,
 )
+from hongtu.nn.layer import is_chain
 from hongtu.nn.whole_graph import rules_of
 
 Named = tuple[nn.Module, dict[str, str]]  # a module, and for each of its weights the name in what it stands for
@@ -91,7 +92,7 @@ def _check_sum(conv: Any, title: str) -> None:
 
 def _gin(conv: Any) -> list[Named]:
     """A chain's first part is the layer's network; from a normalisation over the graph on, its parts stand behind."""
-    parts = _chain(conv.nn, "nn")
+    parts = chain(conv.nn, "nn")
     cut = next((k for k, (part, _) in enumerate(parts) if rules_of(part) is not None), len(parts))
     whole = len(parts) == 1 == cut
     layer = GINConv(
@@ -105,11 +106,11 @@ def _gin(conv: Any) -> list[Named]:
     return [(layer, names), *(named(part, place) for part, place in parts[cut:])]
 
 
-def _chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
+def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
     """The parts of a ``torch.nn.Sequential`` or of torch_geometric's ``MLP``, and where each is; of another module that
     alone."""
-    if type(module) is nn.Sequential and len(module):
-        return [found for k, part in enumerate(module) for found in _chain(part, f"{place}.{k}")]
+    if is_chain(module):
+        return [found for k, part in enumerate(module) for found in chain(part, f"{place}.{k}")]
     if type(module).__name__ != "MLP" or not hasattr(module, "lins"):
         return [(_alone(module), place)]
     parts: list[tuple[nn.Module, str]] = []
@@ -270,7 +271,7 @@ def _pna(conv: Any, title: str) -> nn.Module | None:
     if not set(names) <= {"sum", "mean", "min", "max", "var", "std"}:
         return None
     pre, post = conv.pre_nns[0], conv.post_nns[0]
-    between = [part for chain in (pre, post) for part in chain if type(part).__name__ != "Linear"]
+    between = [part for parts in (pre, post) for part in parts if type(part).__name__ != "Linear"]
     return PNAConv(
         conv.in_channels, conv.out_channels, names, conv.aggr_module.scaler, torch.ones(2), conv.edge_dim,
         towers=conv.towers, pre_layers=(len(pre) + 1) // 2, post_layers=(len(post) + 1) // 2,

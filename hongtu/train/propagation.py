@@ -125,6 +125,9 @@ class Propagation:
         self._runtime.engine.count_once(self._beside)
         self.record: EpochRecord | None = None
 
+    def __repr__(self) -> str:
+        return f"Propagation({self.artifact}, {self.columns} columns)"
+
     @property
     def plan(self) -> ExecutionPlan:
         """What a step runs: predicted rows, bytes per link, peak bytes."""

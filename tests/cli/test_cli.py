@@ -169,6 +169,7 @@ def test_what_is_printed_in_a_notebook_is_short(tmp_path):
     trainer = hongtu.Trainer(artifact, [hongtu.nn.GCNConv(artifact.feature_width, 3)], device_memory="1MiB")
     assert "24 vertices, 60 edges" in repr(artifact) and "2 partitions x 3 chunks" in repr(artifact)
     assert "GCNConv" in repr(trainer) and "1.0 MiB per device, 0 epochs" in repr(trainer)
+    assert repr(hongtu.Propagation(artifact, 3)) == f"Propagation({artifact!r}, 3 columns)"
     assert "device 0" in repr(trainer.plan) and "moved per epoch" in repr(trainer.plan)
     shown = trainer.train_epoch()._repr_html_()
     assert "<tr><th>epoch</th><td>1</td></tr>" in shown and "peak of device 1" in shown

@@ -36,7 +36,7 @@ class Own(torch.nn.Module):
     def __init__(self, features, classes):
         super().__init__()
         self.first, self.inner = pyg.GCNConv(features, 8), torch.nn.ModuleList([Inner(8), Inner(8)])
-        self.norm, self.last = torch.nn.BatchNorm1d(8), torch.nn.Linear(16, classes)
+        self.norm, self.last = torch.nn.BatchNorm1d(8), chain(16, torch.nn.BatchNorm1d(8), classes)
 
     def forward(self, x, edge_index, edge_weight=None):
         h = h0 = torch.nn.functional.dropout(self.first(x, edge_index), p=0.4, training=self.training)
