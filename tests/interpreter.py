@@ -41,9 +41,13 @@ class Interpreter:
         self.disk = {}  # rows by their first byte
 
     def run(self, passes):
-        for p in passes:
-            self.p = p
-            self.do(p.before)
+        run_ranks([self], [passes])
+
+    def steps(self, passes):
+        """Run passes; gives every instruction by which ranks exchange rows instead of running it."""
+        for self.p in passes:
+            p = self.p
+            yield from self.do(p.before)
             self.buffers = [
                 {name: undefined((b.sets, *b.shape), b.dtype) for name, b in of.items()} for of in p.buffers
             ]
@@ -51,12 +55,15 @@ class Interpreter:
                 self.set, self.brought = step % p.sets, {}
                 self.buckets = [{} for _ in self.placed]
                 self.chunks = [Chunk(self, i, number) for i, number in p.busy(self.batch)]
-                self.do((*p.recalls, *p.body))
-            self.do((*p.after, *p.frees))
+                yield from self.do((*p.recalls, *p.body))
+            yield from self.do((*p.after, *p.frees))
 
     def do(self, body):
         for x in body:
-            getattr(self, x.verb, self.on_chunks)(x)
+            if x.verb in ("fetch", "send_back"):
+                yield x
+            else:
+                getattr(self, x.verb, self.on_chunks)(x)
 
     def on_chunks(self, x):
         for chunk in self.chunks:
@@ -172,6 +179,27 @@ class Interpreter:
             for y in x.body:
                 with torch.set_grad_enabled(x.graph):
                     getattr(chunk, y.verb)(y)
+
+
+def run_ranks(ranks, programs):
+    """Interpreters run passes of theirs side by side, and exchange rows when all have come to it."""
+    runs = [rank.steps(passes) for rank, passes in zip(ranks, programs, strict=True)]
+    while any(asked := [next(run, None) for run in runs]):
+        assert len({(x.verb, x.tensor) for x in asked}) == 1, "ranks wait for different things"
+        exchange(ranks, asked)
+
+
+def exchange(ranks, asked):
+    """Rows go from their owners to those that take them, or their gradients back; rank by rank."""
+    fetches = asked[0].verb == "fetch"
+    sent = [rank.host[x.tensor].copy() for rank, x in zip(ranks, asked, strict=True)]
+    for number, (rank, x) in enumerate(zip(ranks, asked, strict=True)):
+        rank.moved[x.link] += x.crossing.rows
+        for rows, theirs, other in zip(sent, asked, range(len(ranks)), strict=True):
+            if fetches:
+                rank.host[x.tensor][x.crossing.takes[other]] = rows[theirs.crossing.gives[number]]
+            else:
+                rank.host[x.tensor][x.crossing.gives[other]] += rows[theirs.crossing.takes[number]]
 
 
 def put(memory, rows, values, stores):

@@ -78,7 +78,7 @@ class Engine:
         self.host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self.program = plan.program
         messages = None
-        if plan.message_numbers:
+        if plan.message_numbers is not None:
             messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
         self._disk = None
         if plan.spilled:

@@ -32,7 +32,7 @@ def make_host(
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
     elif artifact.sparse_features is not None:
         host.keep_sparse(artifact.sparse_features)
-    elif plan.in_memory(FEATURES):
+    elif plan.has_memory(FEATURES):
         assert artifact.features is not None
         kept, rows = plan.kept.get(FEATURES), in_file(artifact.features)
         if kept is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class MeanLoss:
     def label_rows(self) -> np.ndarray:
         """uint8 [V, label_bytes], in new order."""
         parts = [self._labels, *(weight for weight in self._weights if weight is not None)]
-        rows = [np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts]
+        rows = [np.ascontiguousarray(part).reshape(len(part), prod(part.shape[1:])).view(np.uint8) for part in parts]
         return np.concatenate(rows, axis=1)
 
     @property

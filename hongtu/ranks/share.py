@@ -124,7 +124,7 @@ class Share(Artifact):
             for layer in layers:
                 read = np.flatnonzero(sources_of(topology, computed >= layer + 2) & (computed <= layer))
                 fetched[layer] |= len(read) > 0
-                if first == self.span.start:
+                if (first, end) == (self.span.start, self.span.stop):  # a rank without rows begins where another does
                     takes[layer] = np.split(row_of[read], np.searchsorted(read, bounds[1:-1]))
                 gives[layer].append(row_of[read[(read >= self.span.start) & (read < self.span.stop)]])
         if not any(fetched):

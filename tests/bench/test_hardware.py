@@ -153,7 +153,7 @@ def test_compute_counts_edges_and_parameters():
     alone = make_plan(topology, topology.input_order, shape(), STRATEGIES["none"])
     assert predict_seconds(alone, free(peer_stage_seconds=1.0)).dispatch < 1e-20  # every device loads for itself
     calls = 2 + (2 + 6)  # stage 0 forward, and again for its gradients
-    calls += 4 + (4 + 8)  # the aggregate's own, in the same way
+    calls += 4 + 8  # the aggregate's own, forward and for its gradients
     assert predict_seconds(plan, free(call_seconds=1.0)).dispatch == pytest.approx(calls * busy)
     rows = 5 + (5 + 7) + 3 * LOSS_SWEEPS  # stage 0 forward, and again for its gradients; the loss
     rows += 2 * 4  # what the aggregate gives, and its gradient

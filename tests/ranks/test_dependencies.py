@@ -16,6 +16,7 @@ from hongtu.errors import InputError
 from hongtu.hardware import CPU
 from hongtu.model.embedding import NAME
 from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.preprocess.partition import PARTITIONERS
 from hongtu.ranks.receptive import FAR, read_over
 from hongtu.ranks.stages import UNREAD, ByLayer
 from hongtu.train.ranked import plan_ranks
@@ -409,3 +410,12 @@ def test_rows_are_written_once(tmp_path, dependencies):
     for found in run_ranks(3, rows):
         for mine, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(mine, other, rtol=SAME, atol=SAME)
+
+
+@pytest.mark.parametrize("dependencies", ("comm", "hybrid"))
+def test_a_rank_may_have_no_vertices(dependencies, monkeypatch):
+    """A partitioner may leave partitions empty."""
+    second_is_empty = np.arange(64) % 3 + (np.arange(64) % 3 > 0)
+    monkeypatch.setitem(PARTITIONERS, "metis", lambda *_, **__: second_is_empty.astype(np.int32))
+    problem = dataclasses.replace(problems.awkward())
+    check_ranks(4, SIX[4], problem, (4, 3), dependencies=dependencies)

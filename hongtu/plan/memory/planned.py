@@ -198,6 +198,10 @@ class PlannedMemory:
         """How many rows of a host tensor are in its memory."""
         return self.kept[name].rows if name in self.kept else self.topology.num_vertices
 
+    def has_memory(self, name: str) -> bool:
+        """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""
+        return name not in self.kept or self.kept[name].rows > 0
+
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
         own = pass_buffers(
@@ -280,8 +284,10 @@ class PlannedMemory:
         return None if halo is None or p.layer not in layers else halo.crossings[layers.index(p.layer)]
 
     @cached_property
-    def message_numbers(self) -> int:
-        """The most numbers that are on their way between ranks at a time."""
+    def message_numbers(self) -> int | None:
+        """The most numbers that are on their way between ranks at a time; None where no rank fetches any."""
+        if self.choice.halo is None:
+            return None
         crossing = ((p, self.crosses(p)) for p in self.passes.every)
         return max(
             (self.passes.width[n] * c.both for p, c in crossing if c is not None for n in (p.exchange, p.flush) if n),
@@ -297,7 +303,7 @@ class PlannedMemory:
         beside = self.shape.learned_bytes + self.shape.loss_bytes
         if self.shape.sparse_input is not None:
             beside += self.shape.sparse_input.nbytes(item)
-        beside += self.message_numbers * item
+        beside += (self.message_numbers or 0) * item
         row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
         beside += sum(buckets.nbytes for buckets in self.disk.buckets)
         return v * row + beside + sum(array.nbytes for array in self.arrays())

@@ -33,7 +33,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
     setup = [compile_pass(plan, p) for p in plan.passes.setup]
     first = _first_pass(plan)
-    if plan.in_memory(FEATURES) and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
+    if plan.has_memory(FEATURES) and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
         done = moves.Free(name=FEATURES, where="host")
         setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
         if not setup:
@@ -117,14 +117,14 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         ahead=plan.disk_sets - 1 if recalls or spills else 0,
         body=tuple(_body(plan, p, spills, recalls=bool(recalls))),
         after=tuple(_after(plan, p)),
-        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if plan.in_memory(n)),
+        frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if plan.has_memory(n)),
     )
 
 
 def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     pruned = plan.view(p).active is not None
     for name in p.creates:
-        if where(plan, name) != "chunk" and plan.in_memory(name):
+        if where(plan, name) != "chunk" and plan.has_memory(name):
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero

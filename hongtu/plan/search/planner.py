@@ -156,7 +156,7 @@ def _group_size(plan: ExecutionPlan, hardware: Hardware) -> int:
     size = int(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1))
     if hardware.largest_reused is not None:
         inside = max([widest, *(work.widest * item for work in plan.shape.stage_work)])
-        size = min(size, int(hardware.largest_reused // (int(topology.num_dst.max()) * inside)))
+        size = min(size, int(hardware.largest_reused // (max(int(topology.num_dst.max()), 1) * inside)))
     groups = -(-topology.chunks // max(1, min(size, topology.chunks)))
     return -(-topology.chunks // groups)  # all about the same
 
