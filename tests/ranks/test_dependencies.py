@@ -127,9 +127,9 @@ EDGES = Model(
     ("model", "problem"),
     [(DROPPED, problems.awkward), (JUMPING, problems.awkward), (HOPS, problems.awkward), (EDGES, problems.edge_data),
      (SIX[0], problems.few_train), (SIX[4], problems.few_train), (NORMS[0], problems.few_train),
-     (NORMS[1], problems.awkward), (CONNECTIONS[2], problems.awkward)],
+     (NORMS[1], problems.awkward), (NORMS[2], problems.awkward), (CONNECTIONS[2], problems.awkward)],
     ids=["dropout", "jumping", "hops", "edge-data", "few-train-gcn", "few-train-gat", "few-train-norms", "norms",
-         "dense-norms"],
+         "norms-inside", "dense-norms"],
 )  # fmt: skip
 def test_everything_that_follows_a_vertex(model, problem, dependencies, strategy):
     check_ranks(3, model, problem(), strategy=strategy, seed=3, dependencies=dependencies)
