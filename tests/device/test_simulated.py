@@ -108,6 +108,7 @@ def test_more_memory_never_plans_a_slower_epoch(link):
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] < seconds[0]
 
 
+@pytest.mark.long
 def test_memory_that_kernels_take_for_hubs_is_planned():
     problem = problems.awkward()
     hub = np.stack([np.arange(600) % problem.num_vertices, np.zeros(600, dtype=np.int64)])

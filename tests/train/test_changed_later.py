@@ -163,6 +163,7 @@ def test_a_refused_plan_leaves_the_one_that_runs():
     np.testing.assert_allclose([*found, *losses(trainer, epochs=2)], losses(three()), rtol=1e-9)
 
 
+@pytest.mark.long
 def test_an_interrupt_between_hooks_loses_none():
     codes = {parameter_hooks.hooks_once.__wrapped__.__code__, parameter_hooks._put_back.__code__}
     lines = sorted({(code, line) for code in codes for *_, line in code.co_lines() if line}, key=lambda pair: pair[1])
