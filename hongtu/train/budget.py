@@ -12,8 +12,8 @@ def budget_bytes(device_memory: int | str | None, unlimited: Callable[[], Execut
     """Bytes per device, or None for no limit.
 
     Args:
-        device_memory: bytes, a size such as "2GiB", or a share such as "50%" of what a plan without a limit takes on
-            the largest device.
+        device_memory: bytes, a size such as "2GiB", or a share such as "50%" of what the largest device is likely to
+            hold without a limit.
         unlimited: the plan without a limit, which only a share asks for.
 
     Raises:
@@ -22,5 +22,4 @@ def budget_bytes(device_memory: int | str | None, unlimited: Callable[[], Execut
     share = parse_share(device_memory)
     if share is None:
         return None if device_memory is None else parse_bytes(device_memory)
-    need = max(nbytes for name, nbytes in unlimited().peak_bytes.items() if name.startswith("device"))
-    return int(need * share)
+    return int(unlimited().likely_bytes * share)

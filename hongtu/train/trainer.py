@@ -84,7 +84,7 @@ class Trainer(Resumable):
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, "torch-sparse": the CPU with its products, or "simulated":
             CUDA's engine and kernels on the CPU.
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; "50%": a share of what the
-            plan of the whole graph takes on the largest device without a limit; None for no limit.
+            largest device is likely to hold of the whole graph without a limit; None for no limit.
         host_memory: bytes (or "8GiB") of all that the run keeps on the host: vertex rows, staging memory, the graph's
             structure, plan arrays and labels; on the CPU the devices', too. None: what there is. Pages of files that
             the system keeps for itself, and gives up, are not counted.

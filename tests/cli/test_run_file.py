@@ -142,11 +142,11 @@ def test_a_model_of_ones_own(artifact, tmp_path, monkeypatch, capsys):
 
 
 def test_a_budget_may_be_a_share(artifact, capsys):
-    assert main(["plan", str(artifact.path), "--json"]) == 0
-    peaks = json.loads(capsys.readouterr().out)["peak_bytes"]
-    need = max(nbytes for name, nbytes in peaks.items() if name.startswith("device"))
-    err = refusal(capsys, "train", artifact.path, "--device-memory", "10%")
-    assert f"device_memory is {need // 10} bytes" in err
+    layers = [hnn.GCNConv(6, 128, activation="relu"), hnn.GCNConv(128, 3)]
+    need = hongtu.Trainer(artifact, layers).plan.likely_bytes
+    for command in ("train", "plan"):
+        err = refusal(capsys, command, artifact.path, "--device-memory", "5%")
+        assert f"device_memory is {need // 20} bytes" in err
 
 
 def test_loggers_hear_of_every_epoch(artifact, tmp_path, capsys):
