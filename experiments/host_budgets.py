@@ -7,7 +7,8 @@ Per model, each run in a process of its own: without a limit; then for every sha
 run with ``host_memory`` and ``spill``, and the same run without either whose vertex rows are in mapped files, in as
 much memory. A thread keeps that process to it: when it has more, parts of the mapped files are written back and their
 pages given up, at random, which is kinder than the system's choice to passes that come around again. A share that
-cannot work is refused, with what takes how much.
+cannot work is refused, with what takes how much. ``of_least``: the epoch beside the longer of one without a limit and
+its predicted bytes at the measured rate of the disk. What a process takes by itself (``PROCESS``) is beside the shares.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ def measure(options: argparse.Namespace, artifact: Path, model: str, about: dict
         limit = int(share * free["host_bytes"])
         for how in ("spill", "mapped"):
             found = alone(common | {"how": how, "limit": limit})
+            if how == "spill" and "refused" not in found:
+                least = max(free["seconds"], found["predicted_disk_bytes"] / about["disk_rate"])
+                found["of_least"] = round(found["seconds"] / least, 3)
             keep(options, about | {"model": model, "how": how, "share": share, "limit": limit} | found)
 
 
@@ -85,7 +89,8 @@ def keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
     append(options.out, row)
     share = f"{row['share']:.0%}, " if "share" in row else ""
     found = row.get("refused") or f"{row['seconds']:.2f} s, {row['disk_bytes'] / 2**30:.2f} GiB on the disk link"
-    print(f"{row['model']}, {share}{row['how']}: {found}", flush=True)
+    least = f", {row['of_least']} of the least" if "of_least" in row else ""
+    print(f"{row['model']}, {share}{row['how']}: {found}{least}", flush=True)
 
 
 def alone(order: dict[str, Any]) -> dict[str, Any]:

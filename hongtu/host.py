@@ -208,10 +208,4 @@ def return_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, RETURNED)
         mallopt(M_TRIM_THRESHOLD, RETURNED)
-    trim_freed_memory()
-
-
-def trim_freed_memory() -> None:
-    """Let glibc give back to the system what is free now."""
-    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -104,6 +104,10 @@ class DeviceMemory(ABC):
         self._buffers.clear()
         self._sets.clear()
 
+    def drop_spare_staging(self) -> None:
+        """Free the host's side of staging memory that was kept for the next pass."""
+        self._staging_pool.shrink(0)
+
     def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A planned tensor, with undefined content, that stays until ``remove``.
 

@@ -99,7 +99,8 @@ class Engine:
         if self.setup is not None:
             return
         start = perf_counter()
-        reuse_freed_memory()
+        if self._disk is None:  # else memory is dearer than the time that it takes to clear pages
+            reuse_freed_memory()
         self.reset_counters()
         with self._evaluating():
             self._executor.run(self.program.setup)

@@ -21,7 +21,6 @@ from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
-from hongtu.host import trim_freed_memory
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -122,7 +121,9 @@ class Executor:
     def _run_pass(self, p: PassProgram) -> None:
         self._current, self.ranks.where = p, f"in pass '{p.name}'"
         if self.disk is not None:
-            trim_freed_memory()
+            self.host.drop_spare()
+            for device in self.devices:
+                device.drop_spare_staging()
         self._run(p.before)
         self._allocate(p)
         turns = [Turn(k, len(self.devices)) for k in range(max(p.sets, 1 + p.ahead))]

@@ -102,6 +102,10 @@ class HostStore:
         self._borrowed.discard(name)
         self._kept.pop(name, None)
 
+    def drop_spare(self) -> None:
+        """Free the memory of vertex rows that was kept for the next ones."""
+        self._pool.shrink(0)
+
     def keep_pageable(self, name: str, tensor: Tensor) -> None:
         """Hold a tensor other than vertex rows for the whole run."""
         assert name not in self._tensors, name

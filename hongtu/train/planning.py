@@ -5,6 +5,7 @@ Features and labels are not read; layers run on toy blocks only, to learn widths
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -206,13 +207,18 @@ def plan_network(
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         if limit is None:
             return planned(sides, used, None)
-        return_freed_memory()
-        found = planned(sides, used, limit.left)
+        found = afresh(sides, used, limit.left)
         try:
             return fit_host(found, limit)
         except InputError:
             del found  # the structure of groups of chunks comes beside the artifact's
-        return fit_host(planned(sides, replace(used, group=False), limit.left), limit)
+        return fit_host(afresh(sides, replace(used, group=False), limit.left), limit)
+
+    def afresh(sides: tuple[bool, ...], used: Strategy, host_memory: int) -> ExecutionPlan:
+        """Without the memory of plans that were tried before."""
+        gc.collect()
+        return_freed_memory()
+        return planned(sides, used, host_memory)
 
     def planned(sides: tuple[bool, ...], used: Strategy, host_memory: int | None) -> ExecutionPlan:
         return plan_run(

@@ -15,6 +15,7 @@ import torch
 
 from hongtu.bench.profile import disk as rate
 from hongtu.engine import disk
+from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages
 from hongtu.metrics import Traffic
@@ -80,6 +81,21 @@ def test_a_file_that_may_not_grow(when, tmp_path):
         after.load(tmp_path / "snapshot.pt")
         assert after.train_epoch().epoch == 2
     assert {file.name for file in tmp_path.iterdir()} <= {"snapshot.pt"}
+
+
+def test_a_pass_finds_no_memory_that_is_kept_for_others(tmp_path, monkeypatch):
+    """Vertex rows and staging memory have pools of their own: together these would hold more than is out at a time."""
+    trainer, idle = make(tmp_path), []
+    allocate = Executor._allocate
+
+    def noted(executor, p):
+        idle.append(executor.host._pool.idle + sum(device._staging_pool.idle for device in executor.devices))
+        allocate(executor, p)
+
+    monkeypatch.setattr(Executor, "_allocate", noted)
+    trainer.train_epoch()
+    trainer.train_epoch()
+    assert len(idle) > 4 and not any(idle)
 
 
 def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
