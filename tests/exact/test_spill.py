@@ -17,6 +17,7 @@ from hongtu import nn as hnn
 from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError
+from hongtu.plan.program.spilling import Recall
 from hongtu.plan.search import host
 from tests import problems, staged, training
 from tests.models import SIX, H, Model
@@ -79,7 +80,7 @@ def test_everything_on_the_disk_gives_the_same_bits(model, grain, tmp_path):
 def test_several_passes_give_one_tensor(tmp_path):
     """Rows are added up in the order in which they were given, for the first giver stores."""
     free, spilling = pair(SHARED, (2, 3), tmp_path)
-    recalls = [x for p in spilling.plan.program.train for x in p.recalls if isinstance(x, spilling.Recall)]
+    recalls = [x for p in spilling.plan.program.train for x in p.recalls if isinstance(x, Recall)]
     assert 2 in [len(x.given) for x in recalls]
     check_same(free, spilling, epochs=1)
 
@@ -142,7 +143,7 @@ def test_the_disk_is_a_batch_ahead(tmp_path, monkeypatch):
     def waits(self, x):
         p, last = self._current, time.monotonic() + 20
         following = p.order[list(p.order).index(self._batch) + 1 :][:1]
-        for batch in following if any(isinstance(y, spilling.Recall) for y in p.recalls) else ():
+        for batch in following if any(isinstance(y, Recall) for y in p.recalls) else ():
             while p.busy(batch) and (p.name, batch) not in came:
                 assert time.monotonic() < last, f"pass '{p.name}', batch {batch} waits for the one before it"
                 time.sleep(0.001)
