@@ -50,6 +50,8 @@ from hongtu.train.survey.widths import fill_widths
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+LARGE = 1 << 20  # edges of a graph whose plans take tens of MiB
+
 
 def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> None:
     """Refuse what a run cannot compute in.
@@ -216,7 +218,8 @@ def plan_network(
 
     def afresh(sides: tuple[bool, ...], used: Strategy, host_memory: int) -> ExecutionPlan:
         """Without the memory of plans that were tried before."""
-        gc.collect()
+        if stored.num_edges >= LARGE:  # else there is room for them in what every process takes
+            gc.collect()
         return_freed_memory()
         return planned(sides, used, host_memory)
 
