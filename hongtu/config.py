@@ -70,8 +70,8 @@ class PreprocessConfig:
         split: which row of ``[S, N]`` masks to use, where there are several splits.
         as_paper: as the HongTu paper does it, which makes the published system with the strategy "paper": partitioner
             "metis", order "input", a number of chunks.
-        memory: what the run may take beside pages of files, such as "6GiB": refused before any work where it could take
-            more, and blocks of rows are no larger. None: what the machine has.
+        memory: what the run may take beside pages of files, such as "6GiB": refused when the input has been read,
+            where it could take more, and blocks of rows are no larger. None: what the machine has.
         force: replace an artifact that already exists.
         resume: continue after the last finished stage of the same run, where one was interrupted; only for a graph on
             disk.

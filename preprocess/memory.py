@@ -16,7 +16,7 @@ OWN = {"metis": 170, "metis-balanced": 170, "recursive": 170, "kaminpar": 50}
 
 
 def predicted_peak(
-    num_vertices: int, num_edges: int, partitioner: str, orders: list[str], *, lean: bool = False
+    num_vertices: int, num_edges: int, partitioner: str, orders: list[str], *, lean: bool = False, labels: int = 0
 ) -> int:
     """A bound on the anonymous memory of a run, in bytes; what is mapped from files comes on top and gives way.
 
@@ -25,13 +25,14 @@ def predicted_peak(
         partitioner: a name of the registry; "" where there is one partition.
         orders: the orders that are tried.
         lean: edges have nothing beside them, and go one way.
+        labels: their bytes, which are put in another order as a whole.
 
     >>> predicted_peak(7_000_000, 100_000_000, "streaming", ["input"]) >> 20
     3016
     """
     own = max(OWN.get(name, 0) for name in (partitioner, *orders))
     per_edge = LEAN if lean and orders == ["input"] else PER_EDGE
-    return INTERPRETER + PER_VERTEX * num_vertices + (per_edge + own) * num_edges
+    return INTERPRETER + max(PER_VERTEX * num_vertices, labels) + (per_edge + own) * num_edges
 
 
 def room_for_blocks(memory: str | None, num_vertices: int) -> int | None:

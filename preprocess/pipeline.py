@@ -226,8 +226,9 @@ def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str
     orders = order.candidates(edges) if config.order == "auto" else [config.order]
     lean = not config.undirected and not any(name in raw for name in BESIDE_EDGES)
     asked = partitioner if config.partitions > 1 else ""
-    work.predicted = memory.predicted_peak(vertices, edges, asked, orders, lean=lean)
-    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], lean=lean)
+    beside = {"lean": lean, "labels": raw["labels"].nbytes}
+    work.predicted = memory.predicted_peak(vertices, edges, asked, orders, **beside)
+    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], **beside)
     memory.check_limit(config.memory, work.predicted, smallest)
     for note in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
         if note:

@@ -113,13 +113,12 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     from hongtu.model.link_loss import LinkLoss
     from hongtu.model.loss_terms import DEFAULT, balanced_weights
 
-    if artifact.task == "links" and config.loss is None:
+    of_classes = config.class_weights is not None or config.label_smoothing
+    if artifact.task == "links" and config.loss is None and not of_classes:
         return LinkLoss(negatives=config.negatives, corrupt=config.corrupt)
     if (config.negatives, config.corrupt) != (LinkLoss.negatives, LinkLoss.corrupt):
-        raise InputError(
-            "--negatives and --corrupt are for links (`hongtu preprocess --task links`), and no other --loss"
-        )
-    if config.class_weights is None and not config.label_smoothing:
+        raise InputError("--negatives and --corrupt are for links (`hongtu preprocess --task links`) without --loss")
+    if not of_classes:
         if config.loss is not None and ":" in config.loss:
             return _own("--loss", config.loss)
         return config.loss or DEFAULT[artifact.task]
@@ -135,7 +134,13 @@ def make_loggers(config: TrainConfig) -> list[Any]:
     """What hears of every epoch."""
     from hongtu.train import callbacks
 
-    return [named_call(text, (callbacks,), "--loggers")() for text in config.loggers]
+    found = []
+    for text in config.loggers:
+        try:
+            found.append(named_call(text, (callbacks,), "--loggers")())
+        except TypeError as error:
+            raise InputError(f"--loggers {text!r}: {error}") from error
+    return found
 
 
 def make_trainer(config: TrainConfig) -> Trainer:

@@ -63,24 +63,23 @@ def _run(config: TrainConfig, ranks: Together, *, json_only: bool) -> None:
     directory = None if config.run is None else Path(config.run)
     resumes = directory is not None and ranks.first(partial(check_run, directory, config))
     trainer = make_trainer(config)
-    if directory is not None and resumes:
-        if not trainer.resume(directory) and ranks.rank == 0:
-            note(f"{directory}: holds no snapshot; the run begins again")
-    elif directory is not None:
+    if directory is not None and resumes and not trainer.resume(directory) and ranks.rank == 0:
+        note(f"{directory}: holds no snapshot; the run begins again")
+    stopped = config.patience is not None and trainer.waiting.since >= config.patience
+    left = 0 if stopped else config.epochs - trainer.epoch
+    with ranks.agreed():
+        loggers = [] if left < 1 or ranks.rank > 0 else make_loggers(config)
+    if directory is not None and not resumes:
         ranks.first(partial(begin_run, directory, config))
-    result = _train(trainer, config, quiet=json_only or ranks.rank > 0)
+    result = _train(trainer, config, left, loggers, quiet=json_only or ranks.rank > 0)
     if ranks.rank == 0:
         print(json.dumps(result, allow_nan=False) if json_only else _summary(result))
 
 
-def _train(trainer: Any, config: TrainConfig, *, quiet: bool) -> dict[str, Any]:
+def _train(trainer: Any, config: TrainConfig, left: int, loggers: list[Any], *, quiet: bool) -> dict[str, Any]:
     """The epochs that are left, and what there is to say of the run."""
-    stopped = config.patience is not None and trainer.waiting.since >= config.patience
-    left = 0 if stopped else config.epochs - trainer.epoch
     if left < 1:
         note(f"{config.run}: its {trainer.epoch} epochs are trained already")
-    with trainer.ranks.agreed():
-        loggers = [] if left < 1 or trainer.ranks.rank > 0 else make_loggers(config)
     try:
         records = (
             trainer.fit(

@@ -29,8 +29,8 @@ class ModelConfig:
         layers: how many; for sgc hops, for appnp linear maps
         dropout: before every layer; also of attention
         heads: attention heads of gat, gatv2 and transformer
-        device_memory: bytes per partition, like 2GiB, or a share of what is needed without a limit, like 25%; not set:
-            no limit (`plan`: what the hardware has, less a margin)
+        device_memory: bytes per partition, like 2GiB, or a share of what is likely to be held without a limit, like
+            25%; not set: no limit (`plan`: what the hardware has, less a margin)
         host_memory: bytes of all that the run keeps on the host, like 8GiB; not set: what there is
         spill: directory for vertex rows that --host-memory cannot hold; `plan` only says what would lie there
         strategy: full: every saving; paper: what the HongTu paper does; p2p: that without reuse between batches; none:

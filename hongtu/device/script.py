@@ -1,4 +1,4 @@
-"""The small arrays of one batch, packed behind one another, so that one copy brings them all to a device."""
+"""The arrays of one batch that are no vertex rows, packed behind one another: one copy brings them all to a device."""
 
 from __future__ import annotations
 

@@ -93,6 +93,7 @@ class Engine:
         """Leave the disk to the next one, whoever still holds this; it cannot run any more."""
         if self._disk is not None:
             self._disk.close()
+            reuse_freed_memory()
 
     def set_up(self) -> None:
         """Run what is needed once before everything else."""

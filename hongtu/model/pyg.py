@@ -6,6 +6,7 @@ torch_geometric itself is not imported: its modules are known by their names.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,8 @@ def from_pyg(model: Any) -> list[Entry]:
     if is_convolution(model):
         return [_tagged(layer, "") for layer in layers_of(model, name)]
 
+    unknown = None if FEATURES in inspect.signature(model.forward).parameters else False  # it may have a default
+
     def convert(module: nn.Module, place: str, edges: set[str]) -> list[nn.Module]:
         if type(module) is nn.Dropout:
             return [Dropout(module.p)] if module.p > 0 else []
@@ -51,7 +54,7 @@ def from_pyg(model: Any) -> list[Entry]:
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
         if edges:
-            found = layers_of(module, f"{name}.{index}", FEATURES in edges)
+            found = layers_of(module, f"{name}.{index}", FEATURES in edges or unknown)
         else:  # a chain's normalisations have to stand in the list
             found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
         return [_tagged(layer, place) for layer in found]

@@ -47,12 +47,12 @@ def named(module: nn.Module, place: str = "") -> Named:
     return module, {name: f"{place}.{name}" if place else name for name in module.state_dict()}
 
 
-def layers_of(conv: nn.Module, title: str, edge_features: bool = False) -> list[Named]:
+def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) -> list[Named]:
     """What stands for a convolution: a layer, and of a ``GINConv`` what of its network needs the whole graph behind it.
 
     Args:
         title: what messages call it.
-        edge_features: it is called with those of the graph.
+        edge_features: whether its model calls it with those of the graph; None where there is no model.
 
     Raises:
         InputError: when it has no counterpart, with what to use instead.
@@ -69,6 +69,10 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool = False) -> list[
     if name == "GINConv" and _sums(conv):
         return _gin(conv)
     layer = None if make is None else make(conv, title)
+    if edge_features is False and getattr(layer, "edge_dim", None) is not None:
+        raise InputError(
+            f"from_pyg: {title} has an edge_dim and is called without edge_attr; leave one out, or pass the other"
+        )
     if layer is None:
         try:
             wrapped = PyGLayer(conv)
@@ -134,7 +138,9 @@ def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
         return Dropout(module.p)
-    if type(module).__name__ == "Linear" and type(module) is not nn.Linear:
+    if type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric."):
+        if module.in_channels == -1:
+            raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
         made.to(next(module.parameters()).dtype).load_state_dict(module.state_dict())
         return made
@@ -232,7 +238,7 @@ def _gcn2(conv: Any, title: str) -> nn.Module | None:
     return layer
 
 
-def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
+def _gen(conv: Any, title: str, edge_features: bool | None) -> nn.Module | None:
     aggregation = _aggregation(conv.aggr_module)
     if aggregation is None or not isinstance(conv.in_channels, int):
         return None

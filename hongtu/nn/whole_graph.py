@@ -72,6 +72,11 @@ class WholeGraphNorm(Layer):
             mean, var = statistics_of(a)
         return self.rules.normalize(self.module, a, mean, var)
 
+    def of_rows(self, a: Tensor, s: Skip) -> Tensor:
+        """``update`` by statistics that do not depend on the rows: mean 0, variance 1."""
+        mean = a.new_zeros(a.shape[1])
+        return self.rules.normalize(self.module, a, mean, mean + 1)
+
     def gathers(self, vertices: int) -> bool:
         """Whether the statistics of the graph are needed now."""
         return self.rules.fixed(self.module, vertices) is None

@@ -23,7 +23,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
-from hongtu.host import return_freed_memory
+from hongtu.host import return_freed_memory, reuse_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
@@ -209,10 +209,22 @@ def plan_network(
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         if limit is None:
             return planned(sides, used, None)
+        spills = False
+        try:
+            found = fitting(sides, used, limit)
+            spills = bool(found.spilled)
+            return found
+        finally:
+            if not spills:  # else until its engine ends
+                reuse_freed_memory()
+
+    def fitting(sides: tuple[bool, ...], used: Strategy, limit: HostLimit) -> ExecutionPlan:
         found = afresh(sides, used, limit.left)
         try:
             return fit_host(found, limit)
         except InputError:
+            if found.topology.chunks == stored.chunks:
+                raise
             del found  # the structure of groups of chunks comes beside the artifact's
         return fit_host(afresh(sides, replace(used, group=False), limit.left), limit)
 

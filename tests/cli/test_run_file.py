@@ -157,7 +157,10 @@ def test_loggers_hear_of_every_epoch(artifact, tmp_path, capsys):
     run_of(*command, "--epochs", 4, "--resume", capsys=capsys)
     run_of(*command, "--epochs", 4, "--resume", "--loggers", "Missing()", capsys=capsys)  # nothing is left to hear of
     assert [line.split(",")[0] for line in log.read_text().splitlines()] == ["epoch", "1", "2", "3", "4"]
-    assert "did you mean CSVLogger?" in refusal(capsys, "train", artifact.path, "--loggers", "CSVLoger('x')")
+    other = "train", artifact.path, "--run", tmp_path / "other", "--loggers"
+    assert "did you mean CSVLogger?" in refusal(capsys, *other, "CSVLoger('x')")
+    assert "unexpected keyword argument 'to'" in refusal(capsys, *other, "CSVLogger(to='x')")
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_negatives_of_links(artifact, tmp_path, capsys):
@@ -175,6 +178,7 @@ def test_the_negatives_of_links(artifact, tmp_path, capsys):
     assert trainer.fit(3)[-1].loss == found["loss"] and trainer.evaluate()["train"] == found["train"]
     assert run_of(tmp_path / "run.toml", "--negatives", 3, *SHORT, capsys=capsys)["loss"] != found["loss"]
     assert "--negatives 0: expected at least 1" in refusal(capsys, "train", links.path, "--negatives", 0)
+    assert "one class per vertex" in refusal(capsys, "train", links.path, "--class-weights", "balanced")
     assert "are for links" in refusal(capsys, "train", artifact.path, "--negatives", 4)
 
 

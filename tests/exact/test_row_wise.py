@@ -134,6 +134,7 @@ over_rows = partial(torch.softmax, dim=0)
         lambda: [hnn.GCNConv(6, H, activation=over_rows), hnn.GCNConv(H, 3)],
         lambda: [hnn.SAGEConv(6, H, activation=over_rows), hnn.GCNConv(H, 3)],
         lambda: [hnn.GATConv(6, H), hnn.GATConv(H, 3, activation=over_rows)],
+        lambda: [hnn.GENConv(6, H), hnn.GENConv(H, 3, activation=over_rows)],
     ],
     ids=[
         "in-training",
@@ -142,6 +143,7 @@ over_rows = partial(torch.softmax, dim=0)
         "activation",
         "activation-of-sage",
         "activation-of-gat",
+        "behind-a-norm-inside-gen",
     ],
 )
 def test_rows_mixed_anywhere_are_refused(layers):

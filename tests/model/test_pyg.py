@@ -262,6 +262,38 @@ class FromTheTutorial(pyg.MessagePassing):
         return self.propagate(edge_index, x=self.lin(x))
 
 
+class OwnLinear(torch.nn.Module):
+    """Called as torch_geometric's, and not the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((4,), 2.0))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_a_module_of_ones_own_stays_whatever_it_is_called():
+    OwnLinear.__name__ = "Linear"
+    model = pyg.Sequential("x, edge_index", [(pyg.GCNConv(6, 4), "x, edge_index -> x"), OwnLinear()])
+    assert type(hongtu.from_pyg(model)[1]) is OwnLinear
+
+
+class LeavesEdgesOut(torch.nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("conv", [pyg.GENConv(6, 4, edge_dim=3), pyg.GATConv(6, 4, edge_dim=3)], ids=["gen", "gat"])
+def test_edge_features_that_a_model_leaves_out_are_not_read(conv):
+    with pytest.raises(InputError, match="edge_dim and is called without edge_attr"):
+        hongtu.from_pyg(LeavesEdgesOut(conv))
+
+
 def test_a_convolution_of_ones_own_that_takes_no_pair_is_refused():
     for name in ("FromTheTutorial", "GCNConv"):
         conv = FromTheTutorial()

@@ -37,11 +37,13 @@ def looking(network: Network, seen: set[object]) -> Iterator[None]:
     def calling(
         number: int, kind: int, rows: Rows, call: Callable[..., Any], args: tuple[Any, ...]
     ) -> Callable[[Any], None] | None:
-        if isinstance(getattr(call, "__self__", None), WholeGraphNorm):
-            return None
-        module = network.modules[number]
+        module, norm = network.modules[number], getattr(call, "__self__", None)
         settings = [getattr(module, name, None) for name in ("training", "transform_first", "once_per_vertex")]
         key = number, kind, getattr(call, "__qualname__", None), *settings
+        if isinstance(norm, WholeGraphNorm):
+            if call.__name__ != "update":  # which give their input back
+                return None
+            call, key = norm.of_rows, (*key, norm)
         if key in seen:
             return None
         seen.add(key)
