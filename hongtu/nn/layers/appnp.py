@@ -19,7 +19,7 @@ class APPNP(NormalizedSum):
         K: steps, at least 1.
         alpha: share of h_0, 0 to 1.
         dropout: of edges, self-loops included; as in torch_geometric what a step drops stays dropped in those
-            behind it. The aggregate is then recomputed in backward.
+            behind it, so that step k draws the masks of k steps. The aggregate is then recomputed in backward.
         add_self_loops: add I.
         normalize: without it B = A.
     """
