@@ -21,6 +21,7 @@ STOPPED, INTERRUPTED = "hongtu: why a rank stopped", "hongtu: which rank was int
 PULSE = "hongtu: pulse of rank {}"
 PATIENCE = timedelta(seconds=2)  # with the store
 BEAT, WATCHED = 0.2, 1.0  # seconds from one word to the next; in which a rank that lives says some
+LAST = 30.0  # seconds that a process waits for its own thread before it ends
 GONE = (KeyError, ValueError, RuntimeError)  # raised where the store is
 
 Doing = Literal["works", "waits", "ended"]
@@ -61,7 +62,7 @@ class Pulse:
         self.who = f"rank {self.rank} ({socket.gethostname()}, pid {os.getpid()})"
         self._thread = threading.Thread(target=self._beat, name="hongtu pulse", daemon=True)
         self._thread.start()
-        atexit.register(self.end)  # a thread must not outlive Python
+        atexit.register(self._last)
 
     def _beat(self) -> None:
         with suppress(*GONE):
@@ -83,6 +84,12 @@ class Pulse:
         with suppress(*GONE):
             if self._store is not None:
                 self._say(self._store, "ended")
+
+    def _last(self) -> None:
+        """A thread that outlives Python inside of the store's code would end the process with SIGABRT; on a crowded
+        machine the store may take seconds to answer."""
+        self.end()
+        self._thread.join(LAST)
 
     def leave_words(self, text: str, *, interrupted: bool = False) -> None:
         """Say why this process stops; of several the first is heard."""
