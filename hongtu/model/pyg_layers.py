@@ -80,6 +80,9 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
             raise InputError(f"from_pyg: {title}: {error}") from None
         return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]
     layer.to(dtype).load_state_dict(conv.state_dict())
+    given = dict(conv.named_parameters())
+    for place, parameter in layer.named_parameters():  # what is frozen stays so
+        parameter.requires_grad_(given[place].requires_grad)
     return [named(layer)]
 
 

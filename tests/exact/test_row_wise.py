@@ -96,6 +96,20 @@ def test_a_bare_torch_geometric_convolution_is_refused():
         hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda h: h + h[0], lambda h: h.cumsum(0), lambda h: h / h.abs().max(), lambda h: h.cummax(0).values],
+    ids=["first", "cumsum", "largest", "cummax"],
+)
+def test_rows_that_read_those_before_them_are_refused(function):
+    class Reads(nn.Module):
+        def forward(self, h):
+            return function(h)
+
+    with pytest.raises(InputError, match="mixes the rows"):
+        hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), [hnn.GCNConv(6, H), Reads(), nn.Linear(H, 3)])
+
+
 class Counting(nn.Module):
     """A row-wise module with running state."""
 

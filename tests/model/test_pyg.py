@@ -279,6 +279,13 @@ def test_a_module_of_ones_own_stays_whatever_it_is_called():
     assert type(hongtu.from_pyg(model)[1]) is OwnLinear
 
 
+def test_what_is_frozen_stays_so():
+    model = pyg.GCN(6, 4, 2, 3)
+    model.convs[0].requires_grad_(False)
+    first, *_, last = hongtu.from_pyg(model)
+    assert not any(p.requires_grad for p in first.parameters()) and all(p.requires_grad for p in last.parameters())
+
+
 class LeavesEdgesOut(torch.nn.Module):
     def __init__(self, conv):
         super().__init__()

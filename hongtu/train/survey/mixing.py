@@ -48,8 +48,8 @@ def looking(network: Network, seen: set[object]) -> Iterator[None]:
             return None
         seen.add(key)
         calls = _calls_on_blocks if isinstance(args[0], Block) else _calls_on_rows
-        two, one = calls(rows, *args)  # now: the call may overwrite them
-        return lambda out: _check_rows(network, number, kind, call, two, one, buffers)
+        two, *alone = calls(rows, *args)  # now: the call may overwrite them
+        return lambda out: _check_rows(network, number, kind, call, two, alone, buffers)
 
     buffers = list(network.modules.buffers())
 
@@ -65,13 +65,17 @@ def buffer_versions(network: Network) -> dict[str, int]:
     return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
 
 
-def _calls_on_rows(rows: Rows, *args: Any) -> tuple[_Call, _Call]:
-    """With two different rows, and with the first alone."""
+def _calls_on_rows(rows: Rows, *args: Any) -> tuple[_Call, ...]:
+    """With two different rows, and with each alone."""
     given = _mapped(_different, args)
-    return _Call(_first(rows, 2), given), _Call(_first(rows, 1), _mapped(lambda x: x[:1].clone(), given))
+
+    def one(k: int) -> _Call:
+        return _Call(_some(rows, k, k + 1), _mapped(lambda x: x[k : k + 1].clone(), given))
+
+    return _Call(_some(rows, 0, 2), given), one(0), one(1)
 
 
-def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call, _Call]:
+def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call, ...]:
     """With two destinations that have two in-edges each, from four sources, and with the first alone."""
     features, types = block.edge_features, block.edge_type
     start = torch.tensor([0, 2, 4])
@@ -80,7 +84,7 @@ def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call
         indptr=start,
         local_source=torch.tensor([1, 2, 3, 0], dtype=torch.int32),
         sources=torch.arange(4, dtype=torch.int32),
-        rows=_first(rows, 2),
+        rows=_some(rows, 0, 2),
         edge_id_start=start[:2],
         num_graph_edges=4,
         edge_features=None if features is None else _different(features, 4),
@@ -91,7 +95,7 @@ def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call
         indptr=start[:2],
         local_source=torch.tensor([0, 1], dtype=torch.int32),
         sources=two.sources[1:3],
-        rows=_first(rows, 1),
+        rows=_some(rows, 0, 1),
         edge_id_start=start[:1],
         edge_features=None if two.edge_features is None else two.edge_features[:2].clone(),
         edge_type=None if two.edge_type is None else two.edge_type[:2],
@@ -101,9 +105,9 @@ def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call
     return _Call(two.rows, (two, sources, own)), _Call(one.rows, alone)
 
 
-def _first(rows: Rows, count: int) -> Rows:
-    statistics = None if rows.statistics is None else rows.statistics[:count]
-    return Rows(ids=rows.ids[:count], statistics=statistics)
+def _some(rows: Rows, first: int, end: int) -> Rows:
+    statistics = None if rows.statistics is None else rows.statistics[first:end]
+    return Rows(ids=rows.ids[first:end], statistics=statistics)
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -126,23 +130,28 @@ def _check_rows(
     kind: int,
     call: Callable[..., Any],
     two: _Call,
-    one: _Call,
+    alone: Sequence[_Call],
     buffers: Sequence[Tensor],
 ) -> None:
-    """Refuse what gives another first row where the others are not there; what draws numbers of its own is not seen."""
+    """Refuse what gives another row where the others are not there: the first, and of rows the second, too. What draws
+    numbers of its own is not seen."""
     with network.in_call(number, kind, two.rows):
         before, versions = torch.get_rng_state(), [times_written(buffer) for buffer in buffers]
         out = call(*two.args)
         written = versions != [times_written(buffer) for buffer in buffers]
         if written or not torch.equal(torch.get_rng_state(), before):
             return
-    with network.in_call(number, kind, one.rows):
-        alone = call(*one.args)
-    for whole, part in zip(tensors_in([out]), tensors_in([alone]), strict=True):
+    found: list[tuple[int, Tensor, Tensor]] = []
+    for k, one in enumerate(alone):
+        with network.in_call(number, kind, one.rows):
+            parts = tensors_in([call(*one.args)])
+        found += [(k, whole, part) for whole, part in zip(tensors_in([out]), parts, strict=True)]
+    for k, whole, part in found:
         rows_are_wrong = kind == AGGREGATE and len(whole) != len(two.rows.ids)
         if whole.ndim != 2 or not whole.is_floating_point() or rows_are_wrong:
             continue  # refused with what was expected
-        if part.shape != whole[:1].shape or not torch.allclose(part, whole[:1], rtol=1e-4, atol=1e-6, equal_nan=True):
+        row = whole[k : k + 1]
+        if part.shape != row.shape or not torch.allclose(part, row, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise InputError(
                 f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
                 "whole graph; a module between layers, and what a layer does to rows and edges, must treat each alone; "
