@@ -138,7 +138,7 @@ class Device(DeviceMemory):
     # -------------------------------- nothing, unless a device has memory or streams of its own
 
     def ship(self, number: int) -> None:
-        """On ``load``: what was brought of these since the last time reaches the device."""
+        """On ``load``: what was brought of a script's arrays since the last time reaches the device."""
 
     def deliver(
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None

@@ -35,7 +35,8 @@ class Partition:
         num_graph_edges: of the whole graph.
 
     Attributes:
-        loss_value: float64 scalar on the device: the chunks' parts of the loss. no_weights: [0], on the device.
+        loss_value: float64 scalar on the device: the chunks' parts of the loss.
+        no_weights: [0], on the device.
         pieces: rows that chunks have for themselves, by vertex tensor and chunk.
         graphs: what chunks saved for backward, by stage and chunk.
         moments: what the pass gathers.

@@ -26,7 +26,6 @@ TAKEN = (OUTPUT, gradient(FEATURES))  # freed by whoever asked for them
 USES_CACHE = (
     computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,
 )  # fmt: skip
-BRINGS = (moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks)
 ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache)
 
 
@@ -187,10 +186,8 @@ class _Pass:
 
     def _step(self, x: Instruction) -> None:
         slots, memory = self.slots, self.memory
-        if isinstance(x, BRINGS):
-            names = x.parts.values() if isinstance(x, moves.ReadSparse) else (x.name,)
-            self.packed += [name for name in names if name in self.p.staging[0]]
-        elif isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Compute):
+        self.packed += [name for name in moves.brought(x) if name in self.p.staging[0]]
+        if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Compute):
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
         if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)

@@ -224,11 +224,7 @@ def _packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> I
     buffers, staging = plan.buffers(p, 0), plan.host_staging(p, 0)
 
     def names(x: Instruction) -> tuple[str, ...]:
-        if isinstance(x, moves.ReadSparse):
-            return tuple(x.parts.values())
-        if isinstance(x, moves.Read | moves.Bring | moves.BringSlots | moves.BringPicks) and x.name in staging:
-            return (x.name,)
-        return ()
+        return tuple(name for name in moves.brought(x) if name in staging)
 
     def size(x: Instruction) -> float:
         """What the bytes of a row are a multiple of, up to 8; sparse rows begin with 8 and end with 4."""

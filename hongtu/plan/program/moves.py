@@ -155,6 +155,13 @@ class BringPicks(Instruction):
     column: Literal["row", "place", "slot", "peer_slot"]
 
 
+def brought(x: Instruction) -> tuple[str, ...]:
+    """The arrays that an instruction of these brings or reads; of others none."""
+    if isinstance(x, ReadSparse):
+        return tuple(x.parts.values())
+    return (x.name,) if isinstance(x, Read | Bring | BringSlots | BringPicks) else ()
+
+
 @kind
 class Ship(Instruction):
     """On ``load``: of what was brought and read so far, these arrays reach the device in one copy.
