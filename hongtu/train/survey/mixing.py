@@ -118,9 +118,13 @@ def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def _different(rows: Tensor, count: int = 2) -> Tensor:
-    """A copy of the first row, and others beside it: a layer may have made them, or what it adds up, equal."""
+    """The first row, and others beside it: each smaller than those before it in every other column, and larger in the
+    rest. A layer may have made the rows, or what it adds up, equal; and the largest so far shows in smaller rows only.
+    """
     first = rows.detach()[:1]
-    return torch.cat([0.5**k * first + 0.25 * k for k in range(count)])
+    falls = torch.arange(first.numel()).view(first.shape) % 2 == 0
+    after = [torch.where(falls, first.clamp(max=0) - 0.25 * k, first.clamp(min=0) + 0.25 * k) for k in range(1, count)]
+    return torch.cat([first, *after])
 
 
 @torch.no_grad()
