@@ -98,10 +98,17 @@ def test_a_bare_torch_geometric_convolution_is_refused():
 
 @pytest.mark.parametrize(
     "function",
-    [lambda h: h + h[0], lambda h: h.cumsum(0), lambda h: h / h.abs().max(), lambda h: h.cummax(0).values],
-    ids=["first", "cumsum", "largest", "cummax"],
+    [
+        lambda h: h + h[0],
+        lambda h: h.cumsum(0),
+        lambda h: h / h.abs().max(),
+        lambda h: h.cummax(0).values,
+        lambda h: h + h[1],
+        lambda h: nn.functional.batch_norm(h, None, None, training=True),
+    ],
+    ids=["first", "cumsum", "largest", "cummax", "second", "batch-norm"],
 )
-def test_rows_that_read_those_before_them_are_refused(function):
+def test_rows_that_read_others_are_refused(function):
     class Reads(nn.Module):
         def forward(self, h):
             return function(h)
@@ -127,6 +134,13 @@ class Centred(nn.Module):
 
     def forward(self, h):
         return h - h.mean(0) if self.training else h
+
+
+class Summed(nn.Module):
+    """A row is the sum of those before it."""
+
+    def forward(self, h):
+        return h.cumsum(0)
 
 
 class Noisy(nn.Module):
@@ -211,7 +225,7 @@ aggregates = pytest.mark.parametrize("make", AGGREGATES.values(), ids=AGGREGATES
 
 
 @aggregates
-@pytest.mark.parametrize("module", [nn.Softmax(0), Centred()], ids=["softmax-over-rows", "in-training"])
+@pytest.mark.parametrize("module", [nn.Softmax(0), Centred(), Summed()], ids=["softmax", "in-training", "cumsum"])
 def test_rows_mixed_in_an_aggregate_are_refused(make, module):
     with pytest.raises(InputError, match=r"layers\[1\] \(.* mixes the rows"):
         hongtu.Trainer(problems.prepare(problems.edge_data(), 1, 1), [nn.Linear(6, 6), make(module)])

@@ -76,13 +76,13 @@ def _calls_on_rows(rows: Rows, *args: Any) -> tuple[_Call, ...]:
 
 
 def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call, ...]:
-    """With two destinations that have two in-edges each, from four sources, and with the first alone."""
+    """With two destinations that have two in-edges each, from four sources, and with each alone."""
     features, types = block.edge_features, block.edge_type
-    start = torch.tensor([0, 2, 4])
+    start, source = torch.tensor([0, 2, 4]), torch.tensor([1, 2, 3, 0], dtype=torch.int32)
     two = replace(
         block,
         indptr=start,
-        local_source=torch.tensor([1, 2, 3, 0], dtype=torch.int32),
+        local_source=source,
         sources=torch.arange(4, dtype=torch.int32),
         rows=_some(rows, 0, 2),
         edge_id_start=start[:2],
@@ -90,19 +90,25 @@ def _calls_on_blocks(rows: Rows, block: Block, z: Tensor, s: Any) -> tuple[_Call
         edge_features=None if features is None else _different(features, 4),
         edge_type=None if types is None else types.repeat(2),
     )
-    one = replace(
-        two,
-        indptr=start[:2],
-        local_source=torch.tensor([0, 1], dtype=torch.int32),
-        sources=two.sources[1:3],
-        rows=_some(rows, 0, 1),
-        edge_id_start=start[:1],
-        edge_features=None if two.edge_features is None else two.edge_features[:2].clone(),
-        edge_type=None if two.edge_type is None else two.edge_type[:2],
-    )
     sources, own = _different(z, 4), _mapped(_different, s)
-    alone = (one, sources[1:3].clone(), _mapped(lambda x: x[:1].clone(), own))
-    return _Call(two.rows, (two, sources, own)), _Call(one.rows, alone)
+
+    def one(k: int) -> _Call:
+        edges = slice(2 * k, 2 * k + 2)
+        found, position = source[edges].sort()
+        alone = replace(
+            two,
+            indptr=start[:2],
+            local_source=position.int(),
+            sources=found,
+            first=two.first + k,
+            rows=_some(rows, k, k + 1),
+            edge_id_start=start[k : k + 1],
+            edge_features=None if two.edge_features is None else two.edge_features[edges].clone(),
+            edge_type=None if two.edge_type is None else two.edge_type[edges],
+        )
+        return _Call(alone.rows, (alone, sources[found], _mapped(lambda x: x[k : k + 1].clone(), own)))
+
+    return _Call(two.rows, (two, sources, own)), one(0), one(1)
 
 
 def _some(rows: Rows, first: int, end: int) -> Rows:
@@ -137,8 +143,13 @@ def _check_rows(
     alone: Sequence[_Call],
     buffers: Sequence[Tensor],
 ) -> None:
-    """Refuse what gives another row where the others are not there: the first, and of rows the second, too. What draws
-    numbers of its own is not seen."""
+    """Refuse what gives another row where the other is not there, or none. What draws numbers of its own is not
+    seen."""
+    mixed = InputError(
+        f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
+        "whole graph; a module between layers, and what a layer does to rows and edges, must treat each alone; "
+        "only the in-edges of one destination may be put together; torch.nn.BatchNorm1d in the list takes all vertices"
+    )
     with network.in_call(number, kind, two.rows):
         before, versions = torch.get_rng_state(), [times_written(buffer) for buffer in buffers]
         out = call(*two.args)
@@ -147,8 +158,11 @@ def _check_rows(
             return
     found: list[tuple[int, Tensor, Tensor]] = []
     for k, one in enumerate(alone):
-        with network.in_call(number, kind, one.rows):
-            parts = tensors_in([call(*one.args)])
+        try:
+            with network.in_call(number, kind, one.rows):
+                parts = tensors_in([call(*one.args)])
+        except Exception as error:  # as functional.batch_norm does
+            raise mixed from error
         found += [(k, whole, part) for whole, part in zip(tensors_in([out]), parts, strict=True)]
     for k, whole, part in found:
         rows_are_wrong = kind == AGGREGATE and len(whole) != len(two.rows.ids)
@@ -156,8 +170,4 @@ def _check_rows(
             continue  # refused with what was expected
         row = whole[k : k + 1]
         if part.shape != row.shape or not torch.allclose(part, row, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise InputError(
-                f"{network.title(number)} mixes the rows of its input, which would be those of a chunk instead of the "
-                "whole graph; a module between layers, and what a layer does to rows and edges, must treat each alone; "
-                "only the in-edges of one destination may be put together"
-            )
+            raise mixed
