@@ -23,6 +23,7 @@ METRICS = ("accuracy", "f1", "macro-f1", "auc")  # of vertices
 LINK_METRICS = ("auc", "mrr", "hits@K")
 HITS = re.compile(r"hits@([1-9][0-9]*)")
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
+PARTITIONS, CHUNKS = 4, 32  # where a graph has the vertices for them
 MAX_CHUNKS_AUTO = 512  # 16 times the paper's; finer steps gain at most 6% more
 VERTICES_PER_CHUNK_AUTO = 256
 
@@ -39,9 +40,9 @@ class PreprocessConfig:
     """How a graph becomes an artifact.
 
     Attributes:
-        partitions: m, one per device; at least 1.
+        partitions: m, one per device; at least 1. None: 4, or fewer where there are not the vertices for them.
         chunks: n, chunks per partition, at least 1, or "auto": ``max(1, min(512, V // (partitions * 256)))``;
-            the planner runs groups of chunks as one where that is faster.
+            the planner runs groups of chunks as one where that is faster. None: 32, or fewer as above.
         partitioner: "metis" (needs pymetis), "metis-balanced" (divides vertices, in-edges and train vertices evenly,
             each by itself, and cuts more edges), "kaminpar" (needs kaminpar; faster), "streaming" (fastest of those
             that look at edges, in memory for vertices only), "range" (contiguous ids, edge-balanced), "random", or
@@ -77,8 +78,8 @@ class PreprocessConfig:
             disk.
     """
 
-    partitions: int = 4
-    chunks: int | str = 32
+    partitions: int | None = None
+    chunks: int | str | None = None
     partitioner: str = "auto"
     order: str = "auto"
     columns: tuple[str, ...] | None = None
@@ -106,8 +107,9 @@ class PreprocessConfig:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen: only to store the normalised form of what was given
-        set_field(self, "partitions", _integer("partitions", self.partitions, 1))
-        if self.chunks != "auto":
+        if self.partitions is not None:
+            set_field(self, "partitions", _integer("partitions", self.partitions, 1))
+        if self.chunks not in (None, "auto"):
             set_field(self, "chunks", _integer("chunks", self.chunks, 1, "; or 'auto'"))
         set_field(self, "seed", _integer("seed", self.seed, 0))
         if self.split is not None:
@@ -144,19 +146,22 @@ class PreprocessConfig:
         elif self.stratify:
             raise InputError("stratify: is about a random split; pass random_split, such as 0.6,0.2,0.2")
 
-    def resolve_chunks(self, num_vertices: int) -> int:
-        """n for a graph of this size.
+    def grain(self, num_vertices: int) -> tuple[int, int]:
+        """m and n for a graph of this size.
 
-        >>> PreprocessConfig(partitions=4, chunks="auto").resolve_chunks(5000)
-        4
+        >>> PreprocessConfig().grain(5000), PreprocessConfig().grain(10), PreprocessConfig().grain(3)
+        ((4, 32), (4, 2), (3, 1))
+        >>> PreprocessConfig(chunks="auto").grain(5000), PreprocessConfig(chunks=8).grain(20)
+        ((4, 4), (2, 8))
         """
-        if self.chunks != "auto":
-            return int(self.chunks)
-        return max(1, min(MAX_CHUNKS_AUTO, num_vertices // (self.partitions * VERTICES_PER_CHUNK_AUTO)))
+        named = self.chunks if isinstance(self.chunks, int) else 1
+        m = self.partitions or max(1, min(PARTITIONS, num_vertices // named))
+        most, vertices = (MAX_CHUNKS_AUTO, VERTICES_PER_CHUNK_AUTO) if self.chunks == "auto" else (CHUNKS, 1)
+        return m, self.chunks if isinstance(self.chunks, int) else max(1, min(most, num_vertices // (m * vertices)))
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the artifact's content, for its manifest."""
-        settings = asdict(self)
+        settings = asdict(self) | {"partitions": self.partitions or PARTITIONS, "chunks": self.chunks or CHUNKS}
         for name in ("as_paper", "memory", "force", "resume"):  # the first is what others were set to
             del settings[name]
         if not self.stratify:  # artifacts from before there was this have no such setting
@@ -241,15 +246,15 @@ def in_bytes(nbytes: int) -> str:
     return f"{nbytes} bytes" + (f" ({size(nbytes)})" if nbytes >= 1024 else "")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], before: str = "") -> str:
     """What an unknown word may have meant, to go on with in a message; nothing where none of the known is near.
 
-    >>> nearest("hiden", ["hidden", "heads"]), nearest("Relu", ["ReLU"]), nearest("colour", ["hidden", "heads"])
-    ('; did you mean hidden?', '; did you mean ReLU?', '')
+    >>> nearest("hiden", ["hidden", "heads"], "--"), nearest("Relu", ["ReLU"]), nearest("colour", ["hidden", "heads"])
+    ('; did you mean --hidden?', '; did you mean ReLU?', '')
     """
     spelled = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), spelled, n=1)
-    return f"; did you mean {spelled[found[0]]}?" if found else ""
+    return f"; did you mean {before}{spelled[found[0]]}?" if found else ""
 
 
 def _integer(name: str, value: Any, least: int, also: str = "") -> int:

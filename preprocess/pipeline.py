@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.config import SWITCHES, PreprocessConfig
+from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
@@ -63,8 +63,8 @@ def preprocess_graph(
     edge_features: Any = None,
     edge_type: Any = None,
     vertex_type: Any = None,
-    partitions: int = 4,
-    chunks: int | str = 32,
+    partitions: int | None = None,
+    chunks: int | str | None = None,
     **config: Any,
 ) -> Artifact:
     """Preprocess in-memory arrays (numpy, or anything ``numpy.asarray`` takes, such as CPU torch tensors).
@@ -87,9 +87,7 @@ def preprocess_graph(
         edge_type: integers [E] from 0, the relation of each edge, or None.
         vertex_type: integers [V] from 0, or None; ``features`` are then a list, float [V_k, F_k] for the V_k vertices
             of each type k in the order of their numbers.
-        partitions: m.
-        chunks: n, chunks per partition.
-        **config: the other fields of ``hongtu.config.PreprocessConfig``.
+        partitions, chunks, **config: the fields of ``hongtu.config.PreprocessConfig``.
 
     Raises:
         InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
@@ -126,7 +124,8 @@ ONE_WAY = 0.05  # of the edges have a reverse, at most
 NOTE = (
     "edges go one way, and vertices hear from their in-edges alone; undirected=True (--undirected) adds the other way"
 )
-_OPTION = re.compile(r"--([a-z][a-z-]*)( [\w.,:]*\w)?")
+_NAMES = "|".join(sorted((*PARTITIONERS, *ORDERS, *TASKS), key=len, reverse=True))  # the longest first
+_OPTION = re.compile(rf"--([a-z][a-z-]*)( (?:[\w.]+(?:[,:][\w.]*\w)+|\d[\d.]*\b|(?:{_NAMES})\b))?")
 
 
 def in_python(message: str) -> str:
@@ -134,15 +133,16 @@ def in_python(message: str) -> str:
 
     >>> in_python("pass --random-split 0.6,0.2,0.2 or --chunks auto, or --force")
     "pass random_split=(0.6, 0.2, 0.2) or chunks='auto', or force=True"
+    >>> in_python("--split is 2; leave --split out, or --columns a,b names them")
+    "split is 2; leave split out, or columns=('a', 'b') names them"
     """
 
     def argument(match: re.Match[str]) -> str:
         name, value = match[1].replace("-", "_"), (match[2] or "").strip()
         if name in SWITCHES:
             return f"{name}=True{match[2] or ''}"
-        if "," in value:
-            return f"{name}=({value.replace(',', ', ')})"
-        return f"{name}={value}" if value.isdigit() else f"{name}={value!r}" if value else name
+        parts = [part if part.replace(".", "").isdigit() else repr(part) for part in value.split(",")]
+        return f"{name}=({', '.join(parts)})" if parts[1:] else f"{name}={parts[0]}" if value else name
 
     return _OPTION.sub(argument, message)
 
@@ -166,7 +166,6 @@ def _run(
     config: PreprocessConfig,
     files: Callable[[], list[list[Any]]] | None = None,
 ) -> Artifact:
-    m = config.partitions
     given = None if files is None else files()
     source = None if given is None else input_hash({"files": given})
     made_of = {"input": source, "settings": config.settings(), "version": VERSION}
@@ -175,13 +174,13 @@ def _run(
     with Workspace(Path(path), made_of if source else None, force=config.force, resume=config.resume) as work:
         raw = work.stage("read", lambda: read.to_pieces(load(work.scratch)))
         work.origin = made_of if source else made_of | {"input": input_hash(raw)}
-        n, e = config.resolve_chunks(raw["vertices"]), raw["input_edges"]
-        partitioner = _plan(raw, config, work)
+        (m, n), e = config.grain(raw["vertices"]), raw["input_edges"]
+        partitioner = _plan(raw, m, config, work)
         graph = work.stage("csc", lambda: _csc(raw, config, work), e)
         work.drop("edges")
         in_edges = (graph.get("start"), graph.get("source"))  # dropped where a later stage is finished
-        parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, config), e)
-        ordered = work.stage("order", lambda: _order(in_edges, parts["part"], n, config, work), e)
+        parts = work.stage("partition", lambda: _partition(raw, in_edges, partitioner, m, config.seed), e)
+        ordered = work.stage("order", lambda: _order(in_edges, parts["part"], (m, n), config, work), e)
         new = work.stage("renumber", lambda: _renumber(graph, ordered["original_id"], work), e)
         work.drop("csc_source")
         sets = work.stage("chunks", lambda: _chunks(ordered["chunk_start"], new, work), e)
@@ -204,7 +203,7 @@ def _run(
             shape["edge_types"] = raw["edge_types"]
         if "feature_parts" in raw:
             shape["vertex_types"] = [int(raw[f"features_{k}"].shape[1]) for k in range(raw["feature_parts"])]
-        work.commit(_header(raw, shape, config, partitioner, statistics, volumes["volume"]))
+        work.commit(_header(raw, shape, (m, n), config, partitioner, statistics, volumes["volume"]))
     return open_artifact(path)
 
 
@@ -219,13 +218,13 @@ def _reopen(load: Callable[[Path], read.RawGraph], path: Path, made_of: dict[str
     return artifact
 
 
-def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str:
+def _plan(raw: dict[str, Any], partitions: int, config: PreprocessConfig, work: Workspace) -> str:
     """The partitioner to use; tells the user where time or memory may run short."""
     vertices, edges = raw["vertices"], raw["input_edges"] * (1 + config.undirected)
     partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
     orders = order.candidates(edges) if config.order == "auto" else [config.order]
     lean = not config.undirected and not any(name in raw for name in BESIDE_EDGES)
-    asked = partitioner if config.partitions > 1 else ""
+    asked = partitioner if partitions > 1 else ""
     beside = {"lean": lean, "labels": raw["labels"].nbytes}
     work.predicted = memory.predicted_peak(vertices, edges, asked, orders, **beside)
     smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], **beside)
@@ -268,17 +267,20 @@ def _partition(
     raw: dict[str, Any],
     in_edges: tuple[np.ndarray, np.ndarray],
     partitioner: str,
-    config: PreprocessConfig,
+    partitions: int,
+    seed: int,
 ) -> dict[str, Any]:
-    m, train = config.partitions, raw["train_mask"]
-    part = partition.partition_vertices(partitioner, *in_edges, m, train_mask=train, seed=config.seed)
-    statistics = partition.partition_statistics(part, *in_edges, m, train)
+    train = raw["train_mask"]
+    part = partition.partition_vertices(partitioner, *in_edges, partitions, train_mask=train, seed=seed)
+    statistics = partition.partition_statistics(part, *in_edges, partitions, train)
     return {"part": part, "statistics": statistics}
 
 
-def _order(in_edges, part: np.ndarray, chunks: int, config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
+def _order(
+    in_edges, part: np.ndarray, grain: tuple[int, int], config: PreprocessConfig, work: Workspace
+) -> dict[str, Any]:
     start, source = in_edges
-    found = order.order_vertices(config.order, start, source, part, config.partitions, chunks, config.seed)
+    found = order.order_vertices(config.order, start, source, part, *grain, config.seed)
     original_id, chunk_start, counted = found
     arrays = {"original_id": work.put("original_id", original_id), "chunk_start": work.put("chunk_start", chunk_start)}
     return {**arrays, "counted": counted}
@@ -346,6 +348,7 @@ def _write(
 def _header(
     raw: dict[str, Any],
     shape: dict[str, Any],
+    grain: tuple[int, int],
     config: PreprocessConfig,
     partitioner: str,
     statistics: dict,
@@ -356,8 +359,8 @@ def _header(
     return {
         "vertices": raw["vertices"],
         **shape,
-        "partitions": config.partitions,
-        "chunks": config.resolve_chunks(raw["vertices"]),
+        "partitions": grain[0],
+        "chunks": grain[1],
         "classes": raw["classes"],
         "task": config.task or ("multilabel" if raw["labels"].ndim == 2 else "multiclass"),
         "alpha": round(paper["v_ori"] / raw["vertices"], 6),

@@ -31,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [option.lstrip("-") for action in self._actions for option in action.option_strings]
-            meant = nearest(unknown[0].lstrip("-").partition("=")[0], options).replace("mean ", "mean --")
+            meant = nearest(unknown[0].lstrip("-").partition("=")[0], options, "--")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
 

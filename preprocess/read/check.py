@@ -76,13 +76,15 @@ def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
 
 
 def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:
-    vertices, partitions, chunks = raw.num_vertices, config.partitions, config.resolve_chunks(raw.num_vertices)
+    vertices = raw.num_vertices
     check_count(vertices, raw.vertices_from)
+    partitions, chunks = config.grain(vertices)
     if partitions * chunks > vertices:
-        remedy = f"--chunks {vertices // partitions}" if vertices >= partitions else f"--partitions {vertices}"
+        most = f"--chunks {vertices // partitions} (or --chunks auto)"
         raise InputError(
             f"{partitions} partitions x {chunks} chunks = {partitions * chunks}: more chunks than vertices "
-            f"({vertices}); pass at most {remedy} (or --chunks auto)"
+            f"({vertices}); pass at most {most if vertices >= partitions else f'--partitions {vertices}'}, or leave "
+            "both out"
         )
 
 

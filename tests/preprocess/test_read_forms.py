@@ -218,3 +218,14 @@ def test_classes_as_tables_have_them(capsys):
     for labels in (np.full(24, np.nan), np.full(24, np.inf), np.full(24, 1e300)):
         with pytest.raises(InputError, match="labels: float64 of shape"):
             from_arrays(config=config, **arrays_of(labels=labels))
+
+
+@pytest.mark.parametrize(("vertices", "grain"), [(1, (1, 1)), (3, (3, 1)), (100, (4, 25))])
+def test_small_graphs_get_fewer_chunks_where_no_number_is_named(tmp_path, vertices, grain):
+    given = np.zeros((2, 1), int), vertices, tmp_path / "a"
+    rest = {"features": np.ones((vertices, 2), np.float32), "labels": np.zeros(vertices, int)}
+    rest["masks"] = {"train": np.ones(vertices, bool)}
+    artifact = hongtu.preprocess_graph(*given, **rest)
+    assert (artifact.topology.partitions, artifact.topology.chunks) == grain
+    with pytest.raises(InputError, match="more chunks than vertices"):
+        hongtu.preprocess_graph(*given[:2], tmp_path / "b", chunks=vertices + 1, **rest)

@@ -111,7 +111,7 @@ def test_as_paper_sets_what_the_published_system_has():
 
 @pytest.mark.parametrize("vertices, chunks", [(1, 1), (1023, 1), (2048, 2), (10**7, 512)])
 def test_auto_chunks(vertices, chunks):
-    assert PreprocessConfig(partitions=4, chunks="auto").resolve_chunks(vertices) == chunks
+    assert PreprocessConfig(partitions=4, chunks="auto").grain(vertices) == (4, chunks)
 
 
 def test_every_field_is_documented():

@@ -103,6 +103,11 @@ WRONG = {
         "clear the mask",
     ),
     "more chunks than vertices": (lambda: preprocess(chunks=100), "more chunks than vertices (64)", "chunks='auto'"),
+    "a split that is not there": (
+        lambda: preprocess(masks={"train": np.stack([MASKS["train"]] * 2)}, split=2),
+        "2 splits, but split is 2; ",
+        "pass a smaller one",
+    ),
     # the run
     "the input instead of the artifact": (
         lambda: hongtu.Trainer("graph", [hnn.GCNConv(F, C)]),
