@@ -93,7 +93,8 @@ def gcnii(lib, f, c):
 def jumping(lib, f, c):
     """BatchNorm and every kind of jumping knowledge: earlier layers' rows are read by later layers and at the end."""
     return [
-        (lib.SAGEConv(f, H), "x -> x1"), nn.BatchNorm1d(H), nn.ReLU(), (lib.GATConv(H, H), "x1 -> x2"), nn.ReLU(),
+        (lib.SAGEConv(f, H), "x -> x1"), nn.BatchNorm1d(H), nn.ReLU(),
+        (lib.GATConv(H, H, residual=True), "x1 -> x2"), nn.ReLU(),
         (lib.SAGEConv(H, H), "x2 -> x3"), (lib.JumpingKnowledge("max"), "x1, x2, x3 -> most"),
         (lib.JumpingKnowledge("lstm", H, 3), "x1, x2, x3 -> weighed"),
         (lib.JumpingKnowledge("cat"), "most, x2, weighed -> x"), nn.Linear(3 * H, c),
@@ -187,7 +188,7 @@ def mlp(columns: int, out: int) -> nn.Module:
 
 def edge_gat(lib, f, c):
     first = lib.GATConv(f, H, heads=3, edge_dim=P)
-    return [first, nn.ELU(), lib.GATConv(3 * H, c, heads=2, concat=False, fill_value=0.7, edge_dim=P)]
+    return [first, nn.ELU(), lib.GATConv(3 * H, c, heads=2, concat=False, residual=True, fill_value=0.7, edge_dim=P)]
 
 
 def edge_gatv2(lib, f, c):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,7 +59,16 @@ def from_pyg(model: Any) -> list[Entry]:
             found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
         return [_tagged(layer, place) for layer in found]
 
-    return traced_layers(model, convert)
+    entries = traced_layers(model, convert)
+    layers = list(_modules(entries))
+    called = {name for layer in layers for name in getattr(layer, "pyg_names", {}).values()}
+    for layer in layers:
+        layer.pyg_uncalled = set(model.state_dict()) - called  # type: ignore
+    return entries
+
+
+def _modules(layers: Iterable[Any]) -> Iterator[nn.Module]:
+    return (entry[0] if isinstance(entry, tuple) else entry for entry in layers)
 
 
 def _tagged(found: Named, place: str) -> nn.Module:
@@ -74,7 +83,7 @@ def to_pyg(layers: Sequence[Any], model: Any) -> Any:
 
     Args:
         layers: what ``from_pyg(model)`` gave, trained since, or ``trainer.model``.
-        model: changed in place.
+        model: changed in place; what ``from_pyg``'s never called stays as it is.
 
     Returns:
         the model.
@@ -82,7 +91,7 @@ def to_pyg(layers: Sequence[Any], model: Any) -> Any:
     Raises:
         InputError: naming the first weight that does not fit.
     """
-    modules = [entry[0] if isinstance(entry, tuple) else entry for entry in layers]
+    modules = list(_modules(layers))
     state: dict[str, Tensor] = {}
     for layer in modules:
         own, names = layer.state_dict(), getattr(layer, "pyg_names", {})
@@ -90,17 +99,18 @@ def to_pyg(layers: Sequence[Any], model: Any) -> Any:
             state = to_pyg_names(nn.ModuleList(modules).state_dict(), [type(module).__name__ for module in modules])
             break
         state |= {names[name]: value for name, value in own.items()}
-    _load(model, state, type(model).__name__)
+    uncalled = set().union(*(getattr(layer, "pyg_uncalled", ()) for layer in modules))
+    _load(model, state, type(model).__name__, uncalled)
     return model
 
 
-def _load(module: nn.Module, state: dict[str, Tensor], title: str) -> None:
+def _load(module: nn.Module, state: dict[str, Tensor], title: str, uncalled: set[str]) -> None:
     whole = module.state_dict()
     keys = {name: (value.data_ptr(), value.numel() or name) for name, value in whole.items()}
     first = {key: name for name, key in reversed(keys.items())}  # of a module in several places
     own = {name: whole[name] for name in first.values()}
     state = {first[keys[name]] if name in keys else name: value for name, value in state.items()}
-    for name in (*state, *own):
+    for name in (*state, *(name for name in own if name not in uncalled)):
         if name not in own or name not in state or own[name].shape != state[name].shape:
             found = "nothing" if name not in state else f"shape {tuple(state[name].shape)}"
             expected = "nothing of that name" if name not in own else f"shape {tuple(own[name].shape)}"

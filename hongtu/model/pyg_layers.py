@@ -68,7 +68,12 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
     dtype = next((p.dtype for p in conv.parameters()), torch.float32)
     if name == "GINConv" and _sums(conv):
         return _gin(conv)
-    layer = None if make is None else make(conv, title)
+    try:
+        layer = None if make is None else make(conv, title)
+    except InputError:
+        raise
+    except ValueError as error:  # of ours, for an option that theirs has
+        raise InputError(f"from_pyg: {title} has another option than hongtu.nn.{error}") from None
     if edge_features is False and getattr(layer, "edge_dim", None) is not None:
         raise InputError(
             f"from_pyg: {title} has an edge_dim and is called without edge_attr; leave one out, or pass the other"
@@ -174,11 +179,12 @@ def _sage(conv: Any, title: str) -> nn.Module | None:
 
 def _gat(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
-    if conv.lin is None or getattr(conv, "residual", False):
-        raise InputError(f"from_pyg: {title}: in_channels as a pair and residual have no counterpart; leave them out")
+    if conv.lin is None:
+        raise InputError(f"from_pyg: {title}: in_channels as a pair have no counterpart; give one number")
     return GATConv(
         conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
         conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
+        residual=getattr(conv, "residual", False),
     )  # fmt: skip
 
 

@@ -108,6 +108,7 @@ MODELS = {
         (torch.nn.Dropout(0.5), "x -> x"), (pyg.GCNConv(f, 8), "x, edge_index -> x"), torch.nn.ReLU(),
         (pyg.GATv2Conv(8, 8), "x, edge_index -> x"), torch.nn.Linear(8, c),
     ]),
+    "gat residual": lambda f, c: pyg.GAT(f, 8, 3, c, heads=2, residual=True, dropout=0.3),
     "gat v2": lambda f, c: pyg.GAT(f, 8, 2, c, heads=2, v2=True),
     "gcn jk cat": lambda f, c: pyg.GCN(f, 8, 3, c, jk="cat"),
     "sage jk max": lambda f, c: pyg.GraphSAGE(f, 8, 2, c, jk="max", norm="batch_norm"),
@@ -316,7 +317,8 @@ REFUSED = {
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
     "flow": (lambda: pyg.GCN(4, 8, 2, 3, flow="target_to_source"), "flow='target_to_source'"),
     "improved": (lambda: pyg.GCNConv(4, 8, improved=True), "improved"),
-    "residual": (lambda: pyg.GAT(4, 8, 2, 3, residual=True), r"GAT.convs\[0\].*residual"),
+    "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
+    "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
     "other model": (lambda: pyg.TAGConv(4, 8), "PyGLayer.TAGConv"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
@@ -365,6 +367,19 @@ def test_layers_of_ones_own_have_the_names_of_torch_geometric():
     layers = [hongtu.nn.GATv2Conv(4, 4, 2, activation="elu"), hongtu.nn.GATv2Conv(8, 3, 2, concat=False)]
     loaded = hongtu.to_pyg(layers, pyg.GAT(4, 8, 2, 3, heads=2, v2=True)).state_dict()
     assert torch.equal(loaded["convs.0.att"], layers[0].att) and torch.equal(loaded["convs.1.bias"], layers[1].bias)
+
+
+def test_what_a_model_never_calls_stays_as_it_is():
+    model = LeavesEdgesOut(pyg.SAGEConv(4, 3))
+    model.spare = torch.nn.Linear(3, 3)
+    layers, before = hongtu.from_pyg(model), copy.deepcopy(model.spare.state_dict())
+    with torch.no_grad():
+        layers[0].lin_r.weight.fill_(7)
+    hongtu.to_pyg(layers, model)
+    assert (model.conv.lin_r.weight == 7).all() and torch.equal(model.spare.weight, before["weight"])
+    other = LeavesEdgesOut(pyg.SAGEConv(4, 3, bias=False))
+    with pytest.raises(InputError, match="the model has nothing of that name"):
+        hongtu.to_pyg(layers, other)
 
 
 def test_weights_that_do_not_fit_are_named():

@@ -50,6 +50,7 @@ class GATConv(Attention):
         edge_dim: columns of the edge features e, whose logits att_edge W_edge e are added; None: they are not read.
         fill_value: e of the self-loops that are added: "mean" over the vertex's other in-edges, or a number.
         bias: add b.
+        residual: add W_res h.
         activation, input_dropout: see ``Convolution``.
     """
 
@@ -66,6 +67,7 @@ class GATConv(Attention):
         fill_value: float | str = "mean",
         *,
         bias: bool = True,
+        residual: bool = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(**common)
@@ -84,19 +86,23 @@ class GATConv(Attention):
             glorot(self.att_edge)
         width = heads * out_channels if concat else out_channels
         self.register_parameter("bias", zeros(width, bias))
+        self.residual = residual
+        if residual:
+            self.res = linear(in_channels, width, bias=False, glorot_weight=True)
         self.attention_dropout = Dropout(dropout)
 
     @property
     def paper_edges(self) -> PaperEdges | None:
         plain = self.built_in and is_product(self.lin) and self.edge_dim is None and not self.attention_dropout.p
-        return PaperEdges(loops=self.add_self_loops) if plain else None
+        return PaperEdges(loops=self.add_self_loops) if plain and not self.residual else None
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         if not self.once_per_vertex:
             return h, None if self.add_self_loops else h
         z, logits_RH = self._map(h)
-        return z, (z, logits_RH) if self.add_self_loops else logits_RH
+        own = (z,) if self.add_self_loops else ()
+        return z, (logits_RH, *own, *((self.res(h),) if self.residual else ()))
 
     def _map(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """[R, F] -> [W h | source logits] and destination logits: as both are linear in h, one product with the weight
@@ -115,7 +121,7 @@ class GATConv(Attention):
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
         if self.once_per_vertex:
-            own_z, logits_DH = s if self.add_self_loops else (None, s)
+            logits_DH, own_z = s[0], s[1] if self.add_self_loops else None
         else:  # the self-loop is an edge
             z, logits_SH = self._map(z)
             own_z, logits_DH = None, logits_SH[block.last_source] if s is None else self._map(s)[1]
@@ -145,4 +151,5 @@ class GATConv(Attention):
         return (weight_HKP * self.att_edge.squeeze(0).unsqueeze(2)).sum(1).t()
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self.finish(a, self.bias)
+        h = a + s[-1] if self.residual else a
+        return self.finish(h, self.bias)
