@@ -200,7 +200,8 @@ def parse_bytes(text: str | int) -> int:
     unit = _UNITS.get(match[2].upper() or "B") if match else None
     size = int(float(match[1]) * unit) if match and unit and math.isfinite(float(match[1])) else 0
     if size <= 0:
-        raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB")
+        share = "; only device_memory (--device-memory) may be a percentage" if str(text).strip().endswith("%") else ""
+        raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{share}")
     return size
 
 
@@ -222,6 +223,29 @@ def parse_share(text: object) -> float | None:
     if not 0 < share <= 1:
         raise InputError(f"budget {text!r}: expected a percentage from above 0 to 100")
     return share
+
+
+class BudgetShare(int):
+    """Bytes that were given as a ``share`` of ``whole`` bytes.
+
+    >>> budget = BudgetShare.of(2048, 0.25)
+    >>> budget, budget.share, budget.percent(205)
+    (512, 0.25, '10.1%')
+    """
+
+    whole: int
+    share: float
+
+    @classmethod
+    def of(cls, whole: int, share: float) -> BudgetShare:
+        """So much of the whole."""
+        found = cls(whole * share)
+        found.whole, found.share = whole, share
+        return found
+
+    def percent(self, nbytes: int) -> str:
+        """The least tenth of a percent of the whole that is enough for a number of bytes."""
+        return f"{math.ceil(1000 * (nbytes + 1) / self.whole) / 10:g}%"
 
 
 def size(nbytes: float, *, up: bool = False) -> str:

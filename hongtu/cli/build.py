@@ -79,7 +79,12 @@ def named_call(
     """
 
     def value(node: ast.expr) -> Any:
-        return names[node.id] if names and isinstance(node, ast.Name) and node.id in names else ast.literal_eval(node)
+        if names and isinstance(node, ast.Name) and node.id in names:
+            return names[node.id]
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            raise ValueError(f"{ast.unparse(node)} is no plain value") from None
 
     try:
         call = ast.parse(text.strip(), mode="eval").body
@@ -91,15 +96,20 @@ def named_call(
         named = {keyword.arg: value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     except (ValueError, SyntaxError) as error:
         known = f" (and {', '.join(names)})" if names else ""
+        reason = error.msg if isinstance(error, SyntaxError) else error  # without a line and a file
         raise InputError(
-            f"{title} {text!r}: {error}; expected a name and plain values{known}, as Name(1, x=2)"
+            f"{title} {text!r}: {reason}; expected a name and plain values{known}, as Name(1, x=2)"
         ) from None
-    for module in modules:
-        if isinstance(getattr(module, call.func.id, None), type):
-            return partial(getattr(module, call.func.id), *positional, **named)
-    known_names = [name for module in modules for name in dir(module) if isinstance(getattr(module, name), type)]
-    where = " or ".join(module.__name__ for module in modules)
-    raise InputError(f"{title} {text!r}: no class of {where}{nearest(call.func.id, known_names)}")
+    classes = {
+        name: found
+        for module in reversed(modules)
+        for name, found in vars(module).items()
+        if isinstance(found, type) and found.__module__.startswith(module.__name__)  # not what it imports
+    }
+    if call.func.id in classes:
+        return partial(classes[call.func.id], *positional, **named)
+    where = " or ".join(module.__name__.replace("hongtu.train.", "hongtu.") for module in modules)
+    raise InputError(f"{title} {text!r}: no class of {where}{nearest(call.func.id, classes)}")
 
 
 def make_loss(config: TrainConfig, artifact: Artifact) -> Any:

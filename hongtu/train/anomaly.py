@@ -38,21 +38,33 @@ def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if all(ranks.gather(math.isfinite(loss) and all(_finite(gradient) for gradient in gradients))):
         return
+    remedy = _remedy(engine)
     for name, parameter in engine.network.modules.named_parameters():
         if not _finite(parameter):
-            raise AnomalyError(f"epoch {epoch + 1}: parameter {name} is {_first(parameter)} before it; {REMEDY}")
-    with _watching(engine, _Watch(engine, epoch)):
+            raise AnomalyError(f"epoch {epoch + 1}: parameter {name} is {_first(parameter)} before it; {remedy}")
+    with _watching(engine, _Watch(engine, epoch, remedy)):
         engine.train(epoch)
     raise AnomalyError(
-        f"epoch {epoch + 1}: the loss or a gradient is not finite, but no chunk's part of it is; {REMEDY}"
+        f"epoch {epoch + 1}: the loss or a gradient is not finite, but no chunk's part of it is; {remedy}"
+    )
+
+
+def _remedy(engine: Engine) -> str:
+    """What to do, with the vertices of which a normalisation by degrees takes the root of a negative number."""
+    negative = int((engine.host["statistics"][:, 0] < 0).sum()) if "statistics" in engine.host else 0
+    if not negative:
+        return REMEDY
+    return (
+        f"{REMEDY}: the weights of the in-edges of {negative} vertices add up to less than 0, and GCNConv and its like "
+        "take the root (normalize=False takes none)"
     )
 
 
 class _Watch:
     """Sees what every module returns, and every gradient that comes back to it."""
 
-    def __init__(self, engine: Engine, epoch: int) -> None:
-        self.engine, self.epoch = engine, epoch
+    def __init__(self, engine: Engine, epoch: int, remedy: str) -> None:
+        self.engine, self.epoch, self.remedy = engine, epoch, remedy
         self.network = engine.network
 
     def module(self, network: Network, title: str, rows: Rows, out: Any) -> None:
@@ -89,7 +101,7 @@ class _Watch:
         of, spot = "" if vertex is None else f" for vertex {vertex}", self.engine.spot
         assert spot is not None
         raise AnomalyError(
-            f"epoch {self.epoch + 1}: {what} is {value}{of}, in batch {spot.batch} (chunk {spot.chunk}); {REMEDY}",
+            f"epoch {self.epoch + 1}: {what} is {value}{of}, in batch {spot.batch} (chunk {spot.chunk}); {self.remedy}",
             vertex,
         )
 

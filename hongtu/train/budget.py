@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hongtu.config import parse_bytes, parse_share
+from hongtu.config import BudgetShare, parse_bytes, parse_share
 from hongtu.plan.execution import ExecutionPlan
 
 
@@ -22,4 +22,4 @@ def budget_bytes(device_memory: int | str | None, unlimited: Callable[[], Execut
     share = parse_share(device_memory)
     if share is None:
         return None if device_memory is None else parse_bytes(device_memory)
-    return int(unlimited().likely_bytes * share)
+    return BudgetShare.of(unlimited().likely_bytes, share)

@@ -90,7 +90,9 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
     ("option", "text", "message"),
     [
         ("--modules", "GCNConf(features, 3)", "no class of hongtu.nn or torch.nn; did you mean GCNConv?"),
-        ("--modules", "GCNConv(open('x'), 3)", "malformed node"),
+        ("--modules", "GCNConv(open('x'), 3)", "open('x') is no plain value; expected a name and plain values"),
+        ("--modules", "GCNConv(3", "modules 'GCNConv(3': '(' was never closed; expected a name and plain values"),
+        ("--host-memory", "5%", "only device_memory (--device-memory) may be a percentage"),
         ("--modules", "__import__('os').system('true')", "expected a name and plain values (and features, classes)"),
         ("--optimizer", "Adma", "no class of torch.optim; did you mean Adam"),
         ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
@@ -158,6 +160,7 @@ def test_loggers_hear_of_every_epoch(artifact, tmp_path, capsys):
     run_of(*command, "--epochs", 4, "--resume", "--loggers", "Missing()", capsys=capsys)  # nothing is left to hear of
     assert [line.split(",")[0] for line in log.read_text().splitlines()] == ["epoch", "1", "2", "3", "4"]
     other = "train", artifact.path, "--run", tmp_path / "other", "--loggers"
+    assert "no class of hongtu.callbacks" in refusal(capsys, *other, "Path('x')")
     assert "did you mean CSVLogger?" in refusal(capsys, *other, "CSVLoger('x')")
     assert "unexpected keyword argument 'to'" in refusal(capsys, *other, "CSVLogger(to='x')")
     assert not (tmp_path / "other").exists()

@@ -126,6 +126,15 @@ def test_embeddings_are_looked_at_too():
     assert trainer.train_epoch().epoch == 2
 
 
+def test_roots_of_negative_sums_of_weights_are_named():
+    artifact = hongtu.preprocess_graph(
+        [[0, 2, 0], [1, 1, 2]], 3, problems.new_path(), features=torch.ones(3, 2), labels=[0, 1, 0],
+        masks={"train": [True] * 3}, edge_weight=torch.tensor([1.0, -4, 3]),
+    )  # fmt: skip
+    with pytest.raises(AnomalyError, match="the in-edges of 1 vertices add up to less than 0"):
+        hongtu.Trainer(artifact, [hnn.GCNConv(2, 2)]).fit(1)
+
+
 def test_without_detection_the_run_goes_on(tmp_path):
     trainer, poison = make(detect_anomaly=False)
     poison._where = "forward"

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -365,8 +366,12 @@ def test_a_budget_may_be_a_share_of_what_is_needed_without_a_limit():
     for make in (trainer, propagation):
         whole = make().plan.likely_bytes
         assert make(device_memory="95%").plan.peak_bytes == make(device_memory=int(whole * 0.95)).plan.peak_bytes
-        with pytest.raises(hongtu.errors.BudgetError, match=f"device_memory is {whole // 10} bytes"):
+        with pytest.raises(hongtu.errors.BudgetError, match=f"device_memory is {whole // 10} bytes .*10%") as refused:
             make(device_memory="10%")
+        least = float(re.search(r", ([0-9.]+)%\)", str(refused.value))[1])
+        assert make(device_memory=f"{least}%").plan.peak_bytes
+        with pytest.raises(hongtu.errors.BudgetError):
+            make(device_memory=f"{least - 0.2}%")
     assert hongtu.Trainer(graph, gcn()).plan.likely_bytes > trainer().plan.likely_bytes
     with pytest.raises(hongtu.errors.InputError, match="budget '101%': expected a percentage"):
         trainer(device_memory="101%")

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from hongtu.config import in_bytes, size
+from hongtu.config import BudgetShare, in_bytes, size
 from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
@@ -196,8 +196,12 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
         if topology.num_dst[i * topology.chunks : (i + 1) * topology.chunks].max() == 1:
             remedy = "only more memory helps"
     smallest = smallest_budget(plan)
+    given, least = in_bytes(budget), size(smallest, up=True)
+    if isinstance(budget, BudgetShare):
+        given += f" ({100 * budget.share:g}% of the {size(budget.whole)} that are likely to be held without a limit)"
+        least += f", {budget.percent(smallest)}" if smallest < budget.whole else ""
     return BudgetError(
-        f"device_memory is {in_bytes(budget)}, the smallest that works is {smallest} ({size(smallest, up=True)}): "
+        f"device_memory is {given}, the smallest that works is {smallest} ({least}): "
         f"device {i} in pass '{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to "
         f"{plan.workspace.get(p.name, 0)} (chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
         smallest,
