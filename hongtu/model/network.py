@@ -210,7 +210,9 @@ class Network:
         number = self.layer_index[index]
         if self._writes[self.layers[index]]:
             z, s = z.clone(), tuple(part.clone() for part in s)
-        return self._run(number, AGGREGATE, block.rows, self.layers[index].aggregate, block, z, self._pack(index, s))
+        layer = self.layers[index]
+        call = layer.aggregate if getattr(layer, "encode_edges", None) is None else layer.aggregate_encoded
+        return self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))
 
     def combine(
         self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows, *, gradients_only: bool = False

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import FEATURES, is_convolution, traced_layers
+from hongtu.model.traced import FEATURES, Part, is_convolution, traced_layers
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout
 
@@ -47,7 +47,7 @@ def from_pyg(model: Any) -> list[Entry]:
 
     unknown = None if FEATURES in inspect.signature(model.forward).parameters else False  # it may have a default
 
-    def convert(module: nn.Module, place: str, edges: set[str]) -> list[nn.Module]:
+    def convert(module: nn.Module, place: str, edges: set[str], encoder: list[Part]) -> list[nn.Module]:
         if type(module) is nn.Dropout:
             return [Dropout(module.p)] if module.p > 0 else []
         if isinstance(module, nn.Identity):
@@ -57,7 +57,10 @@ def from_pyg(model: Any) -> list[Entry]:
             found = layers_of(module, f"{name}.{index}", FEATURES in edges or unknown)
         else:  # a chain's normalisations have to stand in the list
             found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
-        return [_tagged(layer, place) for layer in found]
+        layers = [_tagged(layer, place) for layer in found]
+        if encoder:
+            _encode(layers[0], encoder, f"{name}.{index}")
+        return layers
 
     entries = traced_layers(model, convert)
     layers = list(_modules(entries))
@@ -76,6 +79,17 @@ def _tagged(found: Named, place: str) -> nn.Module:
     layer, names = found
     layer.pyg_names = {own: f"{place}.{name}" if place else name for own, name in names.items()}  # type: ignore
     return layer.train()
+
+
+def _encode(layer: Any, encoder: list[Part], title: str) -> None:
+    """Have a layer's edge features go through modules first."""
+    if any(
+        getattr(part, "p", 0) for module, _ in encoder for part in module.modules() if "Dropout" in type(part).__name__
+    ):
+        raise InputError(f"from_pyg: {title} takes edge features from which a dropout has taken some; leave that out")
+    layer.encode_edges = nn.Sequential(*(module for module, _ in encoder)).train()
+    for k, (module, place) in enumerate(encoder):
+        layer.pyg_names |= {f"encode_edges.{k}.{own}": f"{place}.{own}" for own in module.state_dict()}
 
 
 def to_pyg(layers: Sequence[Any], model: Any) -> Any:

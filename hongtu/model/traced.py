@@ -17,7 +17,8 @@ from hongtu.errors import InputError
 from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
 from hongtu.nn import Dropout
 
-Convert = Callable[[nn.Module, str, set[str]], list[nn.Module]]
+Part = tuple[nn.Module, str]  # and its name
+Convert = Callable[[nn.Module, str, set[str], list[Part]], list[nn.Module]]
 _OF_ROWS = ("call_function", "call_method")
 _NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
 FEATURES = "edge_attr"
@@ -63,8 +64,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     """The entries of a layer list that does what ``model(x, edge_index)`` does.
 
     Args:
-        convert: (module, its name, what it takes of edges, such as "edge_index") -> the modules that stand for it,
-            none for one that does nothing.
+        convert: (module, its name, what it takes of edges, such as "edge_index", the modules that edge features go
+            through first, with their names) -> the modules that stand for it, none for one that does nothing.
 
     Raises:
         InputError: naming what has no place in such a list.
@@ -83,7 +84,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     rows, *of_edges = (node for node in graph.nodes if node.op == "placeholder")
     names = {rows: FIRST_NAME}
     entries: list[tuple[nn.Module, tuple[str, ...], str]] = []
-    made: dict[str, list[nn.Module]] = {}  # a module that is called twice keeps one set of weights
+    encoders: dict[fx.Node, list[Part]] = {node: [] for node in of_edges if node.target == FEATURES}
+    made: dict[str, tuple[list[Part], list[nn.Module]]] = {}  # what is called twice keeps one set of weights
     output = rows
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
@@ -91,19 +93,29 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             continue
         plain = node.op == "call_module" and all(isinstance(value, fx.Node) for value in node.args)
         given = [*node.args, *node.kwargs.values()] if plain else node.all_input_nodes  # the first keep one given twice
-        taken = [other for other in given if isinstance(other, fx.Node) and other not in of_edges]
+        taken = [other for other in given if isinstance(other, fx.Node) and other not in (*of_edges, *encoders)]
         edges = {str(other.target) for other in node.all_input_nodes if other in of_edges}
+        encoded = [other for other in node.all_input_nodes if other in encoders]
+        place = str(node.target).removeprefix("model.")
+        if len(encoded) == 1 and encoded == node.all_input_nodes and node.target not in _NO_ROWS:
+            called = node.op == "call_module"
+            modules = [model.get_submodule(place)] if called else _expression(node, {encoded[0]: FEATURES})[1]
+            encoders[node] = [*encoders[encoded[0]], *((module, place if called else "") for module in modules)]
+            continue
         if node.op == "call_module":
-            place = str(node.target).removeprefix("model.")
+            edges |= {FEATURES} if encoded else set()
+            encoder = encoders[encoded[0]] if encoded else []
             if place not in made:
-                made[place] = convert(model.get_submodule(place), place, edges)
-            modules = made[place]
+                made[place] = encoder, convert(model.get_submodule(place), place, edges, encoder)
+            before, modules = made[place]
+            if encoder != before:
+                raise InputError(f"{title}.forward calls {place} with edge features in two forms; give each its own")
         elif node.op == "get_attr":
             raise InputError(
                 f"{title}.forward uses a parameter or buffer of its own ({node.target}); put it into a module, or "
                 "write a hongtu.nn.Layer"
             )
-        elif edges or not taken or node.target in _NO_ROWS:
+        elif edges or encoded or not taken or node.target in _NO_ROWS:
             raise InputError(f"{title}.forward calls {_name(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(map(_is_expression, node.users)):
             continue  # a part of what its users compute

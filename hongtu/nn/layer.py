@@ -6,6 +6,7 @@ Legend: R rows of a row-wise call, D destinations and S sources of a block, F fe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import torch
@@ -41,6 +42,7 @@ class Layer(torch.nn.Module):
         uses_edge_type: the same for ``block.edge_type``.
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
             once for all.
+        encode_edges: a module of one's own that may be set on an object: ``aggregate`` gets its rows for edge features.
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
@@ -142,6 +144,13 @@ class Layer(torch.nn.Module):
             raise ValueError(f"{type(self).__name__}.reduce is {self.reduce!r}: expected 'sum', 'mean' or None")
         with_destinations, others = block.with_destinations()
         return self.forward(with_destinations, torch.cat([s, z[others]]))
+
+    def aggregate_encoded(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        """``aggregate``, of edge features as ``encode_edges`` gives them, where that is set."""
+        encoder = getattr(self, "encode_edges", None)
+        if encoder is not None and block.edge_features is not None:
+            block = replace(block, edge_features=encoder(block.edge_features))
+        return self.aggregate(block, z, s)
 
     def combine(self, a: Tensor, s: Skip) -> Tensor:
         """a and s [R, ...] of the same rows, where ``combines``: linear in both and without parameters, so that its

@@ -251,6 +251,53 @@ def test_what_edges_have_is_the_artifacts():
     torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
 
 
+class Encoded(torch.nn.Module):
+    """Edge features go through maps of the model's own first: one of several layers, and one of each."""
+
+    def __init__(self, kind=""):
+        super().__init__()
+        self.encoder, self.chain, self.kind = torch.nn.Linear(3, 6), chain(3, torch.nn.Identity(), 6), kind
+        self.first, self.second = pyg.GENConv(6, 6, norm="layer"), pyg.GATv2Conv(6, 6, edge_dim=6)
+        self.third, self.last = pyg.GINEConv(torch.nn.Linear(6, 3)), pyg.TransformerConv(3, 3, edge_dim=3)
+
+    def forward(self, x, edge_index, edge_attr):
+        encoded = self.encoder(edge_attr)
+        x = self.second(self.first(x, edge_index, encoded).relu(), edge_index, edge_attr=torch.tanh(encoded))
+        if self.kind == "twice":
+            x = self.second(x, edge_index, encoded)
+        e = self.chain(edge_attr) if self.kind != "drops" else torch.nn.functional.dropout(self.chain(edge_attr), 0.2)
+        return self.last(self.third(x, edge_index, e), edge_index, edge_attr.abs())
+
+
+def test_edge_features_through_an_encoder():
+    torch.manual_seed(2)
+    model, rng = Encoded().double(), np.random.default_rng(0)
+    edges, features = rng.integers(0, 40, (2, 200)), rng.normal(size=(40, 6)).astype(np.float32)
+    edges = edges[:, edges[0] != edges[1]]
+    attr, labels = rng.normal(size=(edges.shape[1], 3)).astype(np.float32), rng.integers(0, 3, 40)
+    artifact = hongtu.preprocess_graph(
+        edges, 40, problems.new_path(), features=features, labels=labels, masks={"train": np.ones(40, bool)},
+        edge_features=attr, partitions=2, chunks=3,
+    )  # fmt: skip
+    options = {"dtype": torch.float64, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "device_memory": "75%"}
+    trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), **options)
+    records = trainer.fit(2)
+    assert records[-1].bytes == trainer.plan.bytes
+    assert records[-1].peak_bytes["device 0"] <= trainer.plan.peak_bytes["device 0"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = torch.from_numpy(features).double(), torch.from_numpy(edges), torch.from_numpy(attr).double()
+    for record in records:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(*given), torch.from_numpy(labels))
+        assert record.loss == pytest.approx(loss.item(), rel=1e-12)
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.predict(), model(*given), rtol=1e-9, atol=1e-9)
+        again = hongtu.to_pyg(trainer.model, Encoded().double())
+        torch.testing.assert_close(again(*given), model(*given), rtol=1e-9, atol=1e-9)
+
+
 class FromTheTutorial(pyg.MessagePassing):
     """torch_geometric's first own convolution: of the whole graph."""
 
@@ -324,6 +371,8 @@ REFUSED = {
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
     "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip"),
     "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
+    "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
+    "edges that drop": (lambda: Encoded("drops"), r"Encoded.third takes edge features from which a dropout"),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
 

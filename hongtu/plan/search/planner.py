@@ -198,7 +198,7 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
     smallest = smallest_budget(plan)
     given, least = in_bytes(budget), size(smallest, up=True)
     if isinstance(budget, BudgetShare):
-        given += f" ({100 * budget.share:g}% of the {size(budget.whole)} that are likely to be held without a limit)"
+        given += f", {100 * budget.share:g}% of the {size(budget.whole)} that are likely to be held without a limit"
         least += f", {budget.percent(smallest)}" if smallest < budget.whole else ""
     return BudgetError(
         f"device_memory is {given}, the smallest that works is {smallest} ({least}): "
