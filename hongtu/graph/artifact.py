@@ -218,6 +218,10 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
     Raises:
         InputError: when it is absent, incomplete, of another version, truncated or (``verify``) changed.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(
+            f"artifact: {type(path).__name__}, expected a directory; hongtu.preprocess_graph makes one of a graph"
+        )
     path = Path(path)
     manifest = read_manifest(path)
     arrays = {name: open_array(path, name, entry) for name, entry in manifest["arrays"].items()}

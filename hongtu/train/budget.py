@@ -19,6 +19,8 @@ def budget_bytes(device_memory: int | str | None, unlimited: Callable[[], Execut
     Raises:
         InputError: for what is none of these.
     """
+    if isinstance(device_memory, BudgetShare):
+        return device_memory
     share = parse_share(device_memory)
     if share is None:
         return None if device_memory is None else parse_bytes(device_memory)

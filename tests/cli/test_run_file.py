@@ -148,7 +148,7 @@ def test_a_budget_may_be_a_share(artifact, capsys):
     need = hongtu.Trainer(artifact, layers).plan.likely_bytes
     for command in ("train", "plan"):
         err = refusal(capsys, command, artifact.path, "--device-memory", "5%")
-        assert f"device_memory is {need // 20} bytes" in err
+        assert f"device_memory is {need // 20} bytes" in err and "5% of the " in err
 
 
 def test_loggers_hear_of_every_epoch(artifact, tmp_path, capsys):

@@ -366,7 +366,7 @@ def test_a_budget_may_be_a_share_of_what_is_needed_without_a_limit():
     for make in (trainer, propagation):
         whole = make().plan.likely_bytes
         assert make(device_memory="95%").plan.peak_bytes == make(device_memory=int(whole * 0.95)).plan.peak_bytes
-        with pytest.raises(hongtu.errors.BudgetError, match=f"device_memory is {whole // 10} bytes .*10%") as refused:
+        with pytest.raises(hongtu.errors.BudgetError, match=f"device_memory is {whole // 10} bytes, 10% of") as refused:
             make(device_memory="10%")
         least = float(re.search(r", ([0-9.]+)%\)", str(refused.value))[1])
         assert make(device_memory=f"{least}%").plan.peak_bytes

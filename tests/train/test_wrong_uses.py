@@ -114,6 +114,11 @@ WRONG = {
         "graph: not an artifact",
         "hongtu preprocess",
     ),
+    "a graph instead of the artifact": (
+        lambda: hongtu.Trainer(problems.awkward(), [hnn.GCNConv(F, C)]),
+        "expected a directory",
+        "hongtu.preprocess_graph",
+    ),
     "a GPU of torch's where none is": (lambda: make(device=torch.device("cuda")), "no CUDA GPU", "hongtu doctor"),
     "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
     "a device by its number": (lambda: make(device=0), "device 0", "cuda:K"),
