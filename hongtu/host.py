@@ -115,6 +115,9 @@ def drop_pages(array: np.ndarray, *, cached: bool = False) -> None:
                 drop_file_pages(stream.fileno())
 
 
+CACHED = 64 << 20  # bytes that the system may have of a file in memory before they are dropped
+
+
 def drop_file_pages(file: int, *, written: bool = False) -> None:
     """Leave no page of a file in the system's cache.
 
@@ -190,16 +193,27 @@ def _pool() -> ThreadPoolExecutor:
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
 KEPT = (2 << 30) - 1  # the most that an int says
+KEPT_BESIDE_DISK = 64 << 20  # bytes, where memory is dear
 RETURNED = 1 << 20  # bytes of a block that goes back to the system at once
 
 
-def reuse_freed_memory() -> None:
-    """Let glibc hand freed blocks of up to 32 MiB out again instead of mapping, and clearing, fresh pages each time."""
+def reuse_freed_memory(kept: int = KEPT) -> None:
+    """Let glibc hand freed blocks of up to 32 MiB out again instead of mapping, and clearing, fresh pages each time.
+
+    Args:
+        kept: bytes that it may have free at the end of its memory; ``trim_freed_memory`` frees the rest.
+    """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
-        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_TRIM_THRESHOLD, kept)
         mallopt(M_MXFAST, 0)
+
+
+def trim_freed_memory() -> None:
+    """Give freed blocks back to the system, once."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def return_freed_memory() -> None:
@@ -208,4 +222,4 @@ def return_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, RETURNED)
         mallopt(M_TRIM_THRESHOLD, RETURNED)
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_freed_memory()

@@ -6,7 +6,6 @@ that spill rows empty it. All but what runs once, at set-up, is work of the disk
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from time import perf_counter
@@ -16,17 +15,15 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.engine.blocks import Blocks
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.host_store import HostStore, in_file
+from hongtu.engine.reads import Reads
 from hongtu.errors import OutputError
-from hongtu.host import drop_file_pages
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import Kept, Region
+from hongtu.plan.memory.disk import DiskLayout, Kept, Region
 from hongtu.plan.program import spilling
-
-MOST = 1 << 30  # bytes of one read or write; the system takes no more than twice that
-CACHED = 64 << 20  # bytes that the system may have of the file in memory before they are dropped
 
 
 class Disk:
@@ -34,7 +31,7 @@ class Disk:
 
     Args:
         directory: where the file is.
-        nbytes: all that it will hold; taken now, so that the disk cannot be full later.
+        layout: of all that it will hold; its bytes are taken now, so that the disk cannot be full later.
         traffic: counter that every copy adds to.
         host: rows that are in memory.
         features: of the artifact, where they stay in their file.
@@ -44,26 +41,29 @@ class Disk:
     """
 
     def __init__(
-        self, directory: str, nbytes: int, traffic: Traffic, host: HostStore, features: np.ndarray | None
+        self, directory: str, layout: DiskLayout, traffic: Traffic, host: HostStore, features: np.ndarray | None
     ) -> None:
         self._directory, self._traffic, self._host = directory, traffic, host
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - as long as the engine
-            if nbytes:
-                os.posix_fallocate(self._file.fileno(), 0, nbytes)
+            file = self._file.fileno()
+            if layout.nbytes:
+                os.posix_fallocate(file, 0, layout.nbytes)
+            self._blocks, self._reads = Blocks(file, layout.nbytes, layout.ends), Reads(file)
         except OSError as error:
             raise OutputError(directory, error) from error
-        self._moved, self._written = 0, False  # since pages were dropped
         self._given = None
         if isinstance(features, np.memmap):
             self._given, self._offset = open(str(features.filename), "rb", buffering=0), features.offset  # noqa: SIM115
-            if hasattr(os, "posix_fadvise"):  # or the system reads ahead what is dropped
-                os.posix_fadvise(self._given.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            self._reads_given = Reads(self._given.fileno())
 
     def close(self) -> None:
         """Free its space."""
+        self._blocks.close()
+        self._reads.close()
         self._file.close()
         if self._given is not None:
+            self._reads_given.close()
             self._given.close()
 
     @property
@@ -94,12 +94,11 @@ class Disk:
         if x.kept.has(chunk.i, chunk.first):
             return
         assert self._given is not None
-        start, into, given = perf_counter(), _staging(x.name, chunk), self._given
+        start, into = perf_counter(), _staging(x.name, chunk)
         rows = into if into.dtype == torch.float32 else torch.empty(into.shape, dtype=torch.float32)
-        read = _read(given.fileno(), self._offset + chunk.first * _row_bytes(rows), _bytes_of(rows))
+        read = self._reads_given.read(self._offset + chunk.first * _row_bytes(rows), _bytes_of(rows))
         if rows is not into:
             into.copy_(rows)
-        drop_file_pages(given.fileno())
         self._count(read, start)
 
     def recall_picks(self, x: spilling.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
@@ -145,46 +144,23 @@ class Disk:
                     self._write(begin + lo * _row_bytes(rows), in_file(taken))
 
     def _write(self, begin: int, rows: Tensor) -> None:
-        start, data, done = perf_counter(), _bytes_of(rows), 0
+        start, data = perf_counter(), _bytes_of(rows)
         try:
-            while done < len(data):
-                done += os.pwrite(self._file.fileno(), data[done : done + MOST], begin + done)
-            self._written = True
-            self._drop(len(data))
+            self._blocks.put(begin, data)
         except OSError as error:
             raise OutputError(self._directory, error) from error
         self._count(len(data), start)
 
     def _read(self, begin: int, rows: Tensor) -> None:
-        start = perf_counter()
-        nbytes = _read(self._file.fileno(), begin, _bytes_of(rows))
-        self._drop(nbytes)
-        self._count(nbytes, start)
-
-    def _drop(self, nbytes: int) -> None:
-        """So many bytes more are in the system's cache, which is memory: too many must not stay there."""
-        self._moved += nbytes
-        if self._moved >= CACHED:
-            drop_file_pages(self._file.fileno(), written=self._written)
-            self._moved, self._written = 0, False
+        start, data = perf_counter(), _bytes_of(rows)
+        try:
+            self._blocks.settle(begin, begin + len(data))
+        except OSError as error:
+            raise OutputError(self._directory, error) from error
+        self._count(self._reads.read(begin, data), start)
 
     def _count(self, nbytes: int, start: float) -> None:
         self._traffic.add("disk", nbytes, seconds=perf_counter() - start)
-
-
-def _read(file: int, begin: int, into: memoryview) -> int:
-    """Fill memory from a file, from a byte on; returns how many.
-
-    Raises:
-        OSError: where the file ends before that.
-    """
-    done = 0
-    while done < len(into):
-        got = os.preadv(file, [into[done : done + MOST]], begin + done)
-        if not got:
-            raise OSError(errno.EIO, f"a file ends at byte {begin + done}, expected {len(into) - done} bytes more")
-        done += got
-    return done
 
 
 def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, host: Tensor) -> None:
@@ -213,5 +189,6 @@ def _row_bytes(rows: Tensor) -> int:
     return rows.shape[1] * rows.itemsize
 
 
-def _bytes_of(rows: Tensor) -> memoryview:
-    return memoryview(rows.numpy()).cast("B") if rows.numel() else memoryview(b"")  # type: ignore[arg-type]
+def _bytes_of(rows: Tensor) -> np.ndarray:
+    """uint8 [n], the same memory."""
+    return rows.numpy().reshape(-1).view(np.uint8)

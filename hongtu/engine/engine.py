@@ -17,7 +17,7 @@ from hongtu.engine.host_rows import make_host
 from hongtu.engine.messages import Messages
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
-from hongtu.host import check_disk, check_host, drop_pages, reuse_freed_memory
+from hongtu.host import KEPT, KEPT_BESIDE_DISK, check_disk, check_host, drop_pages, reuse_freed_memory
 from hongtu.kernels.torch_private import storage_id
 from hongtu.metrics import EpochRecord, Traffic
 from hongtu.model.checks import modes_kept
@@ -82,7 +82,7 @@ class Engine:
             messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
         self._disk = None
         if plan.spilled:
-            self._disk = Disk(str(spill), plan.disk.nbytes, self._traffic, self.host, artifact.features)
+            self._disk = Disk(str(spill), plan.disk, self._traffic, self.host, artifact.features)
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
             artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk,
@@ -100,8 +100,7 @@ class Engine:
         if self.setup is not None:
             return
         start = perf_counter()
-        if self._disk is None:  # else memory is dearer than the time that it takes to clear pages
-            reuse_freed_memory()
+        reuse_freed_memory(KEPT if self._disk is None else KEPT_BESIDE_DISK)
         self.reset_counters()
         with self._evaluating():
             self._executor.run(self.program.setup)

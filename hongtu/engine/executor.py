@@ -21,6 +21,7 @@ from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
+from hongtu.host import trim_freed_memory
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -124,6 +125,7 @@ class Executor:
             self.host.drop_spare()
             for device in self.devices:
                 device.drop_spare_staging()
+            trim_freed_memory()
         self._run(p.before)
         self._allocate(p)
         turns = [Turn(k, len(self.devices)) for k in range(max(p.sets, 1 + p.ahead))]

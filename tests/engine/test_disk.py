@@ -10,15 +10,17 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from hongtu.bench.profile import disk as rate
-from hongtu.engine import disk
+from hongtu.engine import blocks, disk, reads
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages
 from hongtu.metrics import Traffic
+from hongtu.plan.memory.disk import DiskLayout
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
@@ -52,14 +54,66 @@ def drops(tmp_path):
             pytest.skip("this file system keeps the pages of its files in memory")
 
 
-def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, monkeypatch):
-    monkeypatch.setattr(disk, "CACHED", 1 << 16)
-    made, rows = disk.Disk(str(tmp_path), 1 << 23, Traffic(), None, None), torch.ones(64, 64)
+@pytest.fixture(params=["around the cache", "through it"])
+def way(request, monkeypatch):
+    if request.param == "through it":
+        monkeypatch.delattr("os.O_DIRECT", raising=False)
+    for module in (blocks, reads):
+        monkeypatch.setattr(module, "CACHED", 1 << 16)
+
+
+def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
+    made, rows = disk.Disk(str(tmp_path), DiskLayout(1 << 23), Traffic(), None, None), torch.ones(64, 64)
     for move in (made._write, made._read):
         for begin in range(0, made.nbytes, rows.nbytes):
             move(begin, rows)
             ahead = 1 << 22  # what the system may have read beyond: far less than all
-            assert cached_bytes(made._file.fileno(), made.nbytes) <= disk.CACHED + ahead
+            assert cached_bytes(made._file.fileno(), made.nbytes) <= reads.CACHED + ahead
+    made.close()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_put_is_what_is_read(refused, tmp_path, way, monkeypatch):
+    """In any order, over one another, more at a time than there is memory for, read when little of it is written."""
+    nbytes, rng = 300_001, np.random.default_rng(0)
+    monkeypatch.setattr(blocks, "BEHIND", 1 << 15)
+    monkeypatch.setattr(blocks, "JOINED", 1 << 14)
+    monkeypatch.setattr(reads, "STEP", 1 << 13)
+    if refused:
+        monkeypatch.setattr(blocks, "LEAST", 1 << 8)  # no disk takes so little: it says so when it is written
+        monkeypatch.setattr(reads, "ALIGNED", 1 << 8)
+    expected = np.zeros(nbytes, np.uint8)
+    with open(tmp_path / "rows", "w+b", buffering=0) as stream:
+        stream.truncate(nbytes)
+        put, got = blocks.Blocks(stream.fileno(), nbytes, 64), reads.Reads(stream.fileno())
+        for _ in range(400):
+            begin = int(rng.integers(nbytes))
+            data = rng.integers(256, size=min(int(rng.choice([0, 5, 700, 60_000])), nbytes - begin), dtype=np.uint8)
+            put.put(begin, data)
+            expected[begin : begin + len(data)] = data
+            begin = int(rng.integers(nbytes))
+            found = np.empty(min(int(rng.choice([0, 9, 3000, 30_000])), nbytes - begin), np.uint8)
+            put.settle(begin, begin + len(found))
+            assert got.read(begin, found) == len(found)
+            assert np.array_equal(found, expected[begin : begin + len(found)])
+        put.settle(0, nbytes)
+        assert np.array_equal(np.fromfile(tmp_path / "rows", np.uint8), expected)
+        with pytest.raises(OSError, match=f"ends at byte {nbytes}, expected 7 bytes more"):
+            got.read(nbytes - 3, np.empty(10, np.uint8))
+        put.close(), got.close()
+
+
+def test_few_writes_bring_many_appends(tmp_path, monkeypatch):
+    """Appends to some places in turns: each block is written once, whole."""
+    written, pwrite = [], blocks.os.pwrite
+    monkeypatch.setattr(blocks.os, "pwrite", lambda file, data, at: written.append(len(data)) or pwrite(file, data, at))
+    with open(tmp_path / "rows", "w+b", buffering=0) as stream:
+        put = blocks.Blocks(stream.fileno(), 16 << 20, 16)
+        for turn in range(1024):
+            for place in range(16):
+                put.put((place << 20) + (turn << 10), np.full(1 << 10, place, np.uint8))
+        assert sum(written) == 16 << 20 and len(written) == (16 << 20) // put.block
+        put.close()
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
@@ -170,6 +224,7 @@ def test_the_rate_of_a_disk_is_that_of_writing_and_reading(tmp_path, monkeypatch
 
 FULL = """
 import os, sys
+import numpy as np
 import pytest
 from hongtu import host
 from hongtu.errors import InputError, OutputError
@@ -205,9 +260,3 @@ def test_a_full_disk(tmp_path):
     run = [*words, f'{mounted} && exec "$0" -c "$1" {tmp_path}', sys.executable, FULL]
     done = subprocess.run(run, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
-
-
-def test_a_file_that_ends_early_ends_the_read(tmp_path):
-    (tmp_path / "rows").write_bytes(bytes(10))
-    with open(tmp_path / "rows", "rb") as file, pytest.raises(OSError, match="ends at byte 10, expected 10 bytes more"):
-        disk._read(file.fileno(), 0, memoryview(bytearray(20)))

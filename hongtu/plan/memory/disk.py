@@ -94,6 +94,12 @@ class DiskLayout:
         every = (one for region in (*self.flushed.values(), *self.loaded.values()) for one in region.buckets)
         return list({id(one): one for one in every}.values())
 
+    @property
+    def ends(self) -> int:
+        """How many places of a region rows are appended to in turns, at most."""
+        regions = (*self.flushed.values(), *self.loaded.values())
+        return max((sum(max(one.every.shape) for one in region.buckets) for region in regions), default=1)
+
 
 class DiskPlan:
     """Lays regions out.
