@@ -15,7 +15,7 @@ from hongtu.errors import InputError
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
-from hongtu.model.wiring import INPUT, resolve, wire
+from hongtu.model.wiring import INPUT, RowFunction, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -354,7 +354,9 @@ class Network:
         return nullcontext() if self.calling is not None else torch.autocast(rows.ids.device.type, dtype=self.autocast)
 
     def title(self, number: int) -> str:
-        return f"layers[{number}] ({type(self.modules[number]).__name__})"
+        module = self.modules[number]
+        name = f"function {module.extra_repr()}" if isinstance(module, RowFunction) else type(module).__name__
+        return f"layers[{number}] ({name})"
 
 
 def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:

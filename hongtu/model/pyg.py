@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import compiled_from
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
 from hongtu.model.traced import FEATURES, Part, is_convolution, traced_layers
@@ -41,7 +42,7 @@ def from_pyg(model: Any) -> list[Entry]:
             f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
             "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
-    model = copy.deepcopy(model)  # as a whole: what is shared stays so
+    model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if is_convolution(model):
         return [_tagged(layer, "") for layer in layers_of(model, name)]
 
@@ -97,7 +98,7 @@ def to_pyg(layers: Sequence[Any], model: Any) -> Any:
 
     Args:
         layers: what ``from_pyg(model)`` gave, trained since, or ``trainer.model``.
-        model: changed in place; what ``from_pyg``'s never called stays as it is.
+        model: changed in place, compiled or not; what ``from_pyg``'s never called stays as it is.
 
     Returns:
         the model.
@@ -114,7 +115,7 @@ def to_pyg(layers: Sequence[Any], model: Any) -> Any:
             break
         state |= {names[name]: value for name, value in own.items()}
     uncalled = set().union(*(getattr(layer, "pyg_uncalled", ()) for layer in modules))
-    _load(model, state, type(model).__name__, uncalled)
+    _load(compiled_from(model), state, type(compiled_from(model)).__name__, uncalled)
     return model
 
 

@@ -91,22 +91,21 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         if node.op in ("placeholder", "output"):
             output = node.args[0] if node.op == "output" else output
             continue
-        plain = node.op == "call_module" and all(isinstance(value, fx.Node) for value in node.args)
-        given = [*node.args, *node.kwargs.values()] if plain else node.all_input_nodes  # the first keep one given twice
-        taken = [other for other in given if isinstance(other, fx.Node) and other not in (*of_edges, *encoders)]
+        place = str(node.target).removeprefix("model.")
+        called = model.get_submodule(place) if node.op == "call_module" else None
+        given = node.all_input_nodes if called is None else _given(node, called, f"{title}.forward calls {place}")
+        taken = [other for other in given if other not in (*of_edges, *encoders)]
         edges = {str(other.target) for other in node.all_input_nodes if other in of_edges}
         encoded = [other for other in node.all_input_nodes if other in encoders]
-        place = str(node.target).removeprefix("model.")
         if len(encoded) == 1 and encoded == node.all_input_nodes and node.target not in _NO_ROWS:
-            called = node.op == "call_module"
-            modules = [model.get_submodule(place)] if called else _expression(node, {encoded[0]: FEATURES})[1]
-            encoders[node] = [*encoders[encoded[0]], *((module, place if called else "") for module in modules)]
+            modules = [called] if called is not None else _expression(node, {encoded[0]: FEATURES})[1]
+            encoders[node] = [*encoders[encoded[0]], *((module, place) for module in modules)]
             continue
-        if node.op == "call_module":
+        if called is not None:
             edges |= {FEATURES} if encoded else set()
             encoder = encoders[encoded[0]] if encoded else []
             if place not in made:
-                made[place] = encoder, convert(model.get_submodule(place), place, edges, encoder)
+                made[place] = encoder, convert(called, place, edges, encoder)
             before, modules = made[place]
             if encoder != before:
                 raise InputError(f"{title}.forward calls {place} with edge features in two forms; give each its own")
@@ -115,10 +114,14 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 f"{title}.forward uses a parameter or buffer of its own ({node.target}); put it into a module, or "
                 "write a hongtu.nn.Layer"
             )
-        elif edges or encoded or not taken or node.target in _NO_ROWS:
+        elif edges or encoded or not taken:
             raise InputError(f"{title}.forward calls {_name(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(map(_is_expression, node.users)):
-            continue  # a part of what its users compute
+            continue  # a part of what its users compute, such as a size for a view
+        elif node.target in _NO_ROWS:
+            raise InputError(
+                f"{title}.forward takes {_name(node)} of rows, which is a chunk's; write a hongtu.nn.Layer"
+            )
         else:
             taken, modules = _expression(node, names)
         source = tuple(names[other] for other in taken)
@@ -131,6 +134,32 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
     return _unnamed(entries)
+
+
+def _given(node: fx.Node, module: nn.Module, call: str) -> list[fx.Node]:
+    """What a module is called with, in the order of its arguments.
+
+    Raises:
+        InputError: for what an entry of a list of layers cannot pass on: plain values, and arguments behind gaps.
+    """
+    signature, found, gap = inspect.signature(module.forward), [], False
+    try:
+        arguments = signature.bind(*node.args, **node.kwargs).arguments
+    except TypeError as error:
+        raise InputError(f"{call}: {error}") from None
+    for name, argument in signature.parameters.items():
+        values: list[Any] = []
+        fx.node.map_aggregate(arguments.get(name), values.append)
+        if all(value is None or value == argument.default for value in values):
+            gap = True
+        elif (gap and not is_convolution(module)) or not all(isinstance(value, fx.Node) for value in values):
+            raise InputError(
+                f"{call} with {name}={arguments[name]}, which no entry of a list of layers passes on; leave it out, or "
+                "write a hongtu.nn.Layer"
+            )
+        else:
+            found += values
+    return found
 
 
 def _unnamed(entries: list[tuple[nn.Module, tuple[str, ...], str]]) -> list[Entry]:

@@ -60,6 +60,24 @@ class GCNII(torch.nn.Module):
         return self.last(x)
 
 
+class Named(torch.nn.Module):
+    """Arguments by name and in another order, and sizes of what is reshaped."""
+
+    def __init__(self, features, classes):
+        super().__init__()
+        self.conv, self.less, self.last = pyg.SAGEConv(features, 8), Less(), torch.nn.Linear(8, classes)
+
+    def forward(self, x, edge_index):
+        x = self.conv(edge_index=edge_index, x=x)
+        x = x.view(x.size(0), 2, -1).tanh().reshape(x.shape[0], 8)
+        return self.last(self.less(b=x.relu(), a=x))
+
+
+class Less(torch.nn.Module):
+    def forward(self, a, b):
+        return a - 3 * b
+
+
 class Deeper(torch.nn.Module):
     """DeeperGCN: batch norms inside its convolutions, skips around them."""
 
@@ -130,6 +148,7 @@ MODELS = {
         (pyg.GraphConv(f, 8, aggr="mean"), "x, edge_index -> x"), torch.nn.ReLU(),
         (pyg.ResGatedGraphConv(8, 8), "x, edge_index -> x"), (pyg.GraphConv(8, c), "x, edge_index -> x"),
     ]),
+    "named": lambda f, c: Named(f, c),
     "deeper": lambda f, c: Deeper(f, c),
     "own module": lambda f, c: Own(f, c),
     "convolution": lambda f, c: pyg.SAGEConv(f, c, normalize=True),
@@ -184,13 +203,16 @@ class Changes(torch.nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.conv, self.kind, self.scale = pyg.SAGEConv(4, 4), kind, torch.nn.Parameter(torch.ones(4))
+        self.conv = pyg.GATConv(4, 4) if kind == "weights" else pyg.SAGEConv(4, 4)
+        self.kind, self.scale = kind, torch.nn.Parameter(torch.ones(4))
 
     def forward(self, x, edge_index):
         if self.kind == "loops":
             edge_index = edge_index.flip(0)
         if self.kind == "values" and x.sum() > 0:
             x = -x
+        if self.kind == "weights":
+            return self.conv(x, edge_index, return_attention_weights=True)[0]
         x = self.conv(x, edge_index)
         return x * self.scale if self.kind == "scale" else x
 
@@ -371,6 +393,7 @@ REFUSED = {
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
     "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip"),
     "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
+    "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
     "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
     "edges that drop": (lambda: Encoded("drops"), r"Encoded.third takes edge features from which a dropout"),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
