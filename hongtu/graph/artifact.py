@@ -193,6 +193,8 @@ class Artifact:
         if self.vertex_ids is not None:
             return self.vertex_ids.numbers(vertices)
         numbers = np.array(list(vertices))
+        if numbers.dtype == bool:
+            raise InputError("vertices: a mask, expected the vertices' numbers; pass mask.nonzero()")
         bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_vertices)) if numbers.dtype.kind in "iu" else [0]
         if len(numbers) and len(bad):
             raise InputError(f"vertex {numbers[bad[0]]}, expected an integer from 0 to {self.num_vertices - 1}")

@@ -36,6 +36,8 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
+        if any(hasattr(callbacks, hook) for hook in HOOKS):
+            raise InputError(f"callbacks: one {type(callbacks).__name__}, expected a list; pass [it]")
         for callback in callbacks:
             if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
                 raise InputError(f"callbacks: {callback!r} has none of the methods {', '.join(HOOKS)}")

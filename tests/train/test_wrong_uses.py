@@ -119,6 +119,17 @@ WRONG = {
         "expected a directory",
         "hongtu.preprocess_graph",
     ),
+    "a logger that is no list": (
+        lambda: make().fit(1, callbacks=hongtu.callbacks.Callback()),
+        "one Callback, expected a list",
+        "pass [it]",
+    ),
+    "a mask instead of numbers": (lambda: make().predict(MASKS["train"]), "vertices: a mask", "pass mask.nonzero()"),
+    "edge features of another width": (
+        lambda: hongtu.Trainer(problems.prepare(problems.edge_data(), 1, 1), [hnn.GATConv(6, 3, edge_dim=9)]),
+        f"those of edges {problems.EDGE_COLUMNS}): mat1 and mat2",
+        "must be what comes before gives",
+    ),
     "a GPU of torch's where none is": (lambda: make(device=torch.device("cuda")), "no CUDA GPU", "hongtu doctor"),
     "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
     "a device by its number": (lambda: make(device=0), "device 0", "cuda:K"),

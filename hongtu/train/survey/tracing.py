@@ -64,9 +64,10 @@ def trace(
             _check_buffers(network, versions)
     except (RuntimeError, TypeError, IndexError) as error:
         text = " ".join(str(error).split())[:200]
+        of_edges = f", those of edges {edges.features}" if edges.features else ""
         raise InputError(
             f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
-            f"{features}): {text}; its input width must be what comes before gives"
+            f"{features}{of_edges}): {text}; its input width must be what comes before gives"
         ) from error
     merged = _common(found, trained)
     network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
