@@ -39,6 +39,7 @@ class Interpreter:
         self.pieces = [defaultdict(dict) for _ in range(partitions)]
         self.graphs = [{} for _ in range(partitions)]
         self.disk = {}  # rows by their first byte
+        self.posted = {}  # by tensor, rows that have left
 
     def run(self, passes):
         run_ranks([self], [passes])
@@ -171,6 +172,12 @@ class Interpreter:
                 self.spilled(begin + first * rows.shape[1] * 8, rows[at : at + count])
                 at += count
 
+    def post(self, x):
+        """Rows that are as they stay are copied: whatever becomes of them later does not arrive."""
+        step, rows = self.p.order.index(self.batch), self.posted.setdefault(x.tensor, {})
+        for index, steps in zip(x.crossing.gives if x.link == "fetch" else x.crossing.takes, x.steps, strict=True):
+            rows |= {row: self.host[x.tensor][row].copy() for row in index[steps == step].tolist()}
+
     def ship(self, x):
         """Nothing: arrays are there when they are brought."""
 
@@ -193,6 +200,9 @@ def exchange(ranks, asked):
     """Rows go from their owners to those that take them, or their gradients back; rank by rank."""
     fetches = asked[0].verb == "fetch"
     sent = [rank.host[x.tensor].copy() for rank, x in zip(ranks, asked, strict=True)]
+    for rank, rows, x in zip(ranks, sent, asked, strict=True):
+        for row, values in rank.posted.pop(x.tensor, {}).items():
+            rows[row] = values
     for number, (rank, x) in enumerate(zip(ranks, asked, strict=True)):
         rank.moved[x.link] += x.crossing.rows
         for rows, theirs, other in zip(sent, asked, range(len(ranks)), strict=True):
@@ -337,7 +347,8 @@ class Chunk:
         self.registers[x.name] = sum(self.registers[name] for name in x.parts)
 
     def write(self, x):
-        out = np.array(self.registers[x.register])
+        out = self.registers[x.register]
+        out = out.detach().numpy().copy() if isinstance(out, torch.Tensor) else out.copy()
         if x.where == "host":
             self.sent[x.name] = out
         elif x.where == "device":

@@ -78,8 +78,8 @@ class Engine:
         self.host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self.program = plan.program
         messages = None
-        if plan.message_numbers is not None:
-            messages = Messages(self.host, self._traffic, ranks, plan.message_numbers)
+        if plan.crossings.numbers is not None:
+            messages = Messages(self.host, self._traffic, ranks, plan)
         self._disk = None
         if plan.spilled:
             self._disk = Disk(str(spill), plan.disk, self._traffic, self.host, artifact.features)

@@ -216,11 +216,16 @@ class Executor:
 
     def fetch(self, x: moves.Fetch) -> None:
         assert self.messages is not None
-        self.messages.fetch(x.tensor, x.crossing)
+        self.messages.fetch(x)
 
     def send_back(self, x: moves.SendBack) -> None:
         assert self.messages is not None
-        self.messages.send_back(x.tensor, x.crossing)
+        self.messages.send_back(x)
+
+    def post(self, x: moves.Post) -> None:
+        assert self.messages is not None and self._current is not None
+        step = self._current.order.index(self._batch)
+        self.devices[0].streams.host.run(partial(self.messages.post, x, step))
 
     def loss_over_edges(self, x: moves.LossOverEdges) -> None:
         context = self.networks[0].context

@@ -1,18 +1,86 @@
-"""Rows that ranks send each other: gathered, exchanged, put in their places and counted."""
+"""Rows that ranks send each other: gathered, sent, put in their places and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.engine.host_store import HostStore
-from hongtu.graph.halo import Crossing
 from hongtu.metrics import Traffic
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.program.moves import Fetch, Post, SendBack
+from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Together
+
+LEAST = 2**16  # bytes of a message, but for the last of a pass: every message costs something
+LAST = 2**31 - 1  # a step behind all
+
+
+@dataclass
+class Way:
+    """How rows go to another rank, or come from one.
+
+    Attributes:
+        rows: int64, in the order in which they leave.
+        steps, ends: of every message the batch behind which it leaves, and how many rows have left with it.
+    """
+
+    rows: Tensor
+    steps: list[int]
+    ends: list[int]
+
+    def parts(self, memory: Tensor) -> list[Tensor]:
+        """Every message's part of a memory with rows in this order."""
+        return [memory[first:end] for first, end in zip([0, *self.ends], self.ends)]
+
+
+def way_at_once(rows: np.ndarray) -> Way:
+    """All in one message."""
+    return Way(torch.from_numpy(rows), [LAST], [len(rows)])
+
+
+def way_by_step(rows: np.ndarray, steps: np.ndarray, least: int) -> Way:
+    """In messages of so many rows or more, each behind a batch; ``steps`` as of ``Post``."""
+    order = np.argsort(steps, kind="stable")
+    found, counts = np.unique(steps, return_counts=True)
+    leave, left, ends = [], 0, counts.cumsum().tolist()
+    for step, end in zip(found.tolist(), ends):
+        if end - left >= least or end == len(rows):
+            leave.append((step, end))
+            left = end
+    return Way(torch.from_numpy(rows[order]), [step for step, _ in leave], [end for _, end in leave])
+
+
+@dataclass
+class Ways:
+    """Those of one exchange, by rank."""
+
+    out: list[Way]
+    into: list[Way]
+
+
+@dataclass
+class Going:
+    """An exchange that has begun.
+
+    Attributes:
+        messages: those that have not left, by step: to whom, which rows, and the memory that they are gathered in.
+        sent, received: by rank, rows in the order of their ways.
+        begun: what ranks wait for in the end.
+        seconds: that this took so far.
+    """
+
+    messages: list[tuple[int, int, Tensor, Tensor]]
+    sent: Sequence[Tensor]
+    received: Sequence[Tensor]
+    begun: list[Any] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 class Messages:
@@ -22,39 +90,99 @@ class Messages:
         host: whose rows are sent.
         traffic: where they are counted.
         ranks: all of whose processes send and receive in the same order.
-        numbers: the most that are on their way at a time.
+        plan: says how many numbers are on their way at a time, which rows go, and when.
     """
 
-    def __init__(self, host: HostStore, traffic: Traffic, ranks: Together, numbers: int) -> None:
-        self._host, self._traffic, self._ranks = host, traffic, ranks
-        self._memory = torch.empty(numbers, dtype=host.dtype)
+    def __init__(self, host: HostStore, traffic: Traffic, ranks: Together, plan: ExecutionPlan) -> None:
+        self._host, self._traffic, self._ranks, self._width = host, traffic, ranks, plan.passes.width
+        self._memory = torch.empty(plan.crossings.numbers or 0, dtype=host.dtype)
         host.keep_pageable("messages", self._memory)
+        self._ways: dict[Fetch | SendBack | Post, Ways] = {}
+        self._going: Going | None = None
+        for passes in (plan.program.setup, plan.program.train, plan.program.evaluate):
+            self._learn(passes)
 
-    def fetch(self, name: str, crossing: Crossing) -> None:
-        """Rows of other ranks as these computed them."""
-        rows = self._host[name]
-        received = self._send("fetch", rows, crossing.gives, crossing.takes)
-        for index, part in zip(crossing.takes, received, strict=True):
-            rows.index_copy_(0, torch.from_numpy(index), part)
+    def _learn(self, passes: Iterable[PassProgram]) -> None:
+        """Which way the rows of every instruction go; what one posts another ends."""
+        posted: dict[str, Ways] = {}
+        for p in passes:
+            for x in (*p.before, *p.body, *p.after):
+                if isinstance(x, Post):
+                    self._ways[x] = posted[x.tensor] = self._by_step(x)
+                elif isinstance(x, Fetch | SendBack):
+                    gives, takes = map(list, (x.crossing.gives, x.crossing.takes))
+                    out, into = (gives, takes) if isinstance(x, Fetch) else (takes, gives)
+                    at_once = Ways([way_at_once(rows) for rows in out], [way_at_once(rows) for rows in into])
+                    self._ways[x] = posted.pop(x.tensor, at_once)
 
-    def send_back(self, name: str, crossing: Crossing) -> None:
-        """Gradients of these to their owners; they are added rank by rank, so that the sum is always the same."""
-        rows = self._host[name]
-        received = self._send("send", rows, crossing.takes, crossing.gives)
-        for index, part in zip(crossing.gives, received, strict=True):
-            rows.index_add_(0, torch.from_numpy(index), part)
+    def _by_step(self, x: Post) -> Ways:
+        """Both sides put the rows in the order of the sender."""
+        assert x.steps is not None
+        out, into = (x.crossing.gives, x.crossing.takes) if x.link == "fetch" else (x.crossing.takes, x.crossing.gives)
+        theirs = [torch.empty(len(rows), dtype=torch.int32) for rows in into]
+        self._ranks.exchange([torch.from_numpy(steps) for steps in x.steps], theirs)
+        least = -(-LEAST // (self._width[x.tensor] * self._host.dtype.itemsize))
+        ways = Ways(
+            [way_by_step(rows, steps, least) for rows, steps in zip(out, x.steps, strict=True)],
+            [way_by_step(rows, steps.numpy(), least) for rows, steps in zip(into, theirs, strict=True)],
+        )
+        self._host.count_pageable(sum(way.rows.nbytes for way in (*ways.out, *ways.into)))
+        self._host.count_pageable(sum(steps.nbytes for steps in x.steps))
+        return ways
 
-    def _send(self, link: str, rows: Tensor, out: Sequence[np.ndarray], into: Sequence[np.ndarray]) -> Sequence[Tensor]:
-        """What comes for the rows ``into``, by rank; the rows ``out`` go."""
+    def post(self, x: Post, step: int) -> None:
+        """Send the rows that a batch of the pass was the last to change."""
         start = perf_counter()
-        sizes = [len(index) * rows.shape[1] for index in (*out, *into)]
-        parts = [part.view(-1, rows.shape[1]) for part in self._memory[: sum(sizes)].split(sizes)]
-        sent, received = parts[: len(out)], parts[len(out) :]
-        for index, part in zip(out, sent, strict=True):
-            torch.index_select(rows, 0, torch.from_numpy(index), out=part)
-        self._ranks.exchange(sent, received)
-        seconds = perf_counter() - start
-        for part in received if link == "fetch" else sent:
-            self._traffic.add(link, part.nbytes, len(part), seconds)
+        if self._going is None:
+            self._going = self._begin(x)
+        self._leave(self._going, step, self._host[x.tensor])
+        self._going.seconds += perf_counter() - start
+
+    def fetch(self, x: Fetch) -> None:
+        """Rows of other ranks as these computed them."""
+        rows = self._host[x.tensor]
+        for way, part in zip(self._ways[x].into, self._end(x), strict=True):
+            rows.index_copy_(0, way.rows, part)
+
+    def send_back(self, x: SendBack) -> None:
+        """Gradients of these to their owners; they are added rank by rank, so that the sum is always the same."""
+        rows = self._host[x.tensor]
+        for way, part in zip(self._ways[x].into, self._end(x), strict=True):
+            rows.index_add_(0, way.rows, part)
+
+    def _begin(self, x: Fetch | SendBack | Post) -> Going:
+        """Make room for what comes, and expect it."""
+        ways, rows = self._ways[x], self._host[x.tensor]
+        columns = rows.shape[1]
+        sizes = [len(way.rows) * columns for way in (*ways.out, *ways.into)]
+        parts = [part.view(-1, columns) for part in self._memory[: sum(sizes)].split(sizes)]
+        sent, received = parts[: len(ways.out)], parts[len(ways.out) :]
+        messages: list[tuple[int, int, Tensor, Tensor]] = []
+        for rank, (way, part) in enumerate(zip(ways.out, sent, strict=True)):
+            pieces = zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
+            messages += [(step, rank, index, piece) for step, index, piece in pieces]
+        messages.sort(key=lambda message: message[0], reverse=True)
+        expected = [
+            (rank, piece)
+            for rank, (way, part) in enumerate(zip(ways.into, received, strict=True))
+            for piece in way.parts(part)
+        ]
+        return Going(messages, sent, received, self._ranks.begin((), expected))
+
+    def _leave(self, going: Going, step: int, rows: Tensor) -> None:
+        while going.messages and going.messages[-1][0] <= step:
+            _, rank, index, piece = going.messages.pop()
+            torch.index_select(rows, 0, index, out=piece)
+            going.begun += self._ranks.begin([(rank, piece)], ())
+
+    def _end(self, x: Fetch | SendBack) -> Sequence[Tensor]:
+        """What has come, by rank."""
+        start = perf_counter()
+        going, self._going = self._going or self._begin(x), None
+        self._leave(going, LAST, self._host[x.tensor])
+        self._ranks.end(going.begun)
+        seconds = going.seconds + perf_counter() - start
+        for part in going.received if x.link == "fetch" else going.sent:
+            self._traffic.add(x.link, part.nbytes, len(part), seconds)
             seconds = 0.0
-        return received
+        return going.received

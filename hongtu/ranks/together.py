@@ -53,12 +53,22 @@ class Together(ABC):
         """Make it rank 0's."""
 
     @abstractmethod
-    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Send every rank a tensor and receive one of each; what is empty is left out.
+    def begin(self, out: Iterable[tuple[int, Tensor]], into: Iterable[tuple[int, Tensor]]) -> list[Any]:
+        """Begin to send tensors, and to receive some, each with the rank that it goes to or comes from.
+
+        What one rank sends another arrives in the order in which it was sent. What is empty is left out.
 
         Args:
-            out, into: by rank, on the CPU and contiguous, as long as the other rank expects or sends.
+            out, into: on the CPU and contiguous, as long as the other rank expects or sends.
         """
+
+    @abstractmethod
+    def end(self, begun: Iterable[Any]) -> None:
+        """Wait for what ``begin`` gave."""
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Send every rank a tensor and receive one of each, by rank, as ``begin``."""
+        self.end(self.begin(enumerate(out), enumerate(into)))
 
     def reason(self, error: BaseException) -> BaseException:
         """Why this process stops: an interrupt may have come because another rank is lost."""
@@ -158,7 +168,10 @@ class Alone(Together):
     def take_from_first(self, tensor: Tensor) -> None:
         pass
 
-    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    def begin(self, out: Iterable[tuple[int, Tensor]], into: Iterable[tuple[int, Tensor]]) -> list[Any]:
+        return []
+
+    def end(self, begun: Iterable[Any]) -> None:
         pass
 
 
@@ -223,13 +236,16 @@ class Ranks(Together):
             dist.broadcast(there, self._members[0], group=self._group)
         tensor.detach().copy_(there)
 
-    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    def begin(self, out: Iterable[tuple[int, Tensor]], into: Iterable[tuple[int, Tensor]]) -> list[Any]:
         begun: list[tuple[int, Any]] = []
-        for call, tensors in ((dist.irecv, into), (dist.isend, out)):
-            for rank, tensor in enumerate(tensors):
+        for call, parts in ((dist.irecv, into), (dist.isend, out)):
+            for rank, tensor in parts:
                 if tensor.numel():
                     with self._there(rank):
                         begun.append((rank, call(tensor, self._members[rank], group=self._group)))
+        return begun
+
+    def end(self, begun: Iterable[tuple[int, Any]]) -> None:
         for rank, work in begun:
             with self._there(rank):
                 work.wait()

@@ -37,7 +37,7 @@ def test_a_move_is_run_described_and_counted(kind):
 def test_a_move_of_a_batch_has_its_stream(kind):
     """Which ``check_waits.py`` asks for its waits."""
     waits = check_waits
-    streams = waits.STREAMS, waits.ON_LOAD, waits.ON_COMPUTE, waits.ON_FLUSH, waits.ON_DISK
+    streams = waits.STREAMS, waits.ON_LOAD, waits.ON_COMPUTE, waits.ON_FLUSH, waits.ON_HOST, waits.ON_DISK
     assert sum(issubclass(kind, on) for on in streams) == 1 or kind in FILLS, "these run once, before every epoch"
 
 

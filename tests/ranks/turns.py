@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -27,6 +28,7 @@ class Room:
         self.whose = 0
         self.left: set[int] = set()
         self.table: dict[int, tuple[str, Any]] = {}
+        self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # what one sent another
 
     def wait_for_turn(self, rank: int) -> None:
         with self.turn:
@@ -67,9 +69,16 @@ class TurnRanks(Together):
     def each(self, tensor: Tensor) -> Iterator[Tensor]:
         yield from self._meet("each", tensor.detach().clone())
 
-    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        for tensors, mine in zip(self._meet("exchange", list(out)), into, strict=True):
-            mine.copy_(tensors[self.rank])
+    def begin(self, out: Iterable[tuple[int, Tensor]], into: Iterable[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+        for rank, tensor in out:
+            if tensor.numel():
+                self.room.mail[self.rank, rank].append(tensor.clone())
+        return [(rank, tensor) for rank, tensor in into if tensor.numel()]
+
+    def end(self, begun: Iterable[tuple[int, Tensor]]) -> None:
+        self._meet("end", None)
+        for rank, tensor in begun:
+            tensor.copy_(self.room.mail[rank, self.rank].popleft())
 
     def told(self, value: T) -> T:
         return self._meet("told", value if self.rank == 0 else None)[0]

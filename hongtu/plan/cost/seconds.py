@@ -113,7 +113,10 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
     s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware), disk=spilled)
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
     written = moved[slowest].bytes["write"] / hardware.contiguous_link
-    return overlapped(plan, p, s, pushed=pushed, written=written)
+    s, program = overlapped(plan, p, s, pushed=pushed, written=written), plan.pass_program(p)
+    posts = [x for x in program.body if isinstance(x, moves.Post)]
+    work, batches = s.total - s.network, len(program.order)
+    return s + Seconds(hidden=-sum(_beside(x, batches, work, _link_seconds(plan, x, hardware)) for x in posts))
 
 
 def overlapped(plan: ExecutionPlan, p: Pass, s: Seconds, *, pushed: float, written: float) -> Seconds:
@@ -145,14 +148,31 @@ def _streams(s: Seconds, pushed: float, written: float) -> dict[str, float]:
 
 
 def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:
-    """Rows are gathered, cross the network in both directions at the same time, and are put in their places."""
+    """Rows are gathered, cross the network in both directions at the same time, and are put in their places. The pass
+    that posts them takes the time."""
     program, total = plan.pass_program(p), 0.0
-    for x in (*program.before, *program.after):
+    posted = {plan.crossings.posted(p), *(x.tensor for x in program.body if isinstance(x, moves.Post))}
+    for x in (*program.before, *program.body, *program.after):
         if isinstance(x, moves.Fetch | moves.SendBack):
-            rows, both = x.crossing.rows, x.crossing.both
             row = plan.passes.width[x.tensor] * plan.shape.itemsize
-            total += row * (max(rows, both - rows) / hardware.network_link + both / hardware.host_link)
+            total += row * x.crossing.both / hardware.host_link
+        if isinstance(x, moves.Post) or (isinstance(x, moves.Fetch | moves.SendBack) and x.tensor not in posted):
+            total += _link_seconds(plan, x, hardware)
     return total
+
+
+def _link_seconds(plan: ExecutionPlan, x: moves.Fetch | moves.SendBack | moves.Post, hardware: Hardware) -> float:
+    rows, both = x.crossing.rows, x.crossing.both
+    return plan.passes.width[x.tensor] * plan.shape.itemsize * max(rows, both - rows) / hardware.network_link
+
+
+def _beside(x: moves.Post, batches: int, work: float, crossing: float) -> float:
+    """Seconds of a crossing that pass while the batches of a pass work."""
+    steps = range(batches) if x.steps is None else np.concatenate(x.steps)
+    leave = np.bincount(steps, minlength=batches) / max(len(steps), 1)
+    still_to_leave = leave[::-1].cumsum()[::-1]  # from every batch on
+    ends = work * np.arange(1, batches + 1) / batches + crossing * still_to_leave
+    return work + crossing - max(work, float(ends.max(initial=0.0)))
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, hardware: Hardware) -> Seconds:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.graph.halo import Crossing
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
+from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
 from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
@@ -278,21 +278,10 @@ class PlannedMemory:
                 live -= set(p.frees)
         return alive
 
-    def crosses(self, p: Pass) -> Crossing | None:
-        """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
-        halo, layers = self.choice.halo, self.shape.graph_layers
-        return None if halo is None or p.layer not in layers else halo.crossings[layers.index(p.layer)]
-
     @cached_property
-    def message_numbers(self) -> int | None:
-        """The most numbers that are on their way between ranks at a time; None where no rank fetches any."""
-        if self.choice.halo is None:
-            return None
-        crossing = ((p, self.crosses(p)) for p in self.passes.every)
-        return max(
-            (self.passes.width[n] * c.both for p, c in crossing if c is not None for n in (p.exchange, p.flush) if n),
-            default=0,
-        )
+    def crossings(self) -> Crossings:
+        """What ranks send each other."""
+        return Crossings(self.passes, self.shape, self.choice.halo)
 
     @property
     def _pageable(self) -> int:
@@ -303,7 +292,7 @@ class PlannedMemory:
         beside = self.shape.learned_bytes + self.shape.loss_bytes
         if self.shape.sparse_input is not None:
             beside += self.shape.sparse_input.nbytes(item)
-        beside += (self.message_numbers or 0) * item
+        beside += (self.crossings.numbers or 0) * item + self.crossings.index_bytes
         row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
         beside += sum(buckets.nbytes for buckets in self.disk.buckets)
         return v * row + beside + sum(array.nbytes for array in self.arrays())

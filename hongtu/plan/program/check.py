@@ -57,6 +57,7 @@ class _Memory:
         self.zeroed: dict[tuple[str, str], np.ndarray] = {}
         self.rows: dict[str, tuple[int, ...]] = {}
         self.slots: dict[str, dict[int, np.ndarray]] = {}  # of buffers of slots that stay, by chunk
+        self.left: dict[str, np.ndarray] = {}  # of host tensors, rows that are on their way to other ranks
         self.disk = Spilled()
 
     def _all(self, value: bool) -> np.ndarray:
@@ -98,12 +99,39 @@ class _Memory:
         if where == "chunk" and key not in self.written:
             self.written[key], self.zeroed[key] = self._all(False), self._all(False)
         demand(key in self.written, f"{name} ({where}) is not there")
+        if where == "host" and name in self.left:
+            late = self.left[name][rows]
+            demand(not late.any(), f"row {rows[np.argmax(late)]} of {name} changes after it has left for other ranks")
         stored = np.broadcast_to(stores.where, rows.shape)
         wrong = stored & self.written[key][rows]
         demand(not wrong.any(), f"a later writer of row {rows[np.argmax(wrong)]} of {name} stores")
         wrong = ~stored & ~(self.written[key] | self.zeroed[key])[rows]
         demand(not wrong.any(), f"the first writer of row {rows[np.argmax(wrong)]} of {name} adds")
         self.written[key][rows] = True
+
+    def post(self, x: moves.Post, step: int) -> None:
+        """Rows that leave behind a batch, once to each rank, must have been written and stay as they are."""
+        left = self.left.setdefault(x.tensor, self._all(False))
+        demand(x.steps is not None, "it is not known when rows leave")
+        for rows, steps in zip(_leaving(x), x.steps or (), strict=True):
+            self.read(x.tensor, "host", rows[steps == step])
+            left[rows[steps == step]] = True
+
+    def crossed(self, x: moves.Fetch | moves.SendBack) -> None:
+        """The rest leaves, and what others sent comes."""
+        self.left.pop(x.tensor, None)
+        for rows in _leaving(x):
+            self.read(x.tensor, "host", rows)
+        if isinstance(x, moves.SendBack):
+            for rows in x.crossing.gives:
+                self.write(x.tensor, "host", rows, Stores(False))
+        else:
+            for rows in x.crossing.takes:
+                self.written[x.tensor, "host"][rows] = True
+
+
+def _leaving(x: moves.Fetch | moves.SendBack | moves.Post) -> tuple[np.ndarray, ...]:
+    return x.crossing.gives if x.link == "fetch" else x.crossing.takes
 
 
 class _Pass:
@@ -122,7 +150,7 @@ class _Pass:
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
-            self.batch = batch
+            self.step, self.batch = step, batch
             self.registers: set[str] = set()
             self.packed: list[str] = []  # what is in staging memory and was not shipped
             self.sent: dict[str, computing.Write] = {}  # by tensor on the host, what is to be delivered
@@ -136,7 +164,7 @@ class _Pass:
             if isinstance(x, moves.LossOverEdges):
                 self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
             elif isinstance(x, moves.SendBack):
-                self._try(x, lambda x=x: self._send_back(x))
+                self._try(x, lambda x=x: self.memory.crossed(x))
         for x in p.frees:
             self._try(x, lambda x=x: self.memory.free(x))
 
@@ -144,16 +172,7 @@ class _Pass:
         if isinstance(x, moves.Place):
             self.memory.place(x)
         elif isinstance(x, moves.Fetch):
-            for rows in x.crossing.gives:
-                self.memory.read(x.tensor, "host", rows)
-            for rows in x.crossing.takes:
-                self.memory.written[x.tensor, "host"][rows] = True
-
-    def _send_back(self, x: moves.SendBack) -> None:
-        for rows in x.crossing.takes:
-            self.memory.read(x.tensor, "host", rows)
-        for rows in x.crossing.gives:
-            self.memory.write(x.tensor, "host", rows, Stores(False))
+            self.memory.crossed(x)
 
     def _try(self, x: Instruction, step: object, batch: int | None = None) -> None:
         where = self.at if batch is None else f"{self.at}, batch {batch}"
@@ -207,6 +226,8 @@ class _Pass:
                 stores = x.stores[i].of(x.picks.of(i, self.batch))
                 stores = stores if isinstance(stores, bool) else stores[here]
                 memory.write(x.tensor, "host", rows[here], Stores(stores))
+        elif isinstance(x, moves.Post):
+            memory.post(x, self.step)
         elif isinstance(x, moves.Read):
             away = memory.disk.on_disk(x.kept)
             recalled = memory.disk.here.get((x.name, "rows"))

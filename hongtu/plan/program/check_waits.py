@@ -18,6 +18,7 @@ ON_LOAD = (
 )  # fmt: skip
 ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
 ON_FLUSH = (moves.Deliver, moves.Flush)
+ON_HOST = (moves.Post,)
 ON_DISK = (*RECALLS, *SPILLS)
 BY_DISK = ("recalled", "spilled")  # events of its stream
 
@@ -45,7 +46,7 @@ def _streams(p: PassProgram, at: str) -> None:
     need("follow flush compute", ON_COMPUTE, ON_FLUSH)
     need("wait flush added", ON_COMPUTE, ON_FLUSH)
     need("signal flush sent", ON_FLUSH, ())
-    need("signal host added", ON_FLUSH, ())
+    need("signal host added", (*ON_FLUSH, *ON_HOST), ())
     demand(words.index("signal load brought") < words.index("wait compute brought"), f"{at}: 'brought' is late")
     if any(isinstance(x, moves.Pull) for x in body):
         need("meet load", (moves.Load,), (moves.Pull,))

@@ -26,6 +26,7 @@ from hongtu.plan.program.operands import (
     value_cache,
     where,
 )
+from hongtu.plan.program.posting import posts
 from hongtu.plan.program.program import PassProgram, Program
 
 
@@ -129,8 +130,8 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten)
-    crossing = plan.crosses(p)
-    if crossing is not None and p.exchange is not None and p.direction != "backward":  # which finds the rows there
+    crossing = plan.crossings.fetched(p)
+    if crossing is not None and p.exchange is not None:
         yield moves.Fetch(tensor=p.exchange, crossing=crossing)
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
@@ -141,7 +142,7 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.EndMoments(stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield moves.SumStatistics(layer=p.layer)
-    crossing = plan.crosses(p)
+    crossing = plan.crossings.sent_back(p)
     if crossing is not None and p.flush is not None:
         yield moves.SendBack(tensor=p.flush, crossing=crossing)
     if p.edge_loss:
@@ -209,6 +210,7 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
         into = flushed(plan, p, p.flush)
         yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=into, to_bucket=kept)
+    yield from posts(plan, p)
     if spills:
         for other in ("flush", "host") if staged else ():
             yield waiting.Follow(stream="disk", other=other, why="spill: the rows are in staging")

@@ -121,6 +121,9 @@ class Described:
         what = f"their owners' {x.tensor} += host {x.tensor}[halo]"
         return self._moved(what, x.tensor, (x.crossing.rows,))
 
+    def post(self, x: moves.Post) -> Line:
+        return Line(f"{x.link} begins: rows of host {x.tensor} that stay as they are leave")
+
     def loss_over_edges(self, x: moves.LossOverEdges) -> Line:
         return Line(f"{x.gradient} = loss over edges of {x.output}")
 

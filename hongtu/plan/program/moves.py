@@ -90,6 +90,21 @@ class SendBack(Instruction):
 
 
 @kind
+class Post(Instruction):
+    """On ``host``: the same begins for rows that no later batch changes.
+
+    Attributes:
+        steps: of every rank int32, the batch in the pass's order from which on each row that goes to it stays as it is;
+            None where transfers are only counted.
+    """
+
+    tensor: str
+    crossing: Crossing
+    link: Literal["fetch", "send"]
+    steps: tuple[np.ndarray, ...] | None
+
+
+@kind
 class LossOverEdges(Instruction):
     """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
 
