@@ -71,8 +71,15 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         InputError: naming what has no place in such a list.
     """
     title = f"from_pyg: {type(model).__name__}"
+    root = _Root(model)
+    unknown = [name for name in root.asked[2:] if name not in _OF_EDGES]
+    if unknown:
+        raise InputError(
+            f"{title}.forward asks for {unknown[0]!r}, expected rows, edges and some of {', '.join(_OF_EDGES)}; give "
+            "it a default, or one of these names"
+        )
     try:
-        graph = _Tracer().trace(_Root(model))
+        graph = _Tracer().trace(root)
     except Exception as error:  # whatever a forward does with what is no tensor
         reason = " ".join(str(error).split())[:150]
         raise InputError(

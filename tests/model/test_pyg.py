@@ -365,6 +365,14 @@ class LeavesEdgesOut(torch.nn.Module):
         return self.conv(x, edge_index)
 
 
+class AsksForMore(LeavesEdgesOut):
+    def __init__(self):
+        super().__init__(pyg.SAGEConv(4, 4))
+
+    def forward(self, x, edge_index, batch):
+        return self.conv(x, edge_index)
+
+
 @pytest.mark.parametrize("conv", [pyg.GENConv(6, 4, edge_dim=3), pyg.GATConv(6, 4, edge_dim=3)], ids=["gen", "gat"])
 def test_edge_features_that_a_model_leaves_out_are_not_read(conv):
     with pytest.raises(InputError, match="edge_dim and is called without edge_attr"):
@@ -381,6 +389,15 @@ def test_a_convolution_of_ones_own_that_takes_no_pair_is_refused():
             hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(conv))
 
 
+def test_a_convolution_that_fails_without_edges_is_named():
+    model = pyg.Sequential("x, edge_index", [(pyg.SAGEConv(6, 3, aggr="median"), "x, edge_index -> x")])
+    problem = problems.problem_of(graphs.Graph("one edge", np.array([[0], [1]]), None, 9))
+    with pytest.raises(
+        InputError, match=r"PyGLayer\(SAGEConv\): fails on a chunk where . of . vertices have no in-edges"
+    ):
+        hongtu.Trainer(problems.prepare(problem, 3, 3), hongtu.from_pyg(model)).fit(1)
+
+
 REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
@@ -393,6 +410,7 @@ REFUSED = {
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
     "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip"),
     "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
+    "another argument": (lambda: AsksForMore(), "AsksForMore.forward asks for 'batch', expected rows, edges and some"),
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
     "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
     "edges that drop": (lambda: Encoded("drops"), r"Encoded.third takes edge features from which a dropout"),

@@ -42,7 +42,8 @@ class PyGLayer(Layer):
     Raises:
         ValueError: for a convolution that takes no pair, without ``square``; that needs more of the graph (degrees of
             sources, as GCNConv, or several hops), with it; or that caches a graph (``cached=True``).
-        InputError: when it runs, for one of one's own that says nothing of pairs and takes none.
+        InputError: when it runs, for one of one's own that says nothing of pairs and takes none, or one that fails on
+            vertices without in-edges.
     """
 
     edge_data_optional = True
@@ -74,10 +75,16 @@ class PyGLayer(Layer):
             return self.conv(h, block.edge_index, **options)[: block.num_dst]
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
-        except (AttributeError, TypeError) as error:
-            if not self._of_ones_own:
-                raise
+        except (AttributeError, TypeError, RuntimeError, IndexError) as error:
             name = type(self.conv).__name__
+            without = int((block.in_degree == 0).sum())
+            if without and type(error) in (RuntimeError, IndexError):  # not memory that ran out
+                raise InputError(
+                    f"PyGLayer({name}): fails on a chunk where {without} of {block.num_dst} vertices have no in-edges "
+                    f"({error}); preprocess with self-loops, or write it as a hongtu.nn.Layer"
+                ) from error
+            if not self._of_ones_own or isinstance(error, RuntimeError | IndexError):
+                raise
             raise InputError(
                 f"PyGLayer({name}): its forward does not take a pair of rows, of sources and destinations ({error}); "
                 "make it do so, write it as a hongtu.nn.Layer, or pass PyGLayer(conv, square=True) if what it gives "
