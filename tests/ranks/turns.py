@@ -87,7 +87,7 @@ class TurnRanks(Together):
         tensor.detach().copy_(self._meet("take", tensor.detach().clone())[0])
 
 
-def run_ranks(size: int, work: Callable[[Together], T]) -> list[T]:
+def run_ranks(size: int, work: Callable[[Any], T], kind: type[TurnRanks] = TurnRanks) -> list[T]:
     """What ``work`` returns on each of ``size`` ranks.
 
     Raises:
@@ -100,7 +100,7 @@ def run_ranks(size: int, work: Callable[[Together], T]) -> list[T]:
     def run(rank: int) -> None:
         room.wait_for_turn(rank)
         try:
-            found[rank] = work(TurnRanks(room, rank))
+            found[rank] = work(kind(room, rank))
         except BaseException as error:
             errors[rank] = error
         finally:

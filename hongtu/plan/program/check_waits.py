@@ -48,6 +48,8 @@ def _streams(p: PassProgram, at: str) -> None:
     need("signal flush sent", ON_FLUSH, ())
     need("signal host added", (*ON_FLUSH, *ON_HOST), ())
     demand(words.index("signal load brought") < words.index("wait compute brought"), f"{at}: 'brought' is late")
+    if any(isinstance(x, ON_HOST) for x in body):
+        need("follow host flush", ON_FLUSH, ON_HOST)
     if any(isinstance(x, moves.Pull) for x in body):
         need("meet load", (moves.Load,), (moves.Pull,))
     if any(isinstance(x, moves.Push) for x in body):

@@ -210,7 +210,10 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
         into = flushed(plan, p, p.flush)
         yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=into, to_bucket=kept)
-    yield from posts(plan, p)
+    leaving = tuple(posts(plan, p))
+    if staged and leaving:
+        yield waiting.Follow(stream="host", other="flush", why="post: the rows are on the host")
+    yield from leaving
     if spills:
         for other in ("flush", "host") if staged else ():
             yield waiting.Follow(stream="disk", other=other, why="spill: the rows are in staging")
