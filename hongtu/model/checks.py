@@ -114,6 +114,10 @@ def check_tensors(modules: nn.ModuleList) -> None:
             continue
         if parameter.is_meta:
             raise InputError(f"layers: {name} has no numbers (it is on the meta device); make the layers on the CPU")
+        if not parameter.is_leaf:
+            raise InputError(
+                f"layers: {name} is computed of others, as in copies of torch.jit modules; give these unscripted"
+            )
         if parameter.is_inference():
             raise InputError(f"layers: {name} was made under torch.inference_mode; make the layers outside of it")
 

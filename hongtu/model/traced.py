@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import compiled_from
 from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
 from hongtu.nn import Dropout
 
@@ -149,7 +150,12 @@ def _given(node: fx.Node, module: nn.Module, call: str) -> list[fx.Node]:
     Raises:
         InputError: for what an entry of a list of layers cannot pass on: plain values, and arguments behind gaps.
     """
-    signature, found, gap = inspect.signature(module.forward), [], False
+    found: list[fx.Node] = []
+    gap = False
+    try:
+        signature = inspect.signature(compiled_from(module).forward)
+    except ValueError:  # a module of torch.jit has none
+        signature = inspect.signature(lambda *rows: None)
     try:
         arguments = signature.bind(*node.args, **node.kwargs).arguments
     except TypeError as error:

@@ -65,12 +65,13 @@ class Named(torch.nn.Module):
 
     def __init__(self, features, classes):
         super().__init__()
-        self.conv, self.less, self.last = pyg.SAGEConv(features, 8), Less(), torch.nn.Linear(8, classes)
+        self.conv, self.less = pyg.SAGEConv(features, 8), Less()
+        self.act, self.last = torch.jit.script(torch.nn.ReLU()), torch.nn.Linear(8, classes)
 
     def forward(self, x, edge_index):
         x = self.conv(edge_index=edge_index, x=x)
         x = x.view(x.size(0), 2, -1).tanh().reshape(x.shape[0], 8)
-        return self.last(self.less(b=x.relu(), a=x))
+        return self.last(self.less(b=self.act(x), a=x))
 
 
 class Less(torch.nn.Module):
@@ -347,6 +348,13 @@ def test_a_module_of_ones_own_stays_whatever_it_is_called():
     OwnLinear.__name__ = "Linear"
     model = pyg.Sequential("x, edge_index", [(pyg.GCNConv(6, 4), "x, edge_index -> x"), OwnLinear()])
     assert type(hongtu.from_pyg(model)[1]) is OwnLinear
+
+
+def test_parameters_that_are_no_leaves_are_named():
+    scripted = torch.jit.script(torch.nn.Linear(4, 3))  # torch copies these into parameters that are no leaves
+    model = pyg.Sequential("x, edge_index", [(pyg.GCNConv(6, 4), "x, edge_index -> x"), scripted])
+    with pytest.raises(InputError, match=r"1\.weight is computed of others"):
+        hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), hongtu.from_pyg(model))
 
 
 def test_what_is_frozen_stays_so():
