@@ -1,14 +1,15 @@
 """Epoch time in ever less host memory: rows that do not fit lie on a disk, by the plan or by the system's paging.
 
-    python -m experiments.host_budgets --work DIR [--vertices 2000000] [--edges 8000000] [--features 128]
-        [--models gcn] [--shares 0.5 0.25 0.1] [--epochs 3] [--out FILE.jsonl]
+    python -m experiments.host_budgets --work DIR [--vertices 1000000] [--edges 4000000] [--features 128]
+        [--models gcn sage] [--shares 0.5 0.25 0.1] [--epochs 2] [--out FILE.jsonl]
 
 Per model, each run in a process of its own: without a limit; then for every share of what that needs on the host, the
 run with ``host_memory`` and ``spill``, and the same run without either whose vertex rows are in mapped files, in as
 much memory. A thread keeps that process to it: when it has more, parts of the mapped files are written back and their
 pages given up, at random, which is kinder than the system's choice to passes that come around again. A share that
 cannot work is refused, with what takes how much. ``of_least``: the epoch beside the longer of one without a limit and
-its predicted bytes at the measured rate of the disk. What a process takes by itself (``PROCESS``) is beside the shares.
+its predicted bytes at the rate of the disk, measured before each of these runs; ``of_spilled``: the mapped run beside
+the one that spills. What a process takes by itself (``PROCESS``) is beside the shares.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ PAGEOUT = 21  # of madvise
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="keep the artifact here, and spill here")
-    parser.add_argument("--vertices", type=int, default=2_000_000)
-    parser.add_argument("--edges", type=int, default=8_000_000)
+    parser.add_argument("--vertices", type=int, default=1_000_000)
+    parser.add_argument("--edges", type=int, default=4_000_000)
     parser.add_argument("--features", type=int, default=128)
     parser.add_argument("--chunks", type=int, default=128)
-    parser.add_argument("--models", nargs="+", default=["gcn"])
+    parser.add_argument("--models", nargs="+", default=["gcn", "sage"])
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.25, 0.1])
-    parser.add_argument("--device-memory", default="64MiB")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--device-memory", default="48MiB")
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     graph = options.work / f"graph-{options.vertices}-{options.edges}-{options.features}"
@@ -77,11 +78,15 @@ def measure(options: argparse.Namespace, artifact: Path, model: str, about: dict
     keep(options, about | {"model": model, "how": "no limit"} | free)
     for share in options.shares:
         limit = int(share * free["host_bytes"])
-        for how in ("spill", "mapped"):
-            found = alone(common | {"how": how, "limit": limit})
-            if how == "spill" and "refused" not in found:
-                least = max(free["seconds"], found["predicted_disk_bytes"] / about["disk_rate"])
-                found["of_least"] = round(found["seconds"] / least, 3)
+        about = about | disk_of(options.work)
+        spilled = alone(common | {"how": "spill", "limit": limit})
+        if "refused" not in spilled:
+            least = max(free["seconds"], spilled["predicted_disk_bytes"] / about["disk_rate"])
+            spilled["of_least"] = round(spilled["seconds"] / least, 3)
+        mapped = alone(common | {"how": "mapped", "limit": limit})
+        if "refused" not in spilled:
+            mapped["of_spilled"] = round(mapped["seconds"] / spilled["seconds"], 3)
+        for how, found in (("spill", spilled), ("mapped", mapped)):
             keep(options, about | {"model": model, "how": how, "share": share, "limit": limit} | found)
 
 
@@ -90,7 +95,8 @@ def keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
     share = f"{row['share']:.0%}, " if "share" in row else ""
     found = row.get("refused") or f"{row['seconds']:.2f} s, {row['disk_bytes'] / 2**30:.2f} GiB on the disk link"
     least = f", {row['of_least']} of the least" if "of_least" in row else ""
-    print(f"{row['model']}, {share}{row['how']}: {found}{least}", flush=True)
+    times = f", {row['of_spilled']} of the run that spills" if "of_spilled" in row else ""
+    print(f"{row['model']}, {share}{row['how']}: {found}{least}{times}", flush=True)
 
 
 def alone(order: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def drop_pages(array: np.ndarray, *, cached: bool = False) -> None:
                 drop_file_pages(stream.fileno())
 
 
-CACHED = 64 << 20  # bytes that the system may have of a file in memory before they are dropped
+CACHED = 16 << 20  # bytes that the system may have of a file in memory before they are dropped
 
 
 def drop_file_pages(file: int, *, written: bool = False) -> None:
@@ -193,7 +193,7 @@ def _pool() -> ThreadPoolExecutor:
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
 KEPT = (2 << 30) - 1  # the most that an int says
-KEPT_BESIDE_DISK = 64 << 20  # bytes, where memory is dear
+KEPT_BESIDE_DISK = 32 << 20  # bytes, where memory is dear
 RETURNED = 1 << 20  # bytes of a block that goes back to the system at once
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from hongtu.host import CACHED, drop_file_pages
 
-LEAST, LARGEST = 1 << 12, 1 << 20  # bytes of a block
-BEHIND = 64 << 20  # bytes of all blocks at a time, at most
+LEAST, LARGEST = 1 << 12, 1 << 20  # bytes of a block, which is a multiple of the least
+BEHIND = 32 << 20  # bytes of all blocks at a time, at most
+OTHERS = 8  # places beside those that are told: own rows, and what regions share a block with
 Spans = list[tuple[int, int]]  # of a block, from a byte to another; apart from one another
 JOINED = 4 << 20  # bytes of whole blocks behind one another that are written together
 
@@ -32,13 +33,13 @@ class Blocks:
 
     def __init__(self, file: int, nbytes: int, ends: int) -> None:
         self._file, self._cached = file, 0
-        self.block = LARGEST
-        while self.block > LEAST and 2 * self.block * ends > BEHIND:
-            self.block //= 2
+        self.block = min(max(BEHIND // (ends + OTHERS) // LEAST, 1) * LEAST, LARGEST)
         self._nbytes = nbytes // self.block * self.block  # the last one is not whole
         self._memory = np.frombuffer(mmap.mmap(-1, JOINED + BEHIND), np.uint8)  # taken when it is touched
         self._joined = self._memory[:JOINED]
-        self._spare = [self._memory[at : at + self.block] for at in range(JOINED, len(self._memory), self.block)][::-1]
+        self._spare = [
+            self._memory[at : at + self.block] for at in range(JOINED, JOINED + BEHIND - self.block + 1, self.block)
+        ][::-1]
         self._open: OrderedDict[int, tuple[np.ndarray, Spans]] = OrderedDict()
         self._direct: int | None = None
         with suppress(OSError, AttributeError):

@@ -14,7 +14,7 @@ from hongtu.host import CACHED, drop_file_pages
 
 ALIGNED = 1 << 12  # bytes: where reads around the cache begin and end
 STEP = 1 << 20  # bytes of one of them
-AT_A_TIME = 2  # a disk takes several together
+AT_A_TIME = 4  # a disk takes several together
 
 
 class Reads:

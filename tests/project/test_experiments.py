@@ -142,7 +142,7 @@ def test_host_budgets(tmp_path, monkeypatch):
     """Every share with the losses of the run without a limit."""
     out = tmp_path / "rows.jsonl"
     sizes = ["--vertices", 20_000, "--edges", 100_000, "--features", 32, "--chunks", 16, "--epochs", 1]
-    options = ["--device-memory", "2MiB", "--shares", 0.85, 0.01, "--out", out]
+    options = ["--models", "gcn", "--device-memory", "2MiB", "--shares", 0.85, 0.01, "--out", out]
     run(monkeypatch, host_budgets, "--work", tmp_path, *sizes, *options)
     free, spilled, mapped, refused, _ = (json.loads(line) for line in out.read_text().splitlines())
     assert spilled["disk_bytes"] == spilled["predicted_disk_bytes"] > 0 and free["disk_bytes"] == 0

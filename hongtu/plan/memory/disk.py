@@ -96,9 +96,11 @@ class DiskLayout:
 
     @property
     def ends(self) -> int:
-        """How many places of a region rows are appended to in turns, at most."""
-        regions = (*self.flushed.values(), *self.loaded.values())
-        return max((sum(max(one.every.shape) for one in region.buckets) for region in regions), default=1)
+        """How many places of regions a pass appends rows to in turns, at most."""
+        groups = (*self.takers.values(), *([region] for region in self.flushed.values()))
+        return max(
+            (sum(max(one.every.shape) for region in group for one in region.buckets) for group in groups), default=0
+        )
 
 
 class DiskPlan:
