@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hongtu
 from hongtu.engine import messages
 from hongtu.engine.messages import way_at_once, way_by_step
 from hongtu.graph.halo import Crossing
@@ -21,7 +22,7 @@ from hongtu.plan.program.moves import Post
 from hongtu.plan.search.build import make_plan
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer
-from tests import problems, training
+from tests import graphs, problems, training
 from tests.models import SIX
 from tests.plan.test_interpreter import random_shape
 from tests.plan.test_transfer_plan import random_case
@@ -120,6 +121,24 @@ def test_messages_leave_while_the_pass_goes_on(monkeypatch):
     alone = [where for rank, number, where in left if rank == 0 and number == 1]
     assert {"in pass 'forward 0'"} < set(alone), "values, and gradients"
     assert max(map(alone.count, alone)) > 2 * 2, "several in every epoch"
+
+
+def test_chunks_whose_rows_others_wait_for_come_first():
+    """Of a ring those at both ends of each half; all rows have left before the others work."""
+    ring = np.arange(160)
+    edges = np.concatenate([[ring, np.roll(ring, 1)], [np.roll(ring, 1), ring]], axis=1)
+    problem = problems.problem_of(graphs.Graph("ring", edges, None, len(ring)))
+    artifact = problems.prepare(problem, 2, 8, partitioner="range")
+
+    def work(group):
+        options = {"dependencies": "comm", "strategy": Strategy(group=False)}
+        trainer = hongtu.Trainer(artifact, SIX[0].build(problem), ranks=group, **options)
+        return [(x.steps, len(p.order)) for p in trainer.plan.program.train for x in p.body if isinstance(x, Post)]
+
+    for posts in run_ranks(2, work):
+        assert len(posts) == 2
+        for steps, batches in posts:
+            assert batches > 8 and sorted(np.concatenate(steps)) == [0, 1]
 
 
 def test_what_is_posted_is_counted_in_host_memory():

@@ -23,6 +23,8 @@ from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, s
 from hongtu.plan.search.grains import Probe, fitting_plans, smallest_budget, with_edges
 from hongtu.plan.search.residents import choose_residents, every_tensor
 
+BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
+
 
 def plan_run(
     topology: Topology,
@@ -135,16 +137,22 @@ def _unlimited(
     choice: Choice,
     hardware: Hardware,
 ) -> ExecutionPlan:
-    """Everything stays on the devices, in chunks that are large beside the cost of starting one."""
+    """Everything stays on the devices, in chunks that are large beside the cost of starting one; where ranks send each
+    other rows, or in more, of which some can work while rows of others cross."""
     choice = replace(choice, fuse=strategy.fuse_last_layer, save=strategy.resident and strategy.save)
     plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
     if strategy.resident:
         choice = replace(choice, resident=every_tensor(plan.passes), structure=choice.staging > 0)
+    sizes = {1}
     if strategy.group:
-        topology = topology.grouped(_group_size(plan, hardware))
-    free = choice.resident and strategy.schedule != "paper"
-    schedule = _largest_first(topology) if free else _schedule(topology, paper_schedule, strategy)
-    return make_plan(topology, schedule, shape, strategy, choice=choice)
+        sizes = {_group_size(plan, hardware)} | ({-(-topology.chunks // BESIDE)} if choice.halo else set())
+    plans = []
+    for size_of_group in sizes:
+        grouped = topology.grouped(size_of_group) if strategy.group else topology
+        free = choice.resident and strategy.schedule != "paper"
+        order = _order(grouped, choice.halo) if free else _schedule(grouped, paper_schedule, strategy)
+        plans.append(make_plan(grouped, order, shape, strategy, choice=choice))
+    return plans[0] if len(plans) == 1 else min(plans, key=lambda plan: predict_seconds(plan, hardware).total)
 
 
 def _group_size(plan: ExecutionPlan, hardware: Hardware) -> int:
@@ -161,10 +169,18 @@ def _group_size(plan: ExecutionPlan, hardware: Hardware) -> int:
     return -(-topology.chunks // groups)  # all about the same
 
 
-def _largest_first(topology: Topology) -> np.ndarray:
-    """Where every row stays, the order moves nothing; what one chunk leaves free is then enough for the next."""
-    sizes = topology.num_dst.reshape(topology.partitions, topology.chunks)
-    return np.argsort(-sizes, axis=1, kind="stable").astype(np.int32)
+def _order(topology: Topology, halo: Halo | None) -> np.ndarray:
+    """Where every row stays, the order moves nothing. First come chunks with rows that other ranks wait for, or that
+    read rows of others, who wait for their gradients; then the largest, for what one leaves free is enough for the
+    next."""
+    awaited = np.zeros(topology.partitions * topology.chunks, dtype=np.int64)
+    for crossing in () if halo is None else filter(None, dict.fromkeys(halo.crossings)):
+        given, taken = np.zeros((2, topology.num_vertices), dtype=bool)
+        given[np.concatenate(crossing.gives)] = taken[np.concatenate(crossing.takes)] = True
+        for rows, start in ((given, topology.chunk_start), (taken[topology.sources], topology.source_start)):
+            awaited += np.diff(np.concatenate([[0], np.cumsum(rows)])[start])
+    keys = (each.reshape(topology.partitions, topology.chunks) for each in (-topology.num_dst, -awaited))
+    return np.lexsort(tuple(keys), axis=1).astype(np.int32)
 
 
 def _fields(
