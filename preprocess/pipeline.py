@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
+from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig, nearest
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
@@ -95,7 +95,9 @@ def preprocess_graph(
     """
     unknown = set(config) - {field.name for field in fields(PreprocessConfig)}
     if unknown:
-        raise InputError(f"preprocess_graph: unknown option {sorted(unknown)[0]!r}; see hongtu.config.PreprocessConfig")
+        name = sorted(unknown)[0]
+        known = nearest(name, [field.name for field in fields(PreprocessConfig)])
+        raise InputError(f"preprocess_graph: unknown option {name!r}{known}; see hongtu.config.PreprocessConfig")
     if isinstance(features, str):
         config["features"], features = features, None
     if isinstance(labels, str):

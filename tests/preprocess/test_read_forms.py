@@ -201,7 +201,7 @@ def test_in_memory_forms():
 
 def test_preprocess_graph_refuses_unknown_options(tmp_path):
     given = arrays_of()
-    with pytest.raises(InputError, match="unknown option 'chunk'"):
+    with pytest.raises(InputError, match="unknown option 'chunk'; did you mean chunks"):
         hongtu.preprocess_graph(given.pop("edges"), given.pop("num_vertices"), tmp_path / "out", chunk=3, **given)
     assert not list(tmp_path.iterdir())
 

@@ -102,7 +102,8 @@ class GATConv(Attention):
             return h, None if self.add_self_loops else h
         z, logits_RH = self._map(h)
         own = (z,) if self.add_self_loops else ()
-        return z, (logits_RH, *own, *((self.res(h),) if self.residual else ()))
+        s = *own, logits_RH, *((self.res(h),) if self.residual else ())
+        return z, s if s[1:] else logits_RH
 
     def _map(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """[R, F] -> [W h | source logits] and destination logits: as both are linear in h, one product with the weight
@@ -121,7 +122,8 @@ class GATConv(Attention):
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
         if self.once_per_vertex:
-            logits_DH, own_z = s[0], s[1] if self.add_self_loops else None
+            parts = s if isinstance(s, tuple) else (s,)
+            own_z, logits_DH = parts[:2] if self.add_self_loops else (None, parts[0])
         else:  # the self-loop is an edge
             z, logits_SH = self._map(z)
             own_z, logits_DH = None, logits_SH[block.last_source] if s is None else self._map(s)[1]
