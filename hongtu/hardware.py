@@ -15,6 +15,16 @@ from hongtu.errors import InputError
 
 OPTIONAL_BYTES = ("device_memory", "cache", "largest_reused")
 MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
+ALIGNMENT = 256  # bytes, at a multiple of which every planned buffer begins in a device's own memory
+
+
+def aligned(nbytes: int) -> int:
+    """So many bytes, up to where the next buffer may begin.
+
+    >>> aligned(0), aligned(1), aligned(256)
+    (0, 256, 256)
+    """
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,10 +110,10 @@ def undefined_rows_show(monkeypatch: pytest.MonkeyPatch) -> None:
         plain_propagate()
     if "torch" not in sys.modules:
         return
-    from hongtu.device.simulated import Fresh
+    from hongtu.device.simulated import Poisonous
     from hongtu.engine import host_store
 
-    monkeypatch.setattr(host_store, "Pool", Fresh)
+    monkeypatch.setattr(host_store, "Pool", Poisonous)
 
 
 @pytest.fixture(scope="session")

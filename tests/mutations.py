@@ -29,7 +29,7 @@ FIRST = {  # the tests of a part
     "hongtu/plan/passes": "tests/plan/test_passes.py",
     "hongtu/plan/cache": "tests/plan/test_cache.py tests/plan/test_writers.py",
     "hongtu/plan/search": "tests/plan/test_search.py",
-    "hongtu/plan/memory": "tests/plan/test_memory.py tests/plan/test_program.py",
+    "hongtu/plan/memory": "tests/plan/test_memory.py tests/plan/test_slab.py tests/plan/test_program.py",
     "hongtu/plan/program": "tests/plan/test_program.py tests/plan/test_memory.py",
     "hongtu/engine": "tests/engine",
 }

@@ -53,12 +53,22 @@ class Waited(NamedTuple):
     why: str
 
 
-class Memory:
-    """A storage, in units of so many bytes; it is kept, so that its addresses are nobody else's."""
+UNIT = 4  # bytes; what is smaller is touched with its neighbours
 
-    def __init__(self, storage: torch.UntypedStorage, unit: int) -> None:
-        self.storage, self.unit = storage, unit
-        self.start, self.units = storage.data_ptr(), -(-storage.nbytes() // unit)
+
+class Mark(NamedTuple):
+    """A moment of a tape: how many entries, and how many memories, it had."""
+
+    entries: int
+    memories: int
+
+
+class Memory:
+    """A storage, in units; it is kept, so that its addresses are nobody else's."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.start, self.units = storage.data_ptr(), -(-storage.nbytes() // UNIT)
 
 
 class Tape(Scheduler):
@@ -91,6 +101,11 @@ class Tape(Scheduler):
         finally:
             self.current = before
 
+    @property
+    def now(self) -> Mark:
+        """How much there is so far."""
+        return Mark(len(self.entries), len(self._memories))
+
     # ------------------------------------------------------------------------------------------------------ accesses
 
     def touch(self, kind: Kind, tensor: Tensor | None, rows: Tensor | np.ndarray | None = None, by: str = "") -> None:
@@ -115,13 +130,14 @@ class Tape(Scheduler):
     def _note(self, kind: Kind, tensor: Tensor, part: slice | np.ndarray, by: str, row: int = 0) -> None:
         number = self._number(tensor)
         memory = self._memories[number]
-        first, unit = tensor.data_ptr() - memory.start, memory.unit
+        first = tensor.data_ptr() - memory.start
         where: slice | np.ndarray
         if isinstance(part, slice):
-            where = slice((first + part.start) // unit, -(-(first + part.stop) // unit))
+            where = slice((first + part.start) // UNIT, -(-(first + part.stop) // UNIT))
+        elif row % UNIT:
+            where = np.unique((first + part[:, None] * row + np.arange(row)) // UNIT)
         else:
-            assert first % unit == 0 == row % unit
-            where = (first // unit + part[:, None] * (row // unit) + np.arange(row // unit)).ravel()
+            where = (first // UNIT + part[:, None] * (row // UNIT) + np.arange(row // UNIT)).ravel()
         self.entries.append(Access(self.current, number, kind, where, by))
 
     def _find(self, address: int) -> int | None:
@@ -130,14 +146,14 @@ class Tape(Scheduler):
             return None
         number = self._numbers[at]
         memory = self._memories[number]
-        return number if address < memory.start + memory.units * memory.unit else None
+        return number if address < memory.start + memory.units * UNIT else None
 
     def _number(self, tensor: Tensor) -> int:
         found = self._find(tensor.data_ptr())
         if found is not None:
             return found
         storage = tensor.untyped_storage()
-        memory = Memory(storage, tensor.itemsize)
+        memory = Memory(storage)
         at = bisect_right(self._starts, memory.start)
         self._starts.insert(at, memory.start)
         self._numbers.insert(at, len(self._memories))
@@ -340,6 +356,37 @@ def conflicts(tape: Tape, without: frozenset[str] = frozenset()) -> set[str]:
                 seen[key] = np.zeros(tape._memories[entry.memory].units, dtype=np.int64)
             seen[key][entry.where] = clocks[entry.stream, entry.stream]
     return found
+
+
+def work_between(tape: Tape, begin: Mark, end: Mark) -> dict[int, list[tuple[Any, ...]]]:
+    """What every stream did from one mark to another, in its order, however streams took turns.
+
+    Memory that was there at ``begin`` has its bytes; what somebody made since then has the stream that touched it
+    first, and how many that one had touched first before. Moments likewise have the stream that sent them.
+    """
+    done: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    made: dict[int, tuple[int, int]] = {}
+    sent: dict[int, tuple[int, int]] = {}
+    count: defaultdict[tuple[str, int], int] = defaultdict(int)
+
+    def name(names: dict[int, tuple[int, int]], kind: str, key: int, stream: int) -> tuple[int, int]:
+        if key not in names:
+            names[key] = stream, count[kind, stream]
+            count[kind, stream] += 1
+        return names[key]
+
+    for entry in tape.entries[begin.entries : end.entries]:
+        if isinstance(entry, Sent):
+            done[entry.stream].append(("sent", name(sent, "sent", id(entry.moment), entry.stream)))
+        elif isinstance(entry, Waited):
+            done[entry.stream].append(("waited", sent.get(id(entry.moment), "before"), entry.why))
+        else:
+            new = entry.memory >= begin.memories
+            memory = name(made, "made", entry.memory, entry.stream) if new else entry.memory
+            where = entry.where
+            part = (where.start, where.stop) if isinstance(where, slice) else tuple(where.tolist())
+            done[entry.stream].append((entry.kind, memory, part, entry.by))
+    return dict(done)
 
 
 def _shared(tape: Tape) -> dict[int, set[int]]:

@@ -137,6 +137,13 @@ class Device(DeviceMemory):
 
     # -------------------------------- nothing, unless a device has memory or streams of its own
 
+    def hold(self, nbytes: int) -> None:
+        """Take the memory in which all planned buffers lie from now on.
+
+        Raises:
+            DeviceOutOfMemory: when it does not fit the budget.
+        """
+
     def ship(self, number: int) -> None:
         """On ``load``: what was brought of a script's arrays since the last time reaches the device."""
 

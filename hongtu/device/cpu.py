@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.device.pool import Make
-from hongtu.device.slabs import LEAST, SavedMemory
+from hongtu.device.saved_memory import LEAST, SavedMemory
 from hongtu.device.streams import Inline, Stream, Streams, ThreadStream
 from hongtu.hardware import CPU, Hardware
 from hongtu.kernels.dense import substitutes

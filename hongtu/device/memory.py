@@ -99,8 +99,7 @@ class DeviceMemory(ABC):
             self._staging_pool.give(staging)
         self._host.clear()
         for buffer in self._buffers.values():
-            self.arena -= buffer.nbytes
-            self._pool.give(buffer)
+            self._give(buffer)
         self._buffers.clear()
         self._sets.clear()
 
@@ -108,20 +107,21 @@ class DeviceMemory(ABC):
         """Free the host's side of staging memory that was kept for the next pass."""
         self._staging_pool.shrink(0)
 
-    def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, at: int | None = None) -> Tensor:
         """A planned tensor, with undefined content, that stays until ``remove``.
+
+        Args:
+            at: where it begins in what the device holds; None: it lies elsewhere.
 
         Raises:
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._placed, name
-        self._placed[name] = self._make(shape, dtype)
+        self._placed[name] = self._make_at(name, at, shape, dtype)
         return self._placed[name]
 
     def remove(self, name: str) -> None:
-        tensor = self._placed.pop(name)
-        self.arena -= tensor.nbytes
-        self._pool.give(tensor)
+        self._give_back(name, self._placed.pop(name))
 
     def beside(self, name: str, number: int) -> Tensor:
         """The host's side of a pass's staging memory, of one set; batches have the sets in turn."""
@@ -193,7 +193,19 @@ class DeviceMemory(ABC):
         """Inside ``computing``: a copy of what stays until another pass, or None where it stays where it is."""
         return None
 
+    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of a tensor that stays."""
+        return self._make(shape, dtype)
+
+    def _give_back(self, name: str, tensor: Tensor) -> None:
+        self._give(tensor)
+
+    def _give(self, tensor: Tensor) -> None:
+        self.arena -= tensor.nbytes
+        self._pool.give(tensor)
+
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of a pass's buffer."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.arena += nbytes
         try:

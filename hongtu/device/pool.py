@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,8 @@ def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Pool:
-    """Gives tensors out and takes them back. All it holds is never more than the most that was out at one time, and
+    """Gives tensors out and takes them back, of one size the lowest in memory first: who asks for the same again, gets
+    the same addresses. All it holds is never more than the most that was out at one time, and
     the slack beyond: with none, sizes that are asked for in turns push each other out.
 
     Args:
@@ -39,7 +41,7 @@ class Pool:
         spare = self._spare.get(nbytes)
         if spare:
             self._idle -= nbytes
-            return spare.pop().view(dtype).view(shape)
+            return spare.pop(0).view(dtype).view(shape)
         most = int(self._most_out * (1 + self._slack)) - self._out
         if self._idle > most and 2 * nbytes > (self._room() or 0):
             self.shrink(most)
@@ -50,7 +52,7 @@ class Pool:
         self._out -= tensor.nbytes
         if tensor.nbytes:
             self._idle += tensor.nbytes
-            self._spare.setdefault(tensor.nbytes, []).append(tensor.view(-1).view(torch.uint8))
+            insort(self._spare.setdefault(tensor.nbytes, []), tensor.view(-1).view(torch.uint8), key=Tensor.data_ptr)
 
     @property
     def idle(self) -> int:

@@ -46,7 +46,9 @@ class Script:
         copy_on_host(source, self._bytes[begin : begin + nbytes].view(number).reshape(shape), index)
         self.nbytes[link] += nbytes
         strides = [prod(shape[k + 1 :]) for k in range(len(shape))]
-        self.parts[name] = self._of[dtype].as_strided(shape, strides, begin // number.itemsize)
+        memory = self._of[dtype]
+        at = memory.storage_offset() + begin // number.itemsize
+        self.parts[name] = memory.as_strided(shape, strides, at)
         return self.parts[name]
 
     def take(self) -> tuple[Tensor, Tensor, Counter[str]]:

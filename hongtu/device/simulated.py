@@ -21,6 +21,7 @@ from hongtu.device.pool import Make, Pool
 from hongtu.device.staged import StagedDevice
 from hongtu.device.streams import Event, Streams
 from hongtu.hardware import H200
+from hongtu.host import available_bytes
 from hongtu.kernels.dispatch import CudaKernels, Kernels, using
 from hongtu.metrics import Traffic
 
@@ -116,19 +117,21 @@ class Queue:
             head()
 
 
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def poison(tensor: Tensor) -> Tensor:
     """Memory whose undefined content shows in results (NaN), or at least does no harm (indices of 0)."""
-    return torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=dtype)
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
-class Fresh(Pool):
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """New memory that is."""
+    return poison(torch.empty(shape, dtype=dtype))
+
+
+class Poisonous(Pool):
     """Poisons what it gives out, every time."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return poisoned(shape, dtype)
-
-    def give(self, tensor: Tensor) -> None:
-        pass
+        return poison(super().take(shape, dtype))
 
 
 class SimulatedDevice(StagedDevice):
@@ -147,7 +150,13 @@ class SimulatedDevice(StagedDevice):
         where = torch.device("cpu")
         super().__init__(name, budget, traffic, streams, kernels, where, poisoned, lambda tensor: not detours)
         self._scheduler = scheduler
-        self._pool = self._staging_pool = Fresh()
+        self._staging_pool = Poisonous(poisoned, room=available_bytes)
+
+    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return poison(super()._make_at(name, at, shape, dtype))
+
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return poison(super()._make(shape, dtype))
 
     @contextmanager
     def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from hongtu.device.base import Device, Stores
 from hongtu.device.pool import Make, Pool
 from hongtu.device.script import Script
+from hongtu.device.slab import Slab
 from hongtu.device.streams import Streams
 from hongtu.host import available_bytes, in_parts
 from hongtu.kernels.dispatch import Kernels
@@ -52,6 +53,31 @@ class StagedDevice(Device):
         self.where, self._reaches, self._adds = where, reaches, adds or reaches
         self._staging_pool = Pool(pinned, room=available_bytes)
         self._scripts: list[Script] = []
+        self.slab: Slab | None = None
+
+    def hold(self, nbytes: int) -> None:
+        if self.slab is None:
+            self._pool.shrink(0)
+            self.reserve("slab", nbytes)
+            self.slab = Slab(self.empty((nbytes,), torch.uint8))
+
+    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.slab is None or at is None:
+            return super()._make(shape, dtype)
+        return self.slab.place(name, at, shape, dtype)
+
+    def _give_back(self, name: str, tensor: Tensor) -> None:
+        if self.slab is None:
+            super()._give(tensor)
+        else:
+            self.slab.remove(name)
+
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return super()._make(shape, dtype) if self.slab is None else self.slab.stack(shape, dtype)
+
+    def _give(self, tensor: Tensor) -> None:
+        if self.slab is None:  # else all are given back together
+            super()._give(tensor)
 
     def prepare_script(self, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in arrays.values())
@@ -64,6 +90,8 @@ class StagedDevice(Device):
     def release_all(self) -> None:
         self._scripts.clear()
         super().release_all()
+        if self.slab is not None:
+            self.slab.unstack()
 
     def _script(self, number: int) -> Script:
         return self._scripts[number % len(self._scripts)]

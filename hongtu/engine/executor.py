@@ -75,7 +75,7 @@ class Executor:
         disk: Disk | None = None,
     ) -> None:
         self.messages, self.disk, self.ranks = messages, disk, ranks or Alone()
-        self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
+        self.program, self.networks, self.host, self.devices, self.loss = program, networks, host, devices, loss
         start = program.setup[0].view.partition_start
         self.partitions = [
             Partition(device, network, host, loss, int(first), int(end), num_graph_edges)
@@ -107,6 +107,9 @@ class Executor:
             partition.device.streams.compute.run(partition.loss_value.zero_)
             partition.device.begin()
         self.seconds.clear()
+        if passes is not self.program.setup:
+            for device, nbytes in zip(self.devices, self.program.slabs, strict=False):
+                device.hold(nbytes)
         try:
             for p in passes:
                 start = perf_counter()
@@ -171,8 +174,8 @@ class Executor:
         if x.where == "host":
             self.host.create(x.name, x.shape[0], x.zero, x.kept)
             return
-        for device, rows in zip(self.devices, x.rows, strict=True):
-            buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype))
+        for device, rows, at in zip(self.devices, x.rows, x.at or [None] * len(x.rows), strict=True):
+            buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype), at)
             if x.zero:
                 device.streams.compute.run(buffer.zero_)
 

@@ -67,8 +67,8 @@ class ExecutionPlan(PlannedMemory):
     def arena_bytes(self) -> dict[str, int]:
         """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
         setup, train = self.program.setup, self.program.train
-        peaks = {}
-        for i in self._devices:
+        peaks = {f"device {i}": self._always_there(i) + nbytes for i, nbytes in enumerate(self.slabs)}
+        for i in () if peaks else self._devices:
             found = list(device_peaks((*setup, *train), i, self.shape.itemsize))[len(setup) :]
             peaks[f"device {i}"] = self.shape.model_bytes + max(found)
         return peaks | {"pinned host": self._pinned(train), "pageable host": self._pageable} | self._on_disk

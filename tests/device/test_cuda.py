@@ -62,11 +62,12 @@ def test_buffers_come_from_the_pool_of_the_stream_that_layers_run_on():
     made, empty = device(streams), torch.empty
     try:
         torch.empty = lambda *args, **options: seen.append(Compute.running) or empty(*args, **options)
-        made.allocate("rows", 2, (5, 3), torch.float32)
         made.place("stays", (4,), torch.int64)
+        made.hold(512)
+        made.allocate("rows", 2, (5, 3), torch.float32)
     finally:
         torch.empty = empty
-    assert seen == [True, True]
+    assert seen == [True, True] and made.slab.most == 256
     assert made.buffer("rows").shape == (5, 3)
 
 

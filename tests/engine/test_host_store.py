@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
+from hongtu.device.pool import plain
 from hongtu.engine.host_store import HostStore
 from hongtu.graph.sparse_rows import SparseRows
 
@@ -46,7 +47,7 @@ def test_what_is_not_pinned_stays_where_it_is():
 
 def test_pinned_rows_are_a_copy():
     given = torch.ones(V, 2, dtype=torch.float64)
-    host = HostStore(V, torch.float64, torch.empty)
+    host = HostStore(V, torch.float64, plain)
     held = host.keep("x", given)
     assert held.data_ptr() != given.data_ptr() and torch.equal(held, given)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
+from hongtu.hardware import ALIGNMENT, aligned
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
 from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
+from hongtu.plan.memory.slab import Standing, stacked, stand
 from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
@@ -129,9 +131,19 @@ class PlannedMemory:
         """Planned peak bytes of every device, "device 0", ...: buffers and, where it was probed, the workspace."""
         peaks = {}
         for i in range(self.topology.partitions):
-            taken = (self.pass_arena(p, i) + self.workspace.get(p.name, 0) for p in self.passes.every)
+            taken = (self.pass_arena(p, i) + self.taken_beside(p) for p in self.passes.every)
             peaks[f"device {i}"] = max(taken)
         return peaks
+
+    def taken_beside(self, p: Pass) -> int:
+        """Bytes that layers take at most beside the planned buffers of a pass, where they were probed. A slab is there
+        in all of its passes, so that beside it is what layers take in any of these."""
+        passes = [q for q in self.passes.every if self._in_slab(q)] if self._in_slab(p) else [p]
+        return max(self.workspace.get(q.name, 0) for q in passes)
+
+    def _in_slab(self, p: Pass) -> bool:
+        """Whether the buffers of a pass lie in a slab: it runs again and again where devices have their own memory."""
+        return self.choice.staging > 0 and p.when != "setup"
 
     @property
     def likely_bytes(self) -> int:
@@ -145,14 +157,46 @@ class PlannedMemory:
 
     def tightest_pass(self, device: int) -> Pass:
         """The pass that needs the most memory on a device."""
-        return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.workspace.get(p.name, 0))
+        return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.taken_beside(p))
 
     def pass_arena(self, p: Pass, device: int) -> int:
-        """Planned bytes of one pass on one device, the model and resident tensors included."""
-        buffers = self.buffers(p, device).values()
+        """Planned bytes of one pass on one device, the model and resident tensors included; of a slab up to the last
+        that the pass uses."""
+        item = self.shape.itemsize
+        if self._in_slab(p):
+            own, on_host = self._buffers(p, device)
+            stack = stacked(own, on_host, self._caches(p, device), self.choice.staging, item)
+            return self._always_there(device) + self._standing[device].height[p.name] + stack
         beside = self.shape.model_bytes + sum(self.resident_bytes(name, device) for name in self._alive[p.name])
         beside += self.structure_bytes(device)
-        return beside + sum(buffer.nbytes(self.shape.itemsize) for buffer in buffers)
+        return beside + sum(buffer.nbytes(item) for buffer in self.buffers(p, device).values())
+
+    @cached_property
+    def slabs(self) -> tuple[int, ...]:
+        """Bytes of every device's slab; () where the devices' memory is the host's."""
+        devices = range(self.topology.partitions) if self.choice.staging else ()
+        passes = [p for p in self.passes.every if self._in_slab(p)]
+        return tuple(max(self.pass_arena(p, i) for p in passes) - self._always_there(i) for i in devices)
+
+    def place_of(self, p: Pass, name: str) -> tuple[int, ...]:
+        """Where a tensor that a pass makes and that stays begins in every device's slab; () where it lies elsewhere."""
+        return tuple(standing.at[p.name, name] for standing in self._standing if self._in_slab(p))
+
+    def _always_there(self, device: int) -> int:
+        """Bytes of the model and of what set-up leaves for good."""
+        constant = self.placed & self.passes.constant
+        rows = sum(self.resident_bytes(name, device) for name in constant)
+        return self.shape.model_bytes + self.structure_bytes(device) + rows
+
+    @cached_property
+    def _standing(self) -> tuple[Standing, ...]:
+        """What stays on every device that has a slab."""
+        devices = range(self.topology.partitions) if self.choice.staging else ()
+        groups = self.passes.train, self.passes.evaluate
+        return tuple(stand(groups, self.placed, partial(self.resident_bytes, device=i)) for i in devices)
+
+    def _caches(self, p: Pass, device: int) -> dict[str, Buffer]:
+        return cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident)
 
     def needs(self, p: Pass) -> Needs:
         if p.name not in self._needs:
@@ -165,8 +209,7 @@ class PlannedMemory:
 
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""
-        on_device, _ = self._buffers(p, device)
-        return on_device | cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident)
+        return self._buffers(p, device)[0] | self._caches(p, device)
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
@@ -234,9 +277,10 @@ class PlannedMemory:
         row = sum(self.passes.width[name] for name in names) * self.shape.itemsize
         capacities = []
         for i, limits in enumerate(self.limits_of(p)):
-            caches = cache_buffers(p, self.passes.width, self.capacity(p, i), self.resident).values()
-            beside = self.pass_arena(p, i) - sum(buffer.nbytes(self.shape.itemsize) for buffer in caches)
-            free = budget - beside - self.workspace.get(p.name, 0)
+            caches = [buffer.nbytes(self.shape.itemsize) for buffer in self._caches(p, i).values()]
+            if self._in_slab(p):  # where each may take a little more
+                caches = [aligned(nbytes) - (ALIGNMENT - 1) for nbytes in caches]
+            free = budget - self.pass_arena(p, i) + sum(caches) - self.taken_beside(p)
             slots = free // row if row else self.topology.num_vertices
             capacities.append(max(limits.slots, min(slots, self.topology.num_vertices)))
         return tuple(capacities)

@@ -43,6 +43,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
         setup=(first, *setup),
         train=tuple(compile_pass(plan, p) for p in plan.passes.train),
         evaluate=tuple(compile_pass(plan, p) for p in plan.passes.evaluate),
+        slabs=plan.slabs,
     )
 
 
@@ -91,12 +92,12 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
 HOST_ROWS = ("ids", "statistics", "edge_id_start")  # arrays of a chunk's structure that are rows of host tensors
 
 
-def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray) -> moves.Place:
+def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = ()) -> moves.Place:
     there = where(plan, name)
     devices = range(plan.topology.partitions)
     rows = (plan.in_memory(name),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
     shape, kept = (plan.passes.width[name],), plan.kept.get(name)
-    return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept)
+    return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept, at=at)
 
 
 def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
@@ -129,7 +130,8 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
-            yield _place(plan, name, zero=zero if writers is None else writers.unwritten)
+            at = plan.place_of(p, name) if name in plan.placed else ()
+            yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at)
     crossing = plan.crossings.fetched(p)
     if crossing is not None and p.exchange is not None:
         yield moves.Fetch(tensor=p.exchange, crossing=crossing)

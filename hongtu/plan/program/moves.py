@@ -26,6 +26,7 @@ class Place(Instruction):
         dtype: "float" stands for the run's.
         zero: all rows, or int32 rows of a host tensor, begin as zeros; others with anything.
         kept: the rows of a host tensor that there are; None: all.
+        at: of every device, the byte of its slab where the tensor begins; (): it lies elsewhere.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Place(Instruction):
     dtype: str = "float"
     zero: bool | np.ndarray = False
     kept: Kept | None = None
+    at: tuple[int, ...] = ()
 
 
 @kind

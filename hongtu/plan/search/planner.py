@@ -219,6 +219,6 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
     return BudgetError(
         f"device_memory is {given}, the smallest that works is {smallest} ({least}): "
         f"device {i} in pass '{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to "
-        f"{plan.workspace.get(p.name, 0)} (chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
+        f"{plan.taken_beside(p)} (chunk ({i}, {j}) has the most sources, {int(own[j])}{of}); {remedy}",
         smallest,
     )

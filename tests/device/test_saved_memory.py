@@ -11,7 +11,7 @@ import hongtu.device.cpu
 from hongtu import nn as hnn
 from hongtu.device.cpu import CpuDevice
 from hongtu.device.layer_memory import Sample
-from hongtu.device.slabs import REGION, SavedMemory, slot_bytes
+from hongtu.device.saved_memory import REGION, SavedMemory, slot_bytes
 from hongtu.metrics import Traffic
 from hongtu.plan.search import planner
 from tests import problems, training

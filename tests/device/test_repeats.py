@@ -1,0 +1,50 @@
+"""An epoch does what the last one did, at the same addresses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hongtu.device.layer_memory import WorkspaceTracker
+from hongtu.plan.passes.strategy import Strategy
+from tests import problems, training
+from tests.models import SIX
+from tests.staged import budget, simulated
+from tests.tape import DISPATCHER, taped, taping, work_between
+
+IN_MEMORY = Strategy()
+OUT_OF_CORE = replace(Strategy(), resident=False, group=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grain", [(1, 7), (2, 6)], ids=lambda grain: f"m{grain[0]}")
+@pytest.mark.parametrize("times", [None, 1.0, 1.5], ids=["memory", "smallest", "some"])
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_the_tapes_of_two_epochs_are_equal(model, times, grain, monkeypatch):
+    simulated()
+    problem, device, strategy = problems.awkward(), taped(), IN_MEMORY if times is None else OUT_OF_CORE
+    options = {"device": device, "strategy": strategy, "detect_anomaly": False}
+    if times is not None:
+        options["device_memory"] = budget(model, problem, grain, times, device=device, strategy=strategy)
+    trainer, tape = training.make_trainer(model, problem, grain, **options), device.scheduler
+    marks = []
+    monkeypatch.setattr(WorkspaceTracker, "live", 0)  # a tape holds what layers let go
+    with taping(tape, monkeypatch):
+        trainer.train_epoch()
+        for _ in range(3):
+            marks.append(tape.now)
+            trainer.train_epoch()
+    second, third = (work_between(tape, *marks[k : k + 2]) for k in (0, 1))
+    assert second.keys() == third.keys() and len(second) > 4
+    for stream, work in second.items():
+        assert len(work) == len(third[stream])
+        for k, (a, b) in enumerate(zip(work, third[stream])):
+            assert a == b, (stream, k, a, b)
+    devices = trainer._engine._devices
+    layers_run_on = {DISPATCHER, *(device.streams.compute.number for device in devices)}
+    others = [entry for stream, work in third.items() if stream not in layers_run_on for entry in work]
+    accesses = [entry for entry in others if entry[0] not in ("sent", "waited")]
+    assert accesses and not [entry for entry in accesses if isinstance(entry[1], tuple)], "made in the epoch"
+    trainer.evaluate()
+    assert tuple(device.slab.most for device in devices) == trainer.plan.slabs
