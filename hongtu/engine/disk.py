@@ -17,7 +17,7 @@ from torch import Tensor
 from hongtu.device.base import Device, Stores
 from hongtu.engine.blocks import Blocks
 from hongtu.engine.chunk import Chunk
-from hongtu.engine.host_store import HostStore, in_file
+from hongtu.engine.host_store import HostStore
 from hongtu.engine.reads import Reads
 from hongtu.errors import OutputError
 from hongtu.kernels.rows import put_rows_alone
@@ -140,8 +140,8 @@ class Disk:
             buckets, begin = region.buckets[chunk.i], region.begin[chunk.i]
             for lo, count in zip(buckets.begin[:, number].tolist(), buckets.count[:, number].tolist(), strict=True):
                 if count:
-                    taken = rows.numpy()[buckets.rows(slice(lo, lo + count)) - chunk.first]
-                    self._write(begin + lo * _row_bytes(rows), in_file(taken))
+                    taken = rows.numpy().take(buckets.rows(slice(lo, lo + count)) - chunk.first, axis=0)
+                    self._write(begin + lo * _row_bytes(rows), torch.from_numpy(taken))
 
     def _write(self, begin: int, rows: Tensor) -> None:
         start, data = perf_counter(), _bytes_of(rows)
