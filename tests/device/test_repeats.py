@@ -11,9 +11,10 @@ import hongtu
 from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.nn import Dropout, GATConv
 from hongtu.plan.passes.strategy import Strategy
-from tests import problems, training
+from hongtu.plan.search import planner
+from tests import problems, staged, training
 from tests.models import SIX
-from tests.staged import budget, simulated
+from tests.staged import simulated
 from tests.tape import DISPATCHER, taped, taping, work_between
 
 IN_MEMORY = Strategy()
@@ -26,10 +27,11 @@ OUT_OF_CORE = replace(Strategy(), resident=False, group=False)
 @pytest.mark.parametrize("model", SIX, ids=repr)
 def test_the_tapes_of_two_epochs_are_equal(model, times, grain, monkeypatch):
     simulated()
+    monkeypatch.setattr(planner, "SLABS", (True,))
     problem, device, strategy = problems.awkward(), taped(), IN_MEMORY if times is None else OUT_OF_CORE
     options = {"device": device, "strategy": strategy, "detect_anomaly": False}
     if times is not None:
-        options["device_memory"] = budget(model, problem, grain, times, device=device, strategy=strategy)
+        options["device_memory"] = int(times * least(model, problem, grain))
     check(training.make_trainer(model, problem, grain, **options), device.scheduler, monkeypatch)
 
 
@@ -41,6 +43,13 @@ def test_what_changes_by_epoch_is_at_the_same_addresses(grain, monkeypatch):
     layers = [GATConv(artifact.feature_width, 8, dropout=0.5), Dropout(0.5), GATConv(8, artifact.num_classes)]
     options = {"device": device, "strategy": OUT_OF_CORE, "detect_anomaly": False}
     check(hongtu.Trainer(artifact, layers, optimizer=torch.optim.Adam, **options), device.scheduler, monkeypatch)
+
+
+def least(model, problem, grain):
+    """The smallest budget out of core, with what the planner compares now."""
+    options = {"loss": model.loss, "dtype": torch.float64, "optimizer": training.sgd, "strategy": OUT_OF_CORE}
+    artifact = problems.prepare(problem, *grain)
+    return training.smallest_budget(artifact, lambda: model.build(problem), device=simulated(), **options)
 
 
 def check(trainer, tape, monkeypatch):
@@ -65,3 +74,14 @@ def check(trainer, tape, monkeypatch):
     assert accesses and not [entry for entry in accesses if isinstance(entry[1], tuple)], "made in the epoch"
     trainer.evaluate()
     assert tuple(device.slab.most for device in devices) == trainer.plan.slabs
+
+
+def test_a_slab_is_left_out_where_the_budget_has_no_room_for_it(monkeypatch):
+    """And what fits without one is exact."""
+    problem, model = problems.awkward(), SIX[1]
+    without = least(model, problem, (1, 7))
+    options = {"device": simulated(), "strategy": OUT_OF_CORE, "device_memory": without, "detect_anomaly": False}
+    trainer = staged.check(model, problem, (1, 7), **options)
+    assert trainer.plan.slabs == () and all(device.slab is None for device in trainer._engine._devices)
+    monkeypatch.setattr(planner, "SLABS", (True,))
+    assert least(model, problem, (1, 7)) > without

@@ -143,7 +143,7 @@ class PlannedMemory:
 
     def _in_slab(self, p: Pass) -> bool:
         """Whether the buffers of a pass lie in a slab: it runs again and again where devices have their own memory."""
-        return self.choice.staging > 0 and p.when != "setup"
+        return self.choice.staging > 0 and self.choice.slab and p.when != "setup"
 
     @property
     def likely_bytes(self) -> int:
@@ -174,8 +174,8 @@ class PlannedMemory:
     @cached_property
     def slabs(self) -> tuple[int, ...]:
         """Bytes of every device's slab; () where the devices' memory is the host's."""
-        devices = range(self.topology.partitions) if self.choice.staging else ()
         passes = [p for p in self.passes.every if self._in_slab(p)]
+        devices = range(self.topology.partitions) if passes else ()
         return tuple(max(self.pass_arena(p, i) for p in passes) - self._always_there(i) for i in devices)
 
     def place_of(self, p: Pass, name: str) -> tuple[int, ...]:

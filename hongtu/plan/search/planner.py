@@ -23,6 +23,7 @@ from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, s
 from hongtu.plan.search.grains import Probe, fitting_plans, smallest_budget, with_edges
 from hongtu.plan.search.residents import choose_residents, every_tensor
 
+SLABS = True, False  # one takes a little more memory; it is the choice where an epoch is predicted to be as fast
 BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
 
 
@@ -64,7 +65,8 @@ def plan_run(
         else:
             orders = _orders(topology, paper_schedule, strategy)
             fuses = (False, True)[: 1 + strategy.fuse_last_layer]
-            passes = [Choice(fields=fields, halo=halo, fuse=fuse) for fuse in fuses]
+            slabs = SLABS if hardware.staged else SLABS[:1]
+            passes = [Choice(fields=fields, halo=halo, fuse=f, slab=slab) for slab in slabs for f in fuses]
             finest = _finest(topology, orders, shape, strategy, passes, staging, probe)
             found = [fitting for plans in finest for fitting in fitting_plans(plans, budget, probe, hardware)]
             if not found:
