@@ -104,3 +104,12 @@ def test_models_of_the_command_line_read_what_lies_beside_edges(model, tmp_path,
 
 def test_a_graph_without_types_has_none():
     assert problems.prepare(problems.edge_data(), 1, 1).vertex_type_widths == ()
+
+
+@pytest.mark.parametrize(
+    "layer", [hnn.GCNConv(8, 3), hnn.SAGEConv(-1, 3), torch.nn.Linear(8, 3)], ids=["layer", "lazy", "linear"]
+)
+def test_a_layer_that_would_map_the_types_is_refused(layer):
+    artifact = problems.prepare(problems.typed_vertices(), 1, 1)
+    with pytest.raises(InputError, match="TypedLinear"):
+        hongtu.Trainer(artifact, [layer, hnn.GCNConv(3, artifact.num_classes)])

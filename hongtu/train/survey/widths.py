@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
+from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.model.network import Network
 from hongtu.model.wiring import INPUT, Modules, resolve
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer
+from hongtu.nn.layers.typed import TypedLinear
 from hongtu.nn.lazy import LazyLayer
 from hongtu.plan.passes.shapes import EdgeData
 from hongtu.train.survey.tracing import trace
@@ -27,10 +30,19 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
     what the layer before gives.
 
     Raises:
-        InputError: when a module before does not accept what it is given.
+        InputError: when a module before does not accept what it is given, or one that maps all columns alike would map
+            the types of vertices.
     """
     for index, (first, *_) in enumerate(resolve(modules)):
         layer = modules[index]
+        ours = type(layer).__module__.startswith(("hongtu.nn.layers", "hongtu.nn.lazy")) and not isinstance(
+            layer, TypedLinear
+        )
+        if first == INPUT and artifact.vertex_type_widths and (ours or type(layer) is nn.Linear):
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): the features are of vertices of several types, and column 0 "
+                "is the type; put hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) in front"
+            )
         if isinstance(layer, LazyLayer):
             layer.fill(artifact.feature_width if first == INPUT else _columns(modules, first, artifact, dtype))
 
