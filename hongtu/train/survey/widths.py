@@ -40,7 +40,7 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
         )
         if first == INPUT and artifact.vertex_type_widths and (ours or type(layer) is nn.Linear):
             raise InputError(
-                f"layers[{index}] ({type(layer).__name__}): the features are of vertices of several types, and column 0 "
+                f"layers[{index}] ({type(layer).__name__}): features of several types of vertices, and column 0 "
                 "is the type; put hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) in front"
             )
         if isinstance(layer, LazyLayer):
