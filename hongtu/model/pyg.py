@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
@@ -42,6 +42,12 @@ def from_pyg(model: Any) -> list[Entry]:
             f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
             "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
+    if _is_heterogeneous(model):
+        raise InputError(
+            f"from_pyg: {name} is for graphs of several types of vertices or edges, whose rows hongtu keeps in one "
+            "matrix; train hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) and "
+            "hongtu.nn.RGCNConv(columns, columns, artifact.num_edge_types) on an artifact of the HeteroData"
+        )
     model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if is_convolution(model):
         return [_tagged(layer, "") for layer in layers_of(model, name)]
@@ -69,6 +75,14 @@ def from_pyg(model: Any) -> list[Entry]:
     for layer in layers:
         layer.pyg_uncalled = set(model.state_dict()) - called  # type: ignore
     return entries
+
+
+def _is_heterogeneous(model: nn.Module) -> bool:
+    """Whether it takes a dictionary by type; ``to_hetero`` gives a graph whose modules are named by type."""
+    takes = inspect.signature(model.forward).parameters
+    kinds = {type(part).__name__ for part in model.modules()}
+    typed = isinstance(model, fx.GraphModule) and any("__" in place for place, _ in model.named_modules())
+    return typed or "edge_index_dict" in takes or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
 
 
 def _modules(layers: Iterable[Any]) -> Iterator[nn.Module]:

@@ -422,6 +422,10 @@ REFUSED = {
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
     "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
     "edges that drop": (lambda: Encoded("drops"), r"Encoded.third takes edge features from which a dropout"),
+    "types": (lambda: pyg.HeteroConv({("a", "r", "a"): pyg.GCNConv(6, 3)}), "HeteroConv is for .*RGCNConv"),
+    "types of a module": (
+        lambda: pyg.to_hetero(LeavesEdgesOut(pyg.SAGEConv(4, 8)), (["a", "b"], [("a", "r", "b"), ("b", "s", "a")])), "for .*TypedLinear"
+    ),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
 
