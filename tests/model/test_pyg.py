@@ -406,6 +406,7 @@ def test_a_convolution_that_fails_without_edges_is_named():
         hongtu.Trainer(problems.prepare(problem, 3, 3), hongtu.from_pyg(model)).fit(1)
 
 
+TWO_TYPES = ["a", "b"], [("a", "r", "b"), ("b", "s", "a")]
 REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
@@ -424,7 +425,7 @@ REFUSED = {
     "edges that drop": (lambda: Encoded("drops"), r"Encoded.third takes edge features from which a dropout"),
     "types": (lambda: pyg.HeteroConv({("a", "r", "a"): pyg.GCNConv(6, 3)}), "HeteroConv is for .*RGCNConv"),
     "types of a module": (
-        lambda: pyg.to_hetero(LeavesEdgesOut(pyg.SAGEConv(4, 8)), (["a", "b"], [("a", "r", "b"), ("b", "s", "a")])), "for .*TypedLinear"
+        lambda: pyg.to_hetero(LeavesEdgesOut(pyg.SAGEConv(4, 8)), TWO_TYPES), "for .*TypedLinear"
     ),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
