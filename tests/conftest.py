@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the pairs of a grid that is marked so. With ``--sample``, keep a few spread cases of every test function,
-    and no long test that is no grid."""
+    one of a long grid or as many as its mark says, and no long test that is no grid."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         grids.setdefault(item.nodeid.split("[")[0], []).append(item)
@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if grid[0].get_closest_marker("pairs") is not None:
             cases = [tuple(map(_known, item.callspec.params.values())) for item in grid]  # type: ignore[attr-defined]
             grid = [grid[k] for k in every_pair(cases)]
-        long = grid[0].get_closest_marker("long") is not None
-        most = min(len(grid), MOST if not long else len(grid) > 1)
+        long = grid[0].get_closest_marker("long")
+        most = min(len(grid), MOST if long is None else long.kwargs.get("sample", int(len(grid) > 1)))
         kept |= (
             {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)} if config.getoption("--sample") else {*grid}
         )

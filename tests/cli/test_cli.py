@@ -143,6 +143,7 @@ def test_a_reader_that_has_enough_ends_the_command_without_a_word():
     assert done.stdout in ("141\n", "0\n") and done.stderr == ""
 
 
+@pytest.mark.long
 def test_a_reader_that_has_enough_of_a_training_is_told_what_is_lost(tmp_path):
     assert main(["preprocess", str(write(tmp_path / "in", pieces())), str(tmp_path / "out"), *SMALL]) == 0
     train = f"{sys.executable} -m hongtu train {tmp_path / 'out'} --epochs 2000 --eval-every 1"

@@ -163,6 +163,7 @@ def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
         make(folder)
 
 
+@pytest.mark.long
 def test_an_engine_that_is_replaced_leaves_its_space_to_the_next(tmp_path, monkeypatch):
     trainer = make(tmp_path)
     before, held = trainer.train_epoch().loss, trainer._runtime.engine

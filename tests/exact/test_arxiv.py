@@ -54,6 +54,7 @@ def test_three_layers_of_gcn(artifact):
     assert max(unlimited.peak_bytes[f"device {i}"] for i in range(4)) > 2 * BUDGET
 
 
+@pytest.mark.long
 def test_two_layers_of_gat(artifact):
     trainer, _ = train_in_budget(artifact, two_gat(), epochs=1)
     assert trainer.plan.schedules[None].shape[1] > 1, "everything ran at once: the budget did not bind"

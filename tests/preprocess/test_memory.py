@@ -58,7 +58,7 @@ assert main(["preprocess", graph, out, "--force", *flags]) == 0
     assert log[1]["predicted_bytes"] >= 24 * stored + 64 * VERTICES
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("flags", [["--order", "input", "--partitions", "1"], ["--order", "clusters"]])
 def test_a_limit_holds(flags, graph, tmp_path, capsys):
     """The smallest that is not refused."""

@@ -102,6 +102,7 @@ def test_sampled_accuracy(graph, tmp_path, monkeypatch, capsys):
     assert "of 2 seeds" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch):
     """GCNII, and GraphSAGE with BatchNorm and jumping knowledge; ``compare`` checks counters and losses."""
     out = tmp_path / "deep.jsonl"
@@ -174,6 +175,7 @@ def test_estimator(tmp_path, monkeypatch, capsys):
     assert "of 3 within 15%" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
     out = tmp_path / "rates.jsonl"
     run(monkeypatch, preprocess_rates, graph, "--kernels", "--order", "input", "--scratch", tmp_path, "--out", out)
@@ -213,6 +215,7 @@ def test_the_profile_of_the_papers_machine_predicts_the_held_out_times(published
         assert getattr(A100X4, name) == pytest.approx(getattr(fitted, name), rel=0.02)
 
 
+@pytest.mark.long
 def test_every_table_has_rows_and_says_what_they_are(published_tables):
     rows = list(paper.at_published_sizes())
     assert {row["table"] for row in rows} == set(paper.TABLES)

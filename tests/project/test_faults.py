@@ -23,7 +23,7 @@ def test_a_run_that_is_killed_loses_nothing():
     assert outcome.tries == 1 and not outcome.losses
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_rank_that_is_lost_loses_nothing(name):
     outcome = disturb_ranks(name, 1, seed=1, total=20)
@@ -42,6 +42,7 @@ def test_what_a_run_wrote_is_read_again_or_refused(name):
     assert outcome.tries == 150 and not outcome.losses
 
 
+@pytest.mark.long
 def test_two_hundred_epochs_take_no_more_than_three():
     outcome = train_long(200, every=20, vertices=60, edges=300)
     assert outcome.tries == 197 and not outcome.losses

@@ -79,6 +79,7 @@ def test_importing_hongtu_loads_neither_torch_nor_numba():
     assert run(code, ROOT) == "[]"
 
 
+@pytest.mark.long
 def test_every_public_name_is_there_for_type_checkers_and_at_run_time():
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import hongtu;"

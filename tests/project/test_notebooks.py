@@ -24,7 +24,7 @@ def test_they_are_there_and_executed():
         assert any("image/png" in out.get("data", {}) for cell in cells for out in cell.outputs), path.name
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_twice(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -12,7 +12,7 @@ from hongtu.bench.baselines import missing
 MARGIN = 0.02  # of test accuracy
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("name, epochs, least", [("planetoid-citeseer", 100, 0.6), ("coauthor-physics", 60, 0.9)])
 def test_accuracy(name, epochs, least, data_graph, tmp_path):
     artifact, recipe = prepared(data_graph(name), tmp_path / "artifact"), RECIPES[name]

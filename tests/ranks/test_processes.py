@@ -140,6 +140,7 @@ assert not any("gloo" in name for name in threads()), threads()
 """
 
 
+@pytest.mark.long
 def test_the_threads_of_a_group_end_with_it_whoever_holds_ranks():
     """Where Python ends first, a thread of gloo that lets go of a tensor ends the process with SIGABRT."""
     alone = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}

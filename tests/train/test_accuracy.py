@@ -57,6 +57,7 @@ def test_gcn_on_cora(data_graph):
     assert accuracy(problems.planetoid(data_graph("planetoid-cora")), "gcn", 0) >= 0.78
 
 
+@pytest.mark.long
 def test_gat_on_cora(data_graph):
     """Fewer epochs than the recipe's: GAT is slow."""
     assert accuracy(problems.planetoid(data_graph("planetoid-cora")), "gat", 0, epochs=60) >= 0.76

@@ -164,6 +164,7 @@ def test_a_setting_reaches_every_device(module, change):
     np.testing.assert_allclose(losses(on_two, change), losses(on_one, change), rtol=1e-9)
 
 
+@pytest.mark.long
 def test_the_output_of_a_layer_is_planned_again_where_memory_runs_out(monkeypatch):
     def hungry(**options):
         torch.manual_seed(0)

@@ -24,6 +24,7 @@ def trained(wrap, strategy):
     return training.train(hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, **options), 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_compiled_modules_are_exact(strategy):
     """Without a compiler of C++, which inductor needs: what it makes of a module is torch's own affair."""

@@ -84,7 +84,7 @@ def test_thawing_in_a_run(budget):
     assert trainer.plan.shape.model_bytes > frozen.shape.model_bytes
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("width", [4, 5, 6])
 def test_a_refused_thaw_changes_nothing(width):
     """Planning tries either side of the exchange for the layers' linear maps; the plan that goes on has its own."""

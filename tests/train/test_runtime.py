@@ -84,7 +84,7 @@ def test_statistics_of_the_whole_graph_are_observed_once_an_epoch():
         torch.testing.assert_close(found, buffer, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @strategies
 def test_the_budget_that_is_named_would_do(strategy):
     trainer = make(strategy)
@@ -132,6 +132,7 @@ def test_evaluation_plans_again_too():
         torch.testing.assert_close(trainer.predict(), expected)
 
 
+@pytest.mark.long
 def test_a_layers_output_is_planned_again_too():
     expected = make().embed(0)
     trainer = make(on_oom="replan")
@@ -149,6 +150,7 @@ class Small(Backend):
         return 14_000
 
 
+@pytest.mark.long
 def test_what_devices_have_free_is_a_budget(monkeypatch):
     expected, rows = losses_of(make().fit(2)), make().embed(0)
     assert make(budget=None).plan.likely_bytes > 14_000
@@ -187,6 +189,7 @@ def test_a_refused_plan_leaves_the_model_where_it_runs(monkeypatch):
     assert moves == ["cpu", torch.device("cpu")]
 
 
+@pytest.mark.long
 def test_what_cannot_be_measured_is_guessed(monkeypatch):
     monkeypatch.setattr("hongtu.train.runtime.available_bytes", lambda: None)
     expected = losses_of(make().fit(2))
