@@ -76,6 +76,10 @@ class CpuDevice(Device):
     def drain(self) -> None:
         self.streams.disk.record().synchronize("drain: the disk has taken all")
 
+    def drop_spare(self) -> None:
+        super().drop_spare()
+        self._pool.shrink(0)
+
     def abandon(self) -> None:
         with contextlib.suppress(Exception):  # the error that led here is the one to show
             self.drain()

@@ -103,8 +103,8 @@ class DeviceMemory(ABC):
         self._buffers.clear()
         self._sets.clear()
 
-    def drop_spare_staging(self) -> None:
-        """Free the host's side of staging memory that was kept for the next pass."""
+    def drop_spare(self) -> None:
+        """Free memory that was kept for the next pass and is the host's own: that of staging, or all."""
         self._staging_pool.shrink(0)
 
     def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, at: int | None = None) -> Tensor:

@@ -127,7 +127,7 @@ class Executor:
         if self.disk is not None:
             self.host.drop_spare()
             for device in self.devices:
-                device.drop_spare_staging()
+                device.drop_spare()
             trim_freed_memory()
         self._run(p.before)
         self._allocate(p)

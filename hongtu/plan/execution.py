@@ -86,6 +86,25 @@ class ExecutionPlan(PlannedMemory):
         return {"pinned host": max(map(self._pinned, groups)), "pageable host": self._pageable}
 
     @property
+    def held_together(self) -> dict[str, int]:
+        """The same with the devices' memory, where that is the host's own: with rows on a disk, whose run keeps nothing
+        from pass to pass for reuse, that of the pass that holds the most."""
+        if not self.spilled:
+            return self.host_bytes | self.device_bytes
+        item, setup = self.shape.itemsize, self.program.setup
+        found = []
+        for group in (self.program.train, self.program.evaluate):
+            passes = (*setup, *group)
+            devices = (device_peaks(passes, i, item) for i in self._devices)
+            for p, pinned, *placed in zip(passes, host_peaks(passes, self._given, item), *devices, strict=True):
+                beside = self.shape.model_bytes + self.workspace.get(p.name, 0)
+                found.append((pinned, *(nbytes + beside for nbytes in placed)))
+        pinned, *placed = max(found, key=sum)
+        return {"pinned host": pinned, "pageable host": self._pageable} | dict(
+            zip(self.device_bytes, placed, strict=True)
+        )
+
+    @property
     def _on_disk(self) -> dict[str, int]:
         return {"disk": self.disk.nbytes} if self.spilled else {}
 
@@ -107,8 +126,12 @@ class ExecutionPlan(PlannedMemory):
 
     def _pinned(self, passes: tuple[PassProgram, ...]) -> int:
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
-        item, setup = self.shape.itemsize, self.program.setup
-        features = self.in_memory(FEATURES) * self.passes.width[FEATURES] * item
-        kept = {FEATURES: features} if self.shape.sparse_input is None else {}  # else pageable
-        peaks = list(host_peaks((*setup, *passes), kept, item))
+        setup = self.program.setup
+        peaks = list(host_peaks((*setup, *passes), self._given, self.shape.itemsize))
         return max(peaks[len(setup) :] if passes else peaks)
+
+    @property
+    def _given(self) -> dict[str, int]:
+        """Bytes of vertex rows that the host has before the first pass."""
+        features = self.in_memory(FEATURES) * self.passes.width[FEATURES] * self.shape.itemsize
+        return {FEATURES: features} if self.shape.sparse_input is None else {}  # else pageable

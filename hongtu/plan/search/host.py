@@ -74,8 +74,7 @@ def _keeping(plan: ExecutionPlan, found: ExecutionPlan, name: str, chunks: int) 
 
 def needed(plan: ExecutionPlan, *, has_devices: bool) -> int:
     """Bytes that a run keeps on the host beside PROCESS."""
-    devices = plan.device_bytes if has_devices else {}
-    return sum((plan.host_bytes | devices).values())
+    return sum((plan.held_together if has_devices else plan.host_bytes).values())
 
 
 OF_SPILLED = ("kept", "disk", "program", "_compiled")  # what a plan has found out that depends on it
@@ -107,8 +106,9 @@ def with_spilled(plan: ExecutionPlan, spilled: Mapping[str, int], *, ahead: bool
 
 
 def _refusal(plan: ExecutionPlan, limit: HostLimit, remedy: str) -> InputError:
-    smallest, held = PROCESS + needed(plan, has_devices=limit.has_devices), plan.host_bytes
-    devices = f", {sum(plan.device_bytes.values())} on devices, whose memory is the host's" if limit.has_devices else ""
+    held = plan.held_together if limit.has_devices else plan.host_bytes
+    smallest, on_devices = PROCESS + sum(held.values()), sum(held[name] for name in held if name in plan.device_bytes)
+    devices = f", {on_devices} on devices, whose memory is the host's" if limit.has_devices else ""
     return InputError(
         f"host_memory is {in_bytes(limit.memory)}, the run needs {smallest} ({size(smallest, up=True)}): "
         f"{held['pinned host']} of vertex rows and staging memory, {held['pageable host']} of the graph's structure, "
