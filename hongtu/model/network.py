@@ -282,6 +282,11 @@ class Network:
     ) -> Tensor:
         """A value for a module, copied where the module may write to it and others read it: modules, or autograd."""
         x = known[source]
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"{self.title(source)} gives a {type(x).__name__}, expected the rows of one tensor; wrap it in a "
+                "module that gives one"
+            )
         if not self._writes[module]:
             return x
         if x.requires_grad or not self.wiring.is_own(source, stage):

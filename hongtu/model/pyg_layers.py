@@ -171,6 +171,8 @@ def _gcn(conv: Any, title: str) -> nn.Module | None:
 def _sage(conv: Any, title: str) -> nn.Module | None:
     if conv.project or conv.aggr not in ("mean", "sum", "add") or not isinstance(conv.in_channels, int):
         return None
+    if not conv.root_weight and hasattr(conv, "lin_r"):  # switched off later, as DirGNNConv does
+        return None
     return SAGEConv(
         conv.in_channels, conv.out_channels, conv.aggr, normalize=conv.normalize, root_weight=conv.root_weight,
         bias=conv.lin_l.bias is not None,

@@ -15,13 +15,13 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
+from hongtu.model.in_place import NO_ROWS, ChangingProxy, settle
 from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
 from hongtu.nn import Dropout
 
 Part = tuple[nn.Module, str]  # and its name
 Convert = Callable[[nn.Module, str, set[str], list[Part]], list[nn.Module]]
 _OF_ROWS = ("call_function", "call_method")
-_NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
 FEATURES = "edge_attr"
 _OF_EDGES = ("edge_weight", FEATURES, "edge_type")  # arguments of a model that layers read of the graph themselves
 
@@ -55,6 +55,9 @@ class _Tracer(fx.Tracer):
             return False
         return is_convolution(m) or not any(is_convolution(part) for part in m.modules())
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return ChangingProxy(node, self)
+
 
 def is_convolution(module: nn.Module) -> bool:
     """Whether it is a convolution of torch_geometric, or derived from one."""
@@ -86,6 +89,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         raise InputError(
             f"{title}.forward cannot be traced ({reason}); its way must not depend on values: give its layers as a list"
         ) from None
+    settle(graph, lambda node: root.get_submodule(str(node.target)) if node.op == "call_module" else None, title)
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):  # nothing takes what it gives
             graph.erase_node(node)
@@ -105,7 +109,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         taken = [other for other in given if other not in (*of_edges, *encoders)]
         edges = {str(other.target) for other in node.all_input_nodes if other in of_edges}
         encoded = [other for other in node.all_input_nodes if other in encoders]
-        if len(encoded) == 1 and encoded == node.all_input_nodes and node.target not in _NO_ROWS:
+        if len(encoded) == 1 and encoded == node.all_input_nodes and node.target not in NO_ROWS:
             modules = [called] if called is not None else _expression(node, {encoded[0]: FEATURES})[1]
             encoders[node] = [*encoders[encoded[0]], *((module, place) for module in modules)]
             continue
@@ -126,7 +130,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             raise InputError(f"{title}.forward calls {_name(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(map(_is_expression, node.users)):
             continue  # a part of what its users compute, such as a size for a view
-        elif node.target in _NO_ROWS:
+        elif node.target in NO_ROWS:
             raise InputError(
                 f"{title}.forward takes {_name(node)} of rows, which is a chunk's; write a hongtu.nn.Layer"
             )
@@ -200,6 +204,8 @@ def _expression(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[list[fx.No
             found.append(other)
 
     visit(node)
+    position = {other: k for k, other in enumerate(node.graph.nodes)}
+    order.sort(key=position.__getitem__)  # what changes rows in place runs when the forward runs it
     if node.target is nn.functional.dropout:
         bound = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
         rest = [] if node.args[0] in names else _expression(node.args[0], names)[1]  # type: ignore[arg-type]

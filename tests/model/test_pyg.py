@@ -205,6 +205,7 @@ class Changes(torch.nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.conv = pyg.GATConv(4, 4) if kind == "weights" else pyg.SAGEConv(4, 4)
+        self.conv = pyg.DirGNNConv(self.conv) if kind == "directed" else self.conv
         self.kind, self.scale = kind, torch.nn.Parameter(torch.ones(4))
 
     def forward(self, x, edge_index):
@@ -238,6 +239,85 @@ def test_a_module_of_data_is_taken_apart():
     hongtu.to_pyg(trainer.model, model)
     expected = output(model.own, problem).log_softmax(1)
     torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
+class InPlace(torch.nn.Module):
+    """Changes rows in place, in one of many ways."""
+
+    def __init__(self, features, classes, change):
+        super().__init__()
+        self.first, self.second, self.last = pyg.GCNConv(features, 8), pyg.SAGEConv(8, 8), pyg.SAGEConv(8, classes)
+        self.lin, self.act = torch.nn.Linear(features, 8), torch.nn.ReLU(inplace=True)
+        self.change = change
+
+    def forward(self, x, edge_index):
+        h = self.first(x, edge_index)
+        return self.last(self.change(self, h, x, edge_index), edge_index)
+
+
+def adds_by_another_name(self, h, x, edges):
+    kept = h
+    h += self.lin(x)
+    return h + kept
+
+
+def leaves_what_it_gets(self, h, x, edges):
+    torch.nn.functional.elu(h, inplace=True)
+    self.act(h)
+    h.mul_(2)
+    torch.sigmoid_(h)
+    return h
+
+
+def before_and_after(self, h, x, edges):
+    doubled = h * 2
+    given = self.act(h)
+    return given + h + doubled
+
+
+def between_layers(self, h, x, edges):
+    own = self.lin(x)
+    z = self.second(h, edges)
+    own *= 3
+    z -= own
+    z /= 2
+    return z + own + h
+
+
+def of_sizes(self, h, x, edges):
+    count = h.size(0)
+    other = count
+    count *= 2
+    return h.view(other, -1, 2).flatten(1).reshape(count // 2, 8)
+
+
+def writes_zeros(self, h, x, edges):
+    h.zero_()
+    h.add_(self.lin(x))
+    return h.clamp_(min=-0.1)
+
+
+@pytest.mark.parametrize(
+    "change", [adds_by_another_name, leaves_what_it_gets, before_and_after, between_layers, of_sizes, writes_zeros]
+)
+def test_what_a_forward_changes_in_place_is_changed(change):
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    model = shaken(InPlace(problem.width, problem.classes, change)).double()
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    trainer.train_epoch()
+    hongtu.to_pyg(trainer.model, model)
+    torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+
+
+def changes_a_part(self, h, x, edges):
+    h[:, :4].relu_()
+    return h
+
+
+def keeps_a_part(self, h, x, edges):
+    part = h.t()
+    h += 1
+    return part.t()
 
 
 class Edgy(torch.nn.Module):
@@ -427,6 +507,9 @@ REFUSED = {
     "types of a module": (
         lambda: pyg.to_hetero(LeavesEdgesOut(pyg.SAGEConv(4, 8)), TWO_TYPES), "for .*TypedLinear"
     ),
+    "a part that is written": (lambda: InPlace(4, 3, changes_a_part), r"changes rows in place \(relu_\) that it"),
+    "a part that is kept": (lambda: InPlace(4, 3, keeps_a_part), r"changes rows in place \(iadd\) that it"),
+    "edges both ways": (lambda: Changes("directed"), "Changes.forward calls flip"),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
 
@@ -436,6 +519,20 @@ def test_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         hongtu.from_pyg(make())
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.gru = pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3), torch.nn.GRU(8, 8)
+
+    def forward(self, x, edge_index):
+        return self.last(self.gru(self.first(x, edge_index).unsqueeze(0))[0].squeeze(0), edge_index)
+
+
+def test_a_module_that_gives_a_pair_is_named():
+    with pytest.raises(InputError, match=r"GRU\) gives a tuple, expected the rows of one tensor"):
+        hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(Recurrent()))
 
 
 def test_a_module_in_two_places_keeps_one_set_of_weights():

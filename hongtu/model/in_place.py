@@ -1,0 +1,123 @@
+"""What a traced forward changes in place: whoever takes such rows afterwards gets the changed ones, as in torch."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+from hongtu.errors import InputError
+
+NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
+_AUGMENTED = tuple(f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"))
+_MAY_SHARE = {  # functions and methods whose result may lie where their input does
+    "getitem", "view", "view_as", "reshape", "reshape_as", "t", "transpose", "permute", "movedim", "moveaxis",
+    "swapaxes", "swapdims", "adjoint", "squeeze", "unsqueeze", "flatten", "unflatten", "ravel", "chunk", "split",
+    "tensor_split", "hsplit", "dsplit", "vsplit", "narrow", "select", "unbind", "expand", "expand_as", "broadcast_to",
+    "diagonal", "unfold", "as_strided", "contiguous", "detach", "to", "type", "type_as", "float", "double", "half",
+    "bfloat16", "dropout", "requires_grad_",
+}  # fmt: skip
+_SHARING_ATTRIBUTES = ("T", "mT", "H", "mH", "data", "real")
+_SHARING_MODULES = ("Identity", "Dropout", "Dropout1d", "AlphaDropout", "FeatureAlphaDropout", "Flatten", "Unflatten")
+
+
+class ChangingProxy(fx.Proxy):
+    """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same."""
+
+
+def _augmented(name: str) -> Callable[[ChangingProxy, Any], fx.Proxy]:
+    def method(self: ChangingProxy, other: Any) -> fx.Proxy:
+        target = getattr(operator, name if _is_rows(self.node) else name[1:])
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
+
+    return method
+
+
+for _name in _AUGMENTED:
+    setattr(ChangingProxy, f"__{_name}__", _augmented(_name))
+
+
+def _is_rows(node: fx.Node) -> bool:
+    """Whether a value may be a tensor, and no size."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return _is_rows(node.args[0])
+    return node.target not in NO_ROWS or _shares(node, None)
+
+
+def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], title: str) -> None:
+    """Let what is called after a change in place take the changed value.
+
+    Raises:
+        InputError: where a view of the changed rows is used afterwards, too.
+    """
+    position = {node: k for k, node in enumerate(graph.nodes)}
+    together: dict[fx.Node, set[fx.Node]] = {}  # values that may share memory
+    for node in graph.nodes:
+        module = module_of(node)
+        changed = _changed(node, module)
+        source = changed if changed is not None else next(iter(node.all_input_nodes), None)
+        group = {node}
+        if source is not None and (changed is not None or _shares(node, module)):
+            group = together[source]
+        if changed is not None:
+            for other in group:
+                later = [user for user in other.users if position[user] > position[node]]
+                if later and other is not changed:
+                    raise InputError(
+                        f"{title}.forward changes rows in place ({_label(node, module)}) that it uses by another name "
+                        "as well; make new ones, such as h = h.relu() for h.relu_()"
+                    )
+                for user in later:
+                    user.replace_input_with(other, node)
+            if node.op == "call_function" and _label(node, None) in _AUGMENTED:  # nobody sees the difference any more
+                node.target = getattr(operator, _label(node, None)[1:])
+        group.add(node)
+        together[node] = group
+
+
+def _changed(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
+    """What a call changes in place."""
+    if module is not None:
+        written = _writes(module)
+    elif node.op == "call_method":
+        written = _is_written(str(node.target)) and node.target != "requires_grad_"
+    elif node.op == "call_function":
+        name = getattr(node.target, "__name__", "")
+        written = name in _AUGMENTED or _is_written(name) or _argument(node, "inplace") is True
+        if isinstance(node.kwargs.get("out"), fx.Node):
+            return node.kwargs["out"]  # type: ignore[return-value]
+    else:
+        written = False
+    return next(iter(node.all_input_nodes), None) if written else None
+
+
+def _writes(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential) and len(module):
+        return _writes(module[0])
+    return getattr(module, "inplace", False) is True
+
+
+def _is_written(name: str) -> bool:
+    return name.endswith("_") and not name.startswith("_")
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    try:
+        return inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments.get(name)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return node.kwargs.get(name)
+
+
+def _shares(node: fx.Node, module: nn.Module | None) -> bool:
+    if module is not None:
+        return type(module).__name__ in _SHARING_MODULES
+    if node.target is getattr:
+        return node.args[1] in _SHARING_ATTRIBUTES
+    return node.op in ("call_function", "call_method") and _label(node, None) in _MAY_SHARE
+
+
+def _label(node: fx.Node, module: nn.Module | None) -> str:
+    return type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
