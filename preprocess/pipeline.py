@@ -96,7 +96,12 @@ def preprocess_graph(
     unknown = set(config) - {field.name for field in fields(PreprocessConfig)}
     if unknown:
         name = sorted(unknown)[0]
-        known = nearest(name, [field.name for field in fields(PreprocessConfig)])
+        split = name.removesuffix("_mask")
+        known = (
+            f"; pass masks={{{split!r}: ...}}"
+            if split in ("train", "val", "test")
+            else nearest(name, [field.name for field in fields(PreprocessConfig)])
+        )
         raise InputError(f"preprocess_graph: unknown option {name!r}{known}; see hongtu.config.PreprocessConfig")
     if isinstance(features, str):
         config["features"], features = features, None

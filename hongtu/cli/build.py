@@ -6,7 +6,7 @@ import ast
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -171,12 +171,17 @@ def make_trainer(config: TrainConfig) -> Trainer:
     optimizer = named_call(config.optimizer, (torch.optim,), "--optimizer")
     scheduler = None
     if config.scheduler is not None:
-        scheduler = _scheduler(named_call(config.scheduler, (torch.optim.lr_scheduler,), "--scheduler"))
+        scheduler = _scheduler(
+            config.scheduler, named_call(config.scheduler, (torch.optim.lr_scheduler,), "--scheduler")
+        )
     return Trainer(
         artifact,
         layers,
         loss=make_loss(config, artifact),
-        optimizer=lambda p: optimizer(p, lr=config.lr, weight_decay=config.weight_decay),
+        optimizer=_made(
+            f"--optimizer {config.optimizer!r}",
+            lambda p: optimizer(p, lr=config.lr, weight_decay=config.weight_decay),
+        ),
         scheduler=scheduler,
         device=backend,
         device_memory=config.device_memory,
@@ -193,5 +198,17 @@ def make_trainer(config: TrainConfig) -> Trainer:
     )
 
 
-def _scheduler(call: partial[Any]) -> Any:
-    return lambda optimizer: call.func(optimizer, *call.args, **call.keywords)
+def _scheduler(text: str, call: partial[Any]) -> Any:
+    return _made(f"--scheduler {text!r}", lambda optimizer: call.func(optimizer, *call.args, **call.keywords))
+
+
+def _made(option: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same, with torch's word on arguments that do not fit as one on the option."""
+
+    def checked(given: Any) -> Any:
+        try:
+            return make(given)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{option}: {error}") from error
+
+    return checked

@@ -117,6 +117,8 @@ def _kept(epoch: int, run: str | None) -> str:
     """What is left of a run that was stopped, for its last line."""
     from hongtu.train.run_directory import RunDirectory
 
+    if run is None and epoch == 0:
+        return "no epoch was trained"
     if run is None:
         return f"{epoch} epochs were trained and are lost: --run DIR keeps snapshots"
     snapshots = RunDirectory(run).snapshots()

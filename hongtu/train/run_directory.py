@@ -135,6 +135,8 @@ def newest_snapshot(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: when there is none.
     """
+    if not Path(path).exists():
+        raise InputError(f"{path}: no such snapshot, and holds no run; start one with `hongtu train --run`")
     if not Path(path).is_dir():
         return Path(path)
     found = RunDirectory(path).newest()

@@ -39,7 +39,8 @@ def from_arrays(
     try:
         count = operator.index(vertices)
     except TypeError:
-        raise InputError(f"num_vertices is {num_vertices!r}, expected an integer") from None
+        whole = "; a Data, or a graph of DGL or NetworkX, is given as data=" if num_vertices is None else ""
+        raise InputError(f"num_vertices is {num_vertices!r}, expected an integer{whole}") from None
     if matrix is not None:
         if matrix.values is not None and edge_weight is not None:
             raise InputError("edges: a matrix that holds weights, and so does edge_weight; remove one")

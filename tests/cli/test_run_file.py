@@ -95,6 +95,12 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
         ("--host-memory", "5%", "only device_memory (--device-memory) may be a percentage"),
         ("--modules", "__import__('os').system('true')", "expected a name and plain values (and features, classes)"),
         ("--optimizer", "Adma", "no class of torch.optim; did you mean Adam"),
+        (
+            "--optimizer",
+            "SGD(momentun=0.9)",
+            "--optimizer 'SGD(momentun=0.9)': SGD.__init__() got an unexpected keyword",
+        ),
+        ("--scheduler", "StepLR", "--scheduler 'StepLR': StepLR.__init__() missing 1 required positional argument"),
         ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
         ("--device-memory", "0%", "expected a percentage"),
         ("--metric", "bleu", "metric 'bleu'; expected one of accuracy, f1, macro-f1, auc, mrr, hits@K"),
@@ -103,6 +109,11 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
 )
 def test_names_that_are_none_are_refused(option, text, message, artifact, capsys):
     assert message in refusal(capsys, "train", artifact.path, option, text)
+
+
+def test_what_is_refused_before_an_epoch_loses_none(artifact, capsys):
+    message = refusal(capsys, "train", artifact.path, "--patience", "3", "--eval-every", "0")
+    assert message.rstrip().endswith("they look at the validation score; no epoch was trained")
 
 
 OWN = """

@@ -126,6 +126,8 @@ def test_exported_weights_load_in_torch_geometric(run, capsys):
     capsys.readouterr()
     assert main(["export", "nothing.pt", "weights2.pt"]) == 2
     assert "no such snapshot" in capsys.readouterr().err
+    assert main(["embed", str(run.path), "nothing", "out.npy"]) == 2
+    assert "nothing: no such snapshot" in capsys.readouterr().err
 
 
 def test_exported_safetensors(run, capsys):
