@@ -213,7 +213,10 @@ class Topology:
 
     def grouped(self, size: int) -> Topology:
         """The same graph with every ``size`` consecutive chunks of a partition as one."""
-        larger = self.grouped_sets(size)
+        return self.in_groups(self.grouped_sets(size))
+
+    def in_groups(self, larger: Topology) -> Topology:
+        """The same graph on larger chunks that ``grouped_sets`` made of these."""
         bounds = self.chunk_start, larger.chunk_start
         edge_start, larger_start = (np.asarray(self.in_edge_start)[start] for start in bounds)
         sets = self.source_start, self.sources, larger.source_start, larger.sources

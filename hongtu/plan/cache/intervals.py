@@ -154,10 +154,13 @@ def next_uses(start, row, num_vertices):
 @numba.njit(cache=True, nogil=True)
 def chain(start, row, keep, num_vertices):
     """Intervals (row, first, last) int32 [K] from requests and which of them keep their row until the next use."""
-    open_interval = np.full(num_vertices, -1, dtype=np.int64)
-    out_row = np.empty(len(row), dtype=np.int32)
-    first = np.empty(len(row), dtype=np.int32)
-    last = np.empty(len(row), dtype=np.int32)
+    kept = np.zeros(num_vertices, dtype=np.bool_)
+    count = 0
+    for k in range(len(row)):
+        count += not kept[row[k]]
+        kept[row[k]] = keep[k]
+    out_row, first, last = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
+    open_interval = np.full(num_vertices, -1, dtype=np.int32)
     count = 0
     for b in range(len(start) - 1):
         for k in range(start[b], start[b + 1]):
@@ -169,4 +172,4 @@ def chain(start, row, keep, num_vertices):
                 count += 1
             last[i] = b
             open_interval[r] = i if keep[k] else -1
-    return out_row[:count].copy(), first[:count].copy(), last[:count].copy()
+    return out_row, first, last

@@ -111,10 +111,11 @@ def _finish(
         owner_columns.append(chain(*u.own, bridged(u.own[0], u.own_next, ALL, u.own_gaps, count), v))
     mirror_columns = []
     for u, count, room in zip(uses, kept, rooms, strict=True):
-        covered = _covered(u.mirror, u.mirror_next, tuple(owner_columns), v)
-        gaps = count_gaps(u.mirror[0], u.mirror_next, covered)
+        next_use = u.mirror_next
+        covered = _covered(u.mirror, next_use, tuple(owner_columns), v)
+        gaps = count_gaps(u.mirror[0], next_use, covered)
         chosen = choose_gaps(gaps, room - gap_slots(u.own_gaps, count, prefetch), prefetch)
-        mirror_columns.append(chain(*u.mirror, bridged(u.mirror[0], u.mirror_next, covered, gaps, chosen), v))
+        mirror_columns.append(chain(*u.mirror, bridged(u.mirror[0], next_use, covered, gaps, chosen), v))
     return owner_columns, mirror_columns
 
 

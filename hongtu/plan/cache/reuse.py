@@ -49,12 +49,13 @@ class Uses:
             self._window_rows[prefetch] = own + mirror
         return self._window_rows[prefetch]
 
-    @cached_property
+    @property
     def own_next(self) -> np.ndarray:
-        """int32 [K], batch of each request's next request of the same row, or -1."""
+        """int32 [K], batch of each request's next request of the same row, or -1. Found anew each time: what is
+        remembered of many grains takes more than the sweep is worth."""
         return next_uses(*self.own, self.num_vertices)
 
-    @cached_property
+    @property
     def mirror_next(self) -> np.ndarray:
         return next_uses(*self.mirror, self.num_vertices)
 
@@ -70,7 +71,10 @@ class Uses:
 def uses_of(topology: Topology, schedule: np.ndarray) -> list[Uses]:
     """What every device requests under deduplication; remembered in ``topology.memo``."""
     key = "uses", np.asarray(schedule).tobytes()
-    if key not in topology.memo:
+    if key not in topology.memo and topology.partitions == 1:
+        mirror = np.zeros(schedule.shape[1] + 1, dtype=np.int64), np.empty(0, dtype=np.int32)
+        topology.memo[key] = [Uses(neighbour_requests(topology, schedule, 0), mirror, topology.num_vertices)]
+    elif key not in topology.memo:
         chunk = np.arange(topology.partitions)[:, None] * topology.chunks + schedule
         sets = topology.source_start, topology.sources, chunk
         topology.memo[key] = [
@@ -81,8 +85,12 @@ def uses_of(topology: Topology, schedule: np.ndarray) -> list[Uses]:
 
 
 def neighbour_requests(topology: Topology, schedule: np.ndarray, device: int) -> Requests:
-    """The neighbour set of every batch's chunk on one device."""
-    sets = [topology.neighbour_set(device * topology.chunks + int(j)) for j in schedule[device]]
+    """The neighbour set of every batch's chunk on one device: the topology's own array where chunks run in order."""
+    first, end = device * topology.chunks, (device + 1) * topology.chunks
+    if np.array_equal(schedule[device], np.arange(topology.chunks)):
+        bounds = np.asarray(topology.source_start[first : end + 1])
+        return bounds - bounds[0], np.asarray(topology.sources[bounds[0] : bounds[-1]])
+    sets = [topology.neighbour_set(first + int(j)) for j in schedule[device]]
     start = np.zeros(len(sets) + 1, dtype=np.int64)
     np.cumsum([len(s) for s in sets], out=start[1:])
     return start, np.concatenate([np.asarray(s) for s in sets]) if sets else np.empty(0, np.int32)
@@ -108,7 +116,7 @@ def single_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.nda
     """One interval per request: nothing is reused."""
     start, row = requests
     batch = np.repeat(np.arange(len(start) - 1, dtype=np.int32), np.diff(start))
-    return row, batch, batch
+    return row.copy(), batch, batch  # rows may be the topology's
 
 
 @numba.njit(cache=True, nogil=True)

@@ -22,9 +22,9 @@ def receptive_field(topology: Topology, loss_vertices: np.ndarray, hops: int) ->
     [[2], [1, 2], [0, 1, 2]]
     """
     masks = [np.asarray(loss_vertices, dtype=np.bool_).copy()]
-    source = topology.global_sources() if hops else np.empty(0, dtype=np.int32)
+    t = topology
     for _ in range(hops):
-        masks.append(_sources_of(np.asarray(topology.in_edge_start), source, masks[-1]))
+        masks.append(_sources_of(t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source, masks[-1]))
     return masks
 
 
@@ -36,10 +36,12 @@ def pays(topology: Topology, masks: list[np.ndarray]) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def _sources_of(in_edge_start, source, mask):
+def _sources_of(chunk_start, in_edge_start, source_start, sources, local_source, mask):
     out = mask.copy()
-    for v in range(len(mask)):
-        if mask[v]:
-            for e in range(in_edge_start[v], in_edge_start[v + 1]):
-                out[source[e]] = True
+    for c in range(len(chunk_start) - 1):
+        own = sources[source_start[c] : source_start[c + 1]]
+        for v in range(chunk_start[c], chunk_start[c + 1]):
+            if mask[v]:
+                for e in range(in_edge_start[v], in_edge_start[v + 1]):
+                    out[own[local_source[e]]] = True
     return out

@@ -50,11 +50,11 @@ def fitting_plans(
 
 
 def with_edges(plan: ExecutionPlan, topology: Topology, size: int) -> ExecutionPlan:
-    """A plan on groups of so many chunks of a topology, with the edges that it runs on."""
+    """A plan on groups of so many chunks of a topology, which have no edges, with those that it runs on."""
     if size == 1:
         return plan
     order = plan.schedules[None]
-    made = sketch_plan(topology.grouped(size), order, plan.shape, plan.strategy, plan.choice, once=plan.once)
+    made = sketch_plan(topology.in_groups(plan.topology), order, plan.shape, plan.strategy, plan.choice, once=plan.once)
     return replace(made, workspace=plan.workspace)
 
 

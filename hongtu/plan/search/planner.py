@@ -13,6 +13,7 @@ from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
+from hongtu.host import drop_pages
 from hongtu.plan.cost.seconds import computing_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice, View
@@ -73,7 +74,12 @@ def plan_run(
                 leanest = min((plan for plans in finest for plan in plans), key=smallest_budget)
                 raise _refusal(leanest, budget, original_id)
             size, cheapest = _cheapest(found, budget, hardware)
+            for view in (view for plans in finest for plan in plans for view in plan.views.values()):
+                view.memo.pop("pairs", None)
+            del finest, found  # other grains take as much memory as the plan
             cheapest = with_edges(cheapest, topology, size)
+            if size > 1 and host_memory is not None:
+                drop_pages(topology.local_source, cached=True)  # groups have their own
             alike = host_memory is not None and 2 * most_array_bytes(cheapest) > host_memory
             chosen = plan_caches(cheapest, budget, hardware.peer_cost, alike=alike)
         taken = smallest_budget(chosen)  # known before the views forget what it follows from
