@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Callable
@@ -26,6 +27,13 @@ _SHARING_MODULES = ("Identity", "Dropout", "Dropout1d", "AlphaDropout", "Feature
 
 class ChangingProxy(fx.Proxy):
     """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same."""
+
+
+class ChangesTracer(fx.Tracer):
+    """Sees changes in place by ``+=`` and its like."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return ChangingProxy(node, self)
 
 
 def _augmented(name: str) -> Callable[[ChangingProxy, Any], fx.Proxy]:
@@ -65,7 +73,7 @@ def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], ti
         if changed is not None:
             for other in group:
                 later = [user for user in other.users if position[user] > position[node]]
-                if later and other is not changed:
+                if later and (other is not changed or (module is not None and not hasattr(module, "inplace"))):
                     raise InputError(
                         f"{title}.forward changes rows in place ({_label(node, module)}) that it uses by another name "
                         "as well; make new ones, such as h = h.relu() for h.relu_()"
@@ -95,9 +103,25 @@ def _changed(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
 
 
 def _writes(module: nn.Module) -> bool:
-    if isinstance(module, nn.Sequential) and len(module):
-        return _writes(module[0])
-    return getattr(module, "inplace", False) is True
+    """Whether a module changes its input in place, as far as its own forward can be traced."""
+    if getattr(module, "inplace", False) is True:
+        return True
+    known = type(module).__module__.split(".")[0] in ("torch", "torch_geometric")
+    own = any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)  # a convolution, say
+    if (known or own) and type(module) is not nn.Sequential:
+        return False
+    try:
+        graph = ChangesTracer().trace(copy.copy(module))  # what it sets on itself is lost
+    except Exception:  # whatever a forward does with what is no tensor
+        return False
+    rows = {next((node for node in graph.nodes if node.op == "placeholder"), None)}
+    for node in graph.nodes:
+        called = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if next(iter(node.all_input_nodes), None) in rows:
+            if _changed(node, called) is not None:
+                return True
+            rows |= {node} if _shares(node, called) else set()
+    return False
 
 
 def _is_written(name: str) -> bool:

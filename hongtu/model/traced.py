@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
-from hongtu.model.in_place import NO_ROWS, ChangingProxy, settle
+from hongtu.model.in_place import NO_ROWS, ChangesTracer, settle
 from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
 from hongtu.nn import Dropout
 
@@ -47,16 +47,13 @@ class _Root(nn.Module):
         return self.model(x, edge_index, **{name: of_edges[name] for name in self.asked if name in of_edges})
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(ChangesTracer):
     """Looks into modules that hold convolutions, and into no other."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__name__ == "MLP":  # torch_geometric's: functions and normalisations between linear maps
             return False
         return is_convolution(m) or not any(is_convolution(part) for part in m.modules())
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return ChangingProxy(node, self)
 
 
 def is_convolution(module: nn.Module) -> bool:

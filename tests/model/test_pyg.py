@@ -248,6 +248,7 @@ class InPlace(torch.nn.Module):
         super().__init__()
         self.first, self.second, self.last = pyg.GCNConv(features, 8), pyg.SAGEConv(8, 8), pyg.SAGEConv(8, classes)
         self.lin, self.act = torch.nn.Linear(features, 8), torch.nn.ReLU(inplace=True)
+        self.halved, self.chain = Halved(), torch.nn.Sequential(torch.nn.Identity(), self.act, torch.nn.Tanh())
         self.change = change
 
     def forward(self, x, edge_index):
@@ -312,6 +313,20 @@ def test_what_a_forward_changes_in_place_is_changed(change):
 def changes_a_part(self, h, x, edges):
     h[:, :4].relu_()
     return h
+
+
+class Halved(torch.nn.Module):
+    def forward(self, x):
+        x /= 2
+        return x + 1
+
+
+def calls_what_changes_it(self, h, x, edges):
+    return self.halved(h) + h
+
+
+def calls_a_chain_that_changes_it(self, h, x, edges):
+    return self.chain(h) + h
 
 
 def keeps_a_part(self, h, x, edges):
@@ -509,6 +524,8 @@ REFUSED = {
     ),
     "a part that is written": (lambda: InPlace(4, 3, changes_a_part), r"changes rows in place \(relu_\) that it"),
     "a part that is kept": (lambda: InPlace(4, 3, keeps_a_part), r"changes rows in place \(iadd\) that it"),
+    "a module that writes": (lambda: InPlace(4, 3, calls_what_changes_it), r"changes rows in place \(Halved\) that it"),
+    "a chain that writes": (lambda: InPlace(4, 3, calls_a_chain_that_changes_it), r"in place \(Sequential\) that it"),
     "edges both ways": (lambda: Changes("directed"), "Changes.forward calls flip"),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
