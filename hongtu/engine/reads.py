@@ -14,6 +14,7 @@ from hongtu.host import CACHED, drop_file_pages
 
 ALIGNED = 1 << 12  # bytes: where reads around the cache begin and end
 STEP = 1 << 20  # bytes of one of them
+LARGE = 2 << 20  # bytes of a large page
 AT_A_TIME = 4  # a disk takes several together
 
 
@@ -30,8 +31,7 @@ class Reads:
         with suppress(OSError, AttributeError):
             self._direct = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT)
         self._pool = ThreadPoolExecutor(AT_A_TIME - 1, thread_name_prefix="hongtu disk")
-        memory = np.frombuffer(mmap.mmap(-1, AT_A_TIME * STEP), np.uint8)  # begins with a page
-        self._memory = memory.reshape(AT_A_TIME, STEP)
+        self._memory = _in_large_pages(AT_A_TIME * STEP).reshape(AT_A_TIME, STEP)
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -88,6 +88,16 @@ class Reads:
             if at + got < hi:
                 raise _ends(at + got, hi - at - got)
             into[lo - begin : hi - begin] = memory[lo - at : hi - at]
+
+
+def _in_large_pages(nbytes: int) -> np.ndarray:
+    """uint8 [n], of as few pieces as the system has: a disk takes each by itself."""
+    pages = mmap.mmap(-1, nbytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(pages, np.uint8)
+    begin = -memory.ctypes.data % LARGE
+    return memory[begin : begin + nbytes]
 
 
 def _ends(at: int, wanted: int) -> OSError:
