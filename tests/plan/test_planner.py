@@ -55,12 +55,12 @@ def test_no_group_or_order_that_fits_is_cheaper(model, hardware, monkeypatch):
 
 def candidates(topology, paper_schedule, shape, strategy, budget, probe, hardware):
     """Seconds of every plan that fits."""
-    staging = (2, 1) if hardware.staged else (0,)
-    for fuse, sets, size in itertools.product((False, True), staging, (1, 2, 4, 8)):
+    staging, slabs = ((2, 1), (True, False)) if hardware.staged else ((0,), (True,))
+    for fuse, sets, size, slab in itertools.product((False, True), staging, (1, 2, 4, 8), slabs):
         grouped = topology.grouped(size) if size > 1 else topology
         once = None if size == 1 else (topology, topology.input_order)
         for order in (grouped.input_order, np.asarray(paper_schedule))[: 1 + (size == 1)]:
-            plan = sketch_plan(grouped, order, shape, strategy, Choice(fuse=fuse, staging=sets), once=once)
+            plan = sketch_plan(grouped, order, shape, strategy, Choice(fuse=fuse, staging=sets, slab=slab), once=once)
             plan = replace(plan, workspace=probe(plan))
             if max(plan.device_bytes.values()) <= budget:
                 yield predict_seconds(plan_caches(plan, budget, hardware.peer_cost, count=True), hardware).total

@@ -91,10 +91,11 @@ def test_no_candidate_is_predicted_faster(model, hardware):
         plan = search(chunks, budget, model, hardware=hardware)
         counted = plan_caches(plan, budget, hardware.peer_cost, count=True)
         chosen = predict_seconds(counted, hardware).total
-        for fuse, sets, size in itertools.product((False, True), (1, 2) if hardware.staged else (0,), (1, 2, 4, 8)):
+        staging, slabs = ((1, 2), (True, False)) if hardware.staged else ((0,), (True,))
+        for fuse, sets, size, slab in itertools.product((False, True), staging, (1, 2, 4, 8), slabs):
             grouped = chunks.grouped(size) if size > 1 else chunks
             for order in (grouped.input_order, other_order(chunks))[: 1 + (size == 1)]:
-                sketch = sketch_plan(grouped, order, MODELS[model], FULL, Choice(fuse=fuse, staging=sets))
+                sketch = sketch_plan(grouped, order, MODELS[model], FULL, Choice(fuse=fuse, staging=sets, slab=slab))
                 sketch = replace(sketch, workspace=probe(sketch))
                 if smallest_budget(sketch) > budget:
                     continue
