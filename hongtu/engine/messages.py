@@ -65,6 +65,12 @@ class Ways:
     into: list[Way]
 
 
+def _at_once(x: Fetch | SendBack) -> Ways:
+    """All rows of each rank in one message."""
+    out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
+    return Ways([way_at_once(rows) for rows in out], [way_at_once(rows) for rows in into])
+
+
 @dataclass
 class Going:
     """An exchange that has begun.
@@ -110,15 +116,12 @@ class Messages:
                 if isinstance(x, Post):
                     self._ways[x] = posted[x.tensor] = self._by_step(x)
                 elif isinstance(x, Fetch | SendBack):
-                    gives, takes = map(list, (x.crossing.gives, x.crossing.takes))
-                    out, into = (gives, takes) if isinstance(x, Fetch) else (takes, gives)
-                    at_once = Ways([way_at_once(rows) for rows in out], [way_at_once(rows) for rows in into])
-                    self._ways[x] = posted.pop(x.tensor, at_once)
+                    self._ways[x] = posted.pop(x.tensor) if x.tensor in posted else _at_once(x)
 
     def _by_step(self, x: Post) -> Ways:
         """Both sides put the rows in the order of the sender."""
         assert x.steps is not None
-        out, into = (x.crossing.gives, x.crossing.takes) if x.link == "fetch" else (x.crossing.takes, x.crossing.gives)
+        out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
         theirs = [torch.empty(len(rows), dtype=torch.int32) for rows in into]
         self._ranks.exchange([torch.from_numpy(steps) for steps in x.steps], theirs)
         least = -(-LEAST // (self._width[x.tensor] * self._host.dtype.itemsize))

@@ -6,6 +6,7 @@ Legend: R rows of the rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -26,6 +27,14 @@ class Crossing:
         """Whether another layer's is the same."""
         mine = (*self.takes, *self.gives)
         return other is not None and all(map(np.array_equal, mine, (*other.takes, *other.gives)))
+
+    def leaving(self, link: Literal["fetch", "send"]) -> tuple[np.ndarray, ...]:
+        """The rows that go to every rank: values that it takes, or gradients of what it gave."""
+        return self.gives if link == "fetch" else self.takes
+
+    def arriving(self, link: Literal["fetch", "send"]) -> tuple[np.ndarray, ...]:
+        """The rows for which every rank sends some."""
+        return self.takes if link == "fetch" else self.gives
 
     @property
     def rows(self) -> int:

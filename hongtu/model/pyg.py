@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
+from hongtu.model.checks import drops
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
 from hongtu.model.traced import FEATURES, Part, is_convolution, traced_layers
@@ -98,9 +99,7 @@ def _tagged(found: Named, place: str) -> nn.Module:
 
 def _encode(layer: Any, encoder: list[Part], title: str) -> None:
     """Have a layer's edge features go through modules first."""
-    if any(
-        getattr(part, "p", 0) for module, _ in encoder for part in module.modules() if "Dropout" in type(part).__name__
-    ):
+    if any(drops(module) for module, _ in encoder):
         raise InputError(f"from_pyg: {title} takes edge features from which a dropout has taken some; leave that out")
     layer.encode_edges = nn.Sequential(*(module for module, _ in encoder)).train()
     for k, (module, place) in enumerate(encoder):

@@ -113,25 +113,21 @@ class _Memory:
         """Rows that leave behind a batch, once to each rank, must have been written and stay as they are."""
         left = self.left.setdefault(x.tensor, self._all(False))
         demand(x.steps is not None, "it is not known when rows leave")
-        for rows, steps in zip(_leaving(x), x.steps or (), strict=True):
+        for rows, steps in zip(x.crossing.leaving(x.link), x.steps or (), strict=True):
             self.read(x.tensor, "host", rows[steps == step])
             left[rows[steps == step]] = True
 
     def crossed(self, x: moves.Fetch | moves.SendBack) -> None:
         """The rest leaves, and what others sent comes."""
         self.left.pop(x.tensor, None)
-        for rows in _leaving(x):
+        for rows in x.crossing.leaving(x.link):
             self.read(x.tensor, "host", rows)
         if isinstance(x, moves.SendBack):
-            for rows in x.crossing.gives:
+            for rows in x.crossing.arriving(x.link):
                 self.write(x.tensor, "host", rows, Stores(False))
         else:
-            for rows in x.crossing.takes:
+            for rows in x.crossing.arriving(x.link):
                 self.written[x.tensor, "host"][rows] = True
-
-
-def _leaving(x: moves.Fetch | moves.SendBack | moves.Post) -> tuple[np.ndarray, ...]:
-    return x.crossing.gives if x.link == "fetch" else x.crossing.takes
 
 
 class _Pass:

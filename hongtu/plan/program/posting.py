@@ -18,10 +18,12 @@ def posts(plan: PlannedMemory, p: Pass) -> Iterator[Post]:
     crossing, following = plan.crossings.sent_back(p), plan.crossings.next_fetched(p)
     if following is not None:
         name, next_crossing = following
-        steps = _steps(plan, p, name, next_crossing.gives)
+        steps = _steps(plan, p, name, next_crossing.leaving("fetch"))
         yield Post(tensor=name, crossing=next_crossing, link="fetch", steps=steps)
     if crossing is not None and p.flush is not None:
-        yield Post(tensor=p.flush, crossing=crossing, link="send", steps=_steps(plan, p, p.flush, crossing.takes))
+        yield Post(
+            tensor=p.flush, crossing=crossing, link="send", steps=_steps(plan, p, p.flush, crossing.leaving("send"))
+        )
 
 
 def _steps(plan: PlannedMemory, p: Pass, name: str, leave: Sequence[np.ndarray]) -> tuple[np.ndarray, ...] | None:

@@ -13,7 +13,6 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import INPUT, Modules, resolve
 from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer
-from hongtu.nn.layers.typed import TypedLinear
 from hongtu.nn.lazy import LazyLayer
 from hongtu.plan.passes.shapes import EdgeData
 from hongtu.train.survey.tracing import trace
@@ -35,9 +34,7 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
     """
     for index, (first, *_) in enumerate(resolve(modules)):
         layer = modules[index]
-        ours = type(layer).__module__.startswith(("hongtu.nn.layers", "hongtu.nn.lazy")) and not isinstance(
-            layer, TypedLinear
-        )
+        ours = isinstance(layer, LazyLayer) or (isinstance(layer, Layer) and layer.built_in)
         if first == INPUT and artifact.vertex_type_widths and (ours or type(layer) is nn.Linear):
             raise InputError(
                 f"layers[{index}] ({type(layer).__name__}): features of several types of vertices, and column 0 "
