@@ -1,10 +1,13 @@
-"""Ranks on a slow network: each in a network namespace whose link is limited in both directions. Linux, as root.
+"""Ranks on a slow network: hosts are network namespaces whose links are limited in both directions. Linux, as root.
 
-    python -m experiments.ranks_network ARTIFACT [--rate 20] [--hidden 256] [--layers 2 3] [--out FILE.jsonl]
+    python -m experiments.ranks_network ARTIFACT [--rate 20] [--hidden 256] [--layers 2 3] [--ranks-of-host 1]
+        [--systems ring cache comm hybrid routes] [--equal] [--out FILE.jsonl]
 
-ARTIFACT has one partition a rank. GCN by every ``--dependencies`` and by SAR's rounds (``experiments.ring``), one after
-the other; each rank has one core, which it shares where there are more ranks than cores. Seconds are the median epoch's
-of rank 0, the first left out; the first loss must agree.
+ARTIFACT has one partition a rank. GCN by every ``--dependencies``, by SAR's rounds (``experiments.ring``), and by
+``comm`` with a topology file that says who shares a host (``routes``), one after the other; each rank has one core,
+which it shares where there are more ranks than cores. Seconds are the median epoch's of rank 0, the first left out; the
+first loss must agree. ``--equal``: ``comm`` on links without a limit, and then on such that what crosses them takes as
+long as the epoch took; ``of_longer`` is its epoch over that.
 """
 
 from __future__ import annotations
@@ -25,54 +28,62 @@ from typing import Any
 import hongtu
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
+from hongtu.model.loss_terms import DEFAULT
+from hongtu.model.named import build_layers
+from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.train.dependencies import DEPENDENCIES
+from hongtu.train.ranked import plan_ranks
 
 AGREE = 1e-4  # of the first loss
-BURST = "32kbit"
+BURST = 32  # kilobits, at least what passes between two ticks of a clock
+TICKS = 250  # in a second
 MASTER, PORT = "10.77.0.1", 29500
 LIMIT = 1800  # seconds that a run may take
+FREE = 100_000.0  # megabits per second, which is no limit here
 
 
 @contextmanager
-def network(ranks: int, megabits: float) -> Iterator[list[str]]:
-    """Names of namespaces, one for each rank, that a bridge in one more joins."""
-    hub, names = f"hongtu{os.getpid()}", [f"hongtu{os.getpid()}-{rank}" for rank in range(ranks)]
+def network(hosts: int, megabits: float) -> Iterator[list[str]]:
+    """Names of namespaces, one for each host, that a bridge in one more joins."""
+    hub, names = f"hongtu{os.getpid()}", [f"hongtu{os.getpid()}-{host}" for host in range(hosts)]
 
     def ip(*words: str, inside: str | None = None) -> None:
         subprocess.run(["ip", *(("-n", inside) if inside else ()), *words], check=True)
 
     def limit(device: str, inside: str) -> None:
-        rate = ["rate", f"{megabits}mbit", "burst", BURST, "latency", "400ms"]
+        burst = f"{max(BURST, round(1000 * megabits / TICKS))}kbit"
+        rate = ["rate", f"{megabits}mbit", "burst", burst, "latency", "400ms"]
         subprocess.run(["tc", "-n", inside, "qdisc", "add", "dev", device, "root", "tbf", *rate], check=True)
 
     try:
         ip("netns", "add", hub)
         ip("link", "add", "bridge", "type", "bridge", inside=hub)
         ip("link", "set", "bridge", "up", inside=hub)
-        for rank, name in enumerate(names):
+        for host, name in enumerate(names):
             ip("netns", "add", name)
-            ip("link", "add", "eth0", "type", "veth", "peer", "name", f"port{rank}", "netns", hub, inside=name)
-            ip("addr", "add", f"10.77.0.{rank + 1}/24", "dev", "eth0", inside=name)
+            ip("link", "add", "eth0", "type", "veth", "peer", "name", f"port{host}", "netns", hub, inside=name)
+            ip("addr", "add", f"10.77.0.{host + 1}/24", "dev", "eth0", inside=name)
             for device in ("lo", "eth0"):
                 ip("link", "set", device, "up", inside=name)
-            ip("link", "set", f"port{rank}", "master", "bridge", "up", inside=hub)
-            limit("eth0", name)
-            limit(f"port{rank}", hub)
+            ip("link", "set", f"port{host}", "master", "bridge", "up", inside=hub)
+            if megabits < FREE:
+                limit("eth0", name)
+                limit(f"port{host}", hub)
         yield names
     finally:
         for name in (hub, *names):
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def started(names: list[str], words: list[str]) -> str:
-    """Run a module by torchrun, one process in each namespace; what rank 0 printed."""
+def started(names: list[str], ranks_of_host: int, words: list[str]) -> str:
+    """Run a module by torchrun, so many processes in each namespace; what rank 0 printed."""
     cores, processes = sorted(os.sched_getaffinity(0)), []
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    for rank, name in enumerate(names):
-        where = ["--nnodes", str(len(names)), "--nproc-per-node", "1", "--node-rank", str(rank)]
+    for host, name in enumerate(names):
+        where = ["--nnodes", str(len(names)), "--nproc-per-node", str(ranks_of_host), "--node-rank", str(host)]
         where += ["--master-addr", MASTER, "--master-port", str(PORT), "-m", "--"]
-        command = ["ip", "netns", "exec", name, "taskset", "-c", str(cores[rank % len(cores)]), sys.executable]
-        out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        command = ["ip", "netns", "exec", name, "taskset", "-c", str(cores[host % len(cores)]), sys.executable]
+        out = subprocess.PIPE if host == 0 else subprocess.DEVNULL
         command += ["-m", "torch.distributed.run", *where, *words]
         processes.append(subprocess.Popen(command, env=environment, stdout=out, text=True))
     try:
@@ -88,43 +99,80 @@ def started(names: list[str], words: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--rate", type=float, default=20.0, help="megabits per second of each rank's link")
+    parser.add_argument("--rate", type=float, default=20.0, help="megabits per second of each host's link")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--ranks-of-host", type=int, default=1)
     parser.add_argument("--systems", nargs="+", default=["ring", *DEPENDENCIES])
+    parser.add_argument("--equal", action="store_true", help="what crosses takes as long as what is computed")
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
+    for layers in options.layers:
+        if options.equal:
+            free = measured(options, layers, ["comm"], FREE)["comm"]["seconds"]
+            crossing = crossing_bytes(options, layers) * 8 / 1e6
+            measured(options, layers, ["comm"], crossing / free, longer=free)
+        else:
+            measured(options, layers, options.systems, options.rate)
+
+
+def crossing_bytes(options: argparse.Namespace, layers: int) -> float:
+    """Of an epoch of ``comm`` on the link of the rank that has most, one direction after the other."""
+    artifact = hongtu.open_artifact(options.artifact)
+    gcn = build_layers("gcn", artifact.feature_width, options.hidden, artifact.num_classes, layers)
+    hardware = replace(CPU, network_link=1.0, host_link=1e30)
+    plans = plan_ranks(
+        artifact, gcn, artifact.topology.partitions, "comm", loss=DEFAULT[artifact.task], device_memory=None,
+        strategy="full", hardware=hardware,
+    )  # fmt: skip
+    return max(predict_seconds(plan, hardware).network for _, plan in plans)
+
+
+def measured(
+    options: argparse.Namespace, layers: int, systems: list[str], rate: float, longer: float | None = None
+) -> dict[str, dict[str, Any]]:
+    """What ``measure`` gives of each system.
+
+    Args:
+        longer: seconds that computation and crossing take each.
+    """
     ranks = hongtu.open_artifact(options.artifact).topology.partitions
-    with network(ranks, options.rate) as names, tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / "profile.json"
-        profile.write_text(json.dumps(replace(CPU, network_link=options.rate / 8 * 1e6).to_dict()))
-        for layers in options.layers:
-            found: dict[str, dict[str, Any]] = {}
-            for system in options.systems:
-                found[system] = measure(options, names, layers, system, Path(folder) / f"{system}-{layers}", profile)
-                about = {"ranks": ranks, "megabits": options.rate, "layers": layers, "hidden": options.hidden}
-                row = machine("ranks_network") | {"graph": options.artifact.name, **about, "system": system}
-                append(options.out, row | found[system])
-                over = found[system]["seconds"] / found[options.systems[0]]["seconds"]
-                print(f"{layers} layers, {system:6s} {found[system]['seconds']:7.2f} s, {over:.2f} of "
-                      f"{options.systems[0]}", flush=True)  # fmt: skip
-            losses = [row["loss"] for row in found.values()]
-            if max(losses) - min(losses) > AGREE * max(losses):
-                raise SystemExit(f"losses differ: {found}")
+    found: dict[str, dict[str, Any]] = {}
+    with network(ranks // options.ranks_of_host, rate) as names, tempfile.TemporaryDirectory() as folder:
+        profile, topology = Path(folder) / "profile.json", Path(folder) / "topology.json"
+        profile.write_text(json.dumps(replace(CPU, network_link=rate / 8 * 1e6).to_dict()))
+        hosts = [names[rank // options.ranks_of_host] for rank in range(ranks)]
+        topology.write_text(json.dumps({"hosts": hosts}))
+        for system in systems:
+            found[system] = measure(options, names, layers, system, Path(folder), profile, topology)
+            about = {"ranks": ranks, "ranks_of_host": options.ranks_of_host, "megabits": rate, "layers": layers}
+            about |= {"graph": options.artifact.name, "hidden": options.hidden, "system": system}
+            if longer is not None:
+                found[system]["of_longer"] = found[system]["seconds"] / longer
+            append(options.out, machine("ranks_network") | about | found[system])
+            over = found[system]["seconds"] / found[systems[0]]["seconds"]
+            print(f"{layers} layers, {rate:.0f} Mbit/s, {system:6s} {found[system]['seconds']:7.2f} s, {over:.2f} of "
+                  f"{systems[0]}", found[system].get("of_longer", ""), flush=True)  # fmt: skip
+    losses = [row["loss"] for row in found.values()]
+    if max(losses) - min(losses) > AGREE * max(losses):
+        raise SystemExit(f"losses differ: {found}")
+    return found
 
 
 def measure(
-    options: argparse.Namespace, names: list[str], layers: int, system: str, run: Path, profile: Path
+    options: argparse.Namespace, names: list[str], layers: int, system: str, folder: Path, profile: Path, topology: Path
 ) -> dict[str, Any]:
     """Seconds of the median epoch after the first, and the first loss."""
     model = ["--hidden", str(options.hidden), "--layers", str(layers), "--epochs", str(options.epochs)]
-    artifact = str(options.artifact.resolve())
+    artifact, run = str(options.artifact.resolve()), folder / f"{system}-{layers}"
     if system == "ring":
-        lines = started(names, ["experiments.ring", artifact, *model]).splitlines()
+        lines = started(names, options.ranks_of_host, ["experiments.ring", artifact, *model]).splitlines()
     else:
-        words = ["hongtu", "train", artifact, "--model", "gcn", *model, "--dependencies", system]
-        started(names, [*words, "--hardware", str(profile), "--run", str(run)])
+        words = ["hongtu", "train", artifact, "--model", "gcn", *model, "--hardware", str(profile), "--run", str(run)]
+        words += ["--dependencies", "comm" if system == "routes" else system]
+        words += ["--topology", str(topology)] if system == "routes" else []
+        started(names, options.ranks_of_host, words)
         lines = (run / "epochs.jsonl").read_text().splitlines()
     epochs = [json.loads(line) for line in lines]
     return {"seconds": median(epoch["seconds"] for epoch in epochs[1:]), "loss": epochs[0]["loss"]}

@@ -26,10 +26,12 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".txt")
 RANKS = "tests/ranks/test_posting.py tests/ranks/test_simulated.py"
+ROUTES = "tests/ranks/test_routes.py"
 FIRST = {  # the tests of a part
     "hongtu/plan/program/posting": RANKS,
     "hongtu/plan/memory/crossings": RANKS,
     "hongtu/engine/messages": RANKS,
+    "hongtu/ranks": ROUTES,
     "hongtu/plan/passes": "tests/plan/test_passes.py",
     "hongtu/plan/cache": "tests/plan/test_cache.py tests/plan/test_writers.py",
     "hongtu/plan/search": "tests/plan/test_search.py",

@@ -194,6 +194,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
         deterministic=config.deterministic,
         on_oom=config.on_oom,
         dependencies=config.dependencies,
+        topology=config.topology,
         metric=_own("--metric", config.metric) if config.metric and ":" in config.metric else config.metric,
     )
 

@@ -59,6 +59,8 @@ def run(options: argparse.Namespace) -> None:
     if options.ranks is not None:
         _run_ranks(options, config, artifact, hardware)
         return
+    if config.topology is not None:
+        raise InputError("--topology: says what joins ranks; give --ranks, too")
     budget = _budget(config, artifact, hardware)
     if budget is None:
         budget = hardware.memory_for(artifact.topology.partitions)
@@ -121,7 +123,7 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
     budget = _budget(config, artifact, hardware)
     plans = plan_ranks(
         artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
-        device_memory=budget, strategy=config.strategy, hardware=hardware,
+        device_memory=budget, strategy=config.strategy, hardware=hardware, topology=config.topology,
     )  # fmt: skip
     result = describe_ranks(config, plans, budget, hardware)
     print(json.dumps(result) if options.json else rank_tables(result))

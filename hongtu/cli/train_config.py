@@ -37,6 +37,8 @@ class ModelConfig:
             without sharing between devices, too
         dependencies: of ranks, where what they read of one another comes from: cache: they compute it again; comm: they
             fetch it; hybrid: they fetch it from the layer on that is predicted best
+        topology: of ranks, a JSON file that says what joins them; not set: the links of their hosts (`plan`: a host of
+            its own for each)
         hardware: what plans are compared for: cpu, a100x4, h200 or a profile (default: the device's; `plan`: cpu)
     """
 
@@ -52,6 +54,7 @@ class ModelConfig:
     spill: str | None = None
     strategy: Literal["full", "paper", "p2p", "none"] = "full"
     dependencies: Literal["cache", "comm", "hybrid"] = "cache"
+    topology: str | None = None
     hardware: str | None = None
 
     def __post_init__(self) -> None:
@@ -151,8 +154,8 @@ class TrainConfig(ModelConfig):
 
 # what does not change which numbers come out
 _ELSEWHERE = {
-    "artifact", "epochs", "device_memory", "host_memory", "spill", "strategy", "dependencies", "hardware", "device",
-    "deterministic", "on_oom", "rank_timeout", "eval_every", "patience", "keep_best", "restore_best", "run",
+    "artifact", "epochs", "device_memory", "host_memory", "spill", "strategy", "dependencies", "topology", "hardware",
+    "device", "deterministic", "on_oom", "rank_timeout", "eval_every", "patience", "keep_best", "restore_best", "run",
     "loggers", "save_every", "keep", "resume",
 }  # fmt: skip
 DECIDING = tuple(field.name for field in fields(TrainConfig) if field.name not in _ELSEWHERE)

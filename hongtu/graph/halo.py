@@ -13,20 +13,24 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """What ranks fetch of one another of what a layer exchanges.
+    """What ranks fetch of one another of what a layer exchanges: all of it, or one round of it where rows go by way of
+    ranks that read them, too.
 
     Attributes:
-        takes: of every rank, int64, the rows here that it owns; none of this rank.
-        gives: of every rank, int64, the own rows that it takes, in its order.
+        takes: of every rank, int64, the rows here that it gives: its own, or those that an earlier round brought it.
+        gives: of every rank, int64, the rows that it takes, in its order.
+        pace: seconds that it takes the slowest hop to carry a byte of every row of all ranks; None: ranks have a link
+            each, as fast as the profile says.
     """
 
     takes: tuple[np.ndarray, ...]
     gives: tuple[np.ndarray, ...]
+    pace: float | None = None
 
-    def same_as(self, other: Crossing | None) -> bool:
+    def same_as(self, other: Crossing) -> bool:
         """Whether another layer's is the same."""
         mine = (*self.takes, *self.gives)
-        return other is not None and all(map(np.array_equal, mine, (*other.takes, *other.gives)))
+        return all(map(np.array_equal, mine, (*other.takes, *other.gives)))
 
     def leaving(self, link: Literal["fetch", "send"]) -> tuple[np.ndarray, ...]:
         """The rows that go to every rank: values that it takes, or gradients of what it gave."""
@@ -54,19 +58,21 @@ class Halo:
     Attributes:
         fields: bool [R] each, the rows that some passes compute, from many to few; not those of all rows.
         behind: which of these passes behind 0, 1, ... layers compute; None: all rows.
-        crossings: of every layer, None where no rank fetches what it exchanges.
+        fetched: of every layer the rounds in which ranks fetch what it exchanges; none where no rank does.
+        sent: those in which their gradients go back.
     """
 
     fields: tuple[np.ndarray, ...]
     behind: tuple[int | None, ...]
-    crossings: tuple[Crossing | None, ...]
+    fetched: tuple[tuple[Crossing, ...], ...]
+    sent: tuple[tuple[Crossing, ...], ...]
 
     @property
     def rows(self) -> int:
         """Those that a layer takes at most."""
-        return max(crossing.rows for crossing in self.crossings if crossing is not None)
+        return max(sum(crossing.rows for crossing in rounds) for rounds in self.fetched)
 
     @property
     def first(self) -> int:
         """The first layer whose rows are fetched."""
-        return next(k for k, crossing in enumerate(self.crossings) if crossing is not None)
+        return next(k for k, rounds in enumerate(self.fetched) if rounds)

@@ -19,25 +19,30 @@ from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.halo import Crossing, Halo
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
+from hongtu.ranks.fabric import Fabric
 from hongtu.ranks.receptive import adopters, edges_of, read_over, sources_of
+from hongtu.ranks.rounds import MOST, rounds_of
 from hongtu.ranks.stages import Stages
 
 
-def share_of(artifact: Artifact, rank: int, ranks: int, stages: Stages) -> Artifact:
+def share_of(artifact: Artifact, rank: int, ranks: int, stages: Stages, fabric: Fabric | None = None) -> Artifact:
     """What a rank holds of an artifact: the whole where it is alone.
 
     Args:
         stages: what it computes of other ranks' vertices; without stage 0 of any, features are those of own rows.
+        fabric: what joins the ranks; None: each has a link for itself.
 
     Raises:
-        InputError: when there are more ranks than partitions.
+        InputError: when there are more ranks than partitions, or more than fetch rows of one another.
     """
     bounds = deal_partitions(artifact, ranks)
     if ranks == 1:
         return artifact
     share = Share(artifact, bounds[rank], bounds[rank + 1], stages)
     if stages.fetches:
-        share.halo = share.halo_of(stages, artifact.topology.partition_start[bounds])
+        if ranks > MOST:
+            raise InputError(f"{ranks} ranks: at most {MOST} fetch rows of one another; use dependencies 'cache'")
+        share.halo = share.halo_of(rank, artifact.topology.partition_start[bounds], stages, fabric)
     return share
 
 
@@ -106,34 +111,24 @@ class Share(Artifact):
     def own_end(self) -> np.ndarray:
         return self._own_end
 
-    def halo_of(self, stages: Stages, bounds: np.ndarray) -> Halo | None:
+    def halo_of(self, rank: int, bounds: np.ndarray, stages: Stages, fabric: Fabric | None) -> Halo | None:
         """The rows that this rank and the others read of one another; None where no rank reads any.
 
         Args:
-            stages: as for ``share_of``.
+            rank, stages, fabric: as for ``share_of``.
             bounds: int64 [k + 1], the first vertex of every rank, then V.
         """
         row_of = np.empty(self.whole.num_vertices, dtype=np.int64)
         row_of[self.rows] = np.arange(len(self.rows))
-        topology, layers = self.whole.topology, range(stages.layers)
-        takes: list[list[np.ndarray]] = [[] for _ in layers]
-        gives: list[list[np.ndarray]] = [[] for _ in layers]
-        fetched = [False for _ in layers]
-        for first, end in pairwise(bounds.tolist()):
-            computed = stages.of(topology, first, end)
-            for layer in layers:
-                read = np.flatnonzero(sources_of(topology, computed >= layer + 2) & (computed <= layer))
-                fetched[layer] |= len(read) > 0
-                if (first, end) == (self.span.start, self.span.stop):  # a rank without rows begins where another does
-                    takes[layer] = np.split(row_of[read], np.searchsorted(read, bounds[1:-1]))
-                gives[layer].append(row_of[read[(read >= self.span.start) & (read < self.span.stop)]])
+        fetched: list[tuple[Crossing, ...]] = []
+        sent: list[tuple[Crossing, ...]] = []
+        for layer, readers in enumerate(self._readers(stages, bounds)):
+            there, back = rounds_of(rank, readers, bounds, row_of, fabric)
+            alike = layer > 0 and len(there) == len(fetched[-1]) and all(map(Crossing.same_as, there, fetched[-1]))
+            fetched.append(fetched[-1] if alike else there)
+            sent.append(sent[-1] if alike else back)
         if not any(fetched):
             return None
-        crossings: list[Crossing | None] = []
-        for layer in layers:
-            crossing = Crossing(tuple(takes[layer]), tuple(gives[layer])) if fetched[layer] else None
-            before = crossings[-1] if crossings else None
-            crossings.append(before if crossing is not None and crossing.same_as(before) else crossing)
         fields: list[np.ndarray] = []
         behind: list[int | None] = []
         for layer in range(stages.layers + 1):
@@ -141,7 +136,18 @@ class Share(Artifact):
             if not fields or not np.array_equal(field, fields[-1]):
                 fields += [] if field.all() else [field]
             behind.append(None if field.all() else len(fields) - 1)
-        return Halo(tuple(fields), tuple(behind), tuple(crossings))
+        return Halo(tuple(fields), tuple(behind), tuple(fetched), tuple(sent))
+
+    def _readers(self, stages: Stages, bounds: np.ndarray) -> np.ndarray:
+        """Unsigned [L, V], which ranks fetch what every layer exchanges of each vertex: bit r for rank r."""
+        topology, bits = self.whole.topology, np.min_scalar_type((1 << len(bounds) - 1) - 1)
+        found = np.zeros((stages.layers, topology.num_vertices), dtype=bits)
+        for rank, (first, end) in enumerate(pairwise(bounds.tolist())):
+            computed = stages.of(topology, first, end)
+            for layer, readers in enumerate(found):
+                read = sources_of(topology, computed >= layer + 2) & (computed <= layer)
+                readers[read] |= bits.type(1 << rank)
+        return found
 
     def own(self, rows: Rows) -> Rows:
         """Those of the rank's own vertices, in the artifact's order."""

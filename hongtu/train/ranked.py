@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.ranks.fabric import load_fabric
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
@@ -114,8 +116,10 @@ def plan_ranks(
     device_memory: int | str | None,
     strategy: str | Strategy,
     hardware: Hardware,
+    topology: str | os.PathLike[str] | None = None,
 ) -> list[tuple[Artifact, ExecutionPlan]]:
-    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these.
+    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
+    topology file every rank is on a host of its own.
 
     Raises:
         InputError: for anything that cannot work.
@@ -126,6 +130,7 @@ def plan_ranks(
     check_ranked(artifact, network, loss, ranks, dependencies)
     optimizer, savings = adam(network.modules.parameters()), get_strategy(strategy)
     count = exchanging_layers(network)
+    fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(
         device_memory,
         lambda: plan_network(
@@ -134,7 +139,7 @@ def plan_ranks(
     )
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
-        share = share_of(artifact, rank, ranks, stages)
+        share = share_of(artifact, rank, ranks, stages, fabric)
         of_share = make_loss(share, loss)
         return share, plan_network(share, network, of_share, optimizer, savings, budget, torch.float32, hardware)
 

@@ -35,6 +35,7 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.ranks.fabric import fabric_between
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, current
@@ -113,6 +114,7 @@ class Trainer(Resumable):
         dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
             depend on them; "comm" fetches what layers exchange and sends gradients back; "hybrid" fetches from that
             layer on with which an epoch is predicted to be the shortest.
+        topology: a JSON file that says what joins the ranks (docs/machines.md); None: the links of their hosts.
         ranks: the processes that train together, each calling everything of its Trainer in the same order; None: those
             of torch.distributed's default group, where there is one.
 
@@ -153,6 +155,7 @@ class Trainer(Resumable):
         on_oom: str = "raise",
         metric: Metric = None,
         dependencies: str = "cache",
+        topology: str | os.PathLike[str] | None = None,
         ranks: Together | None = None,
     ) -> None:
         self.ranks = current() if ranks is None else ranks
@@ -191,6 +194,7 @@ class Trainer(Resumable):
             make_rows_optimizer = embedding_optimizer or optimizer
             self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))
         self.ranks.check_same(self._given(loss))
+        self._fabric = fabric_between(self.ranks, topology, self.hardware)
         self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
         self.ranks.take_model(self.model)
 
@@ -216,7 +220,7 @@ class Trainer(Resumable):
         layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
 
         def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
-            share = share_of(self.artifact, self.ranks.rank, self.ranks.size, stages)
+            share = share_of(self.artifact, self.ranks.rank, self.ranks.size, stages, self._fabric)
             of_share = make_loss(share, loss)
             return share, of_share, partial(
                 plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=self._dtype,

@@ -217,7 +217,7 @@ def test_plans_of_ranks_are_those_that_run(dependencies):
     for (share, plan), (record, peaks, held) in zip(planned, run_ranks(3, run), strict=True):
         assert (plan.rows, plan.bytes, plan.peak_bytes) == (record.rows, record.bytes, peaks)
         assert len(share.rows) == held
-    crossings = [c for share, _ in planned if share.halo for c in share.halo.crossings if c is not None]
+    crossings = [c for share, _ in planned if share.halo for rounds in share.halo.fetched for c in rounds]
     assert sum(crossing.both - crossing.rows for crossing in crossings) == sum(crossing.rows for crossing in crossings)
 
 

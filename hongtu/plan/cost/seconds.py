@@ -151,19 +151,23 @@ def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:
     """Rows are gathered, cross the network in both directions at the same time, and are put in their places. The pass
     that posts them takes the time."""
     program, total = plan.pass_program(p), 0.0
-    posted = {plan.crossings.posted(p), *(x.tensor for x in program.body if isinstance(x, moves.Post))}
+    posted = {(p.exchange, plan.crossings.posted(p))}
+    posted |= {(x.tensor, x.crossing) for x in program.body if isinstance(x, moves.Post)}
     for x in (*program.before, *program.body, *program.after):
         if isinstance(x, moves.Fetch | moves.SendBack):
             row = plan.passes.width[x.tensor] * plan.shape.itemsize
             total += row * x.crossing.both / hardware.host_link
-        if isinstance(x, moves.Post) or (isinstance(x, moves.Fetch | moves.SendBack) and x.tensor not in posted):
+        if isinstance(x, moves.Post) or (
+            isinstance(x, moves.Fetch | moves.SendBack) and (x.tensor, x.crossing) not in posted
+        ):
             total += _link_seconds(plan, x, hardware)
     return total
 
 
 def _link_seconds(plan: ExecutionPlan, x: moves.Fetch | moves.SendBack | moves.Post, hardware: Hardware) -> float:
-    rows, both = x.crossing.rows, x.crossing.both
-    return plan.passes.width[x.tensor] * plan.shape.itemsize * max(rows, both - rows) / hardware.network_link
+    rows, both, pace = x.crossing.rows, x.crossing.both, x.crossing.pace
+    row = plan.passes.width[x.tensor] * plan.shape.itemsize
+    return row * (max(rows, both - rows) / hardware.network_link if pace is None else pace)
 
 
 def _beside(x: moves.Post, batches: int, work: float, crossing: float) -> float:

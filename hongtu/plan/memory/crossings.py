@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,31 +22,30 @@ class Crossings:
     shape: NetworkShape
     halo: Halo | None
 
-    def of(self, p: Pass) -> Crossing | None:
-        """What ranks fetch of one another of what a pass exchanges or flushes, or None."""
+    def fetched(self, p: Pass) -> tuple[Crossing, ...]:
+        """The rounds in which ranks fetch of one another what a pass exchanges; backward finds the rows there."""
+        return self._of(p, None if self.halo is None or p.direction == "backward" else self.halo.fetched, p.exchange)
+
+    def sent_back(self, p: Pass) -> tuple[Crossing, ...]:
+        """Those in which they send what it flushes."""
+        return self._of(p, None if self.halo is None else self.halo.sent, p.flush)
+
+    def _of(self, p: Pass, rounds: Sequence[tuple[Crossing, ...]] | None, name: str | None) -> tuple[Crossing, ...]:
         layers = self.shape.graph_layers
-        return None if self.halo is None or p.layer not in layers else self.halo.crossings[layers.index(p.layer)]
+        return () if rounds is None or name is None or p.layer not in layers else rounds[layers.index(p.layer)]
 
-    def fetched(self, p: Pass) -> Crossing | None:
-        """The same of what it exchanges alone; backward finds the rows there."""
-        return self.of(p) if p.exchange is not None and p.direction != "backward" else None
-
-    def sent_back(self, p: Pass) -> Crossing | None:
-        """And of what it flushes."""
-        return self.of(p) if p.flush is not None else None
-
-    def next_fetched(self, p: Pass) -> tuple[str, Crossing] | None:
-        """What the next pass fetches of this one's rows: they leave while this one goes on."""
+    def next_fetched(self, p: Pass) -> tuple[tuple[str, Crossing], ...]:
+        """What the next pass fetches of this one's rows in its first round: they leave while this one goes on."""
         following = self._following.get(p.name)
-        crossing = None if following is None else self.fetched(following)
-        if following is None or crossing is None or following.exchange not in p.outputs:
-            return None
-        return following.exchange, crossing
+        if following is None or following.exchange is None or following.exchange not in p.outputs:
+            return ()
+        return tuple((following.exchange, crossing) for crossing in self.fetched(following)[:1])
 
-    def posted(self, p: Pass) -> str | None:
-        """What a pass fetches that the one before it has sent."""
+    def posted(self, p: Pass) -> Crossing | None:
+        """The round of what a pass fetches that the one before it has sent."""
         before = next((q for q in self.passes.every if self._following.get(q.name) is p), None)
-        return p.exchange if before is not None and self.next_fetched(before) is not None else None
+        sent = () if before is None else self.next_fetched(before)
+        return sent[0][1] if sent else None
 
     @cached_property
     def _following(self) -> dict[str, Pass]:
@@ -58,17 +58,19 @@ class Crossings:
         """The most numbers that are on their way at a time; None where no rank fetches any."""
         if self.halo is None:
             return None
-        every = ((p, self.of(p)) for p in self.passes.every)
-        widths = ((c.both, self.passes.width[n]) for p, c in every if c is not None for n in (p.exchange, p.flush) if n)
-        return max((both * width for both, width in widths), default=0)
+        width, found = self.passes.width, [0]
+        for p in self.passes.every:
+            found += [crossing.both * width[str(p.exchange)] for crossing in self.fetched(p)]
+            found += [crossing.both * width[str(p.flush)] for crossing in self.sent_back(p)]
+        return max(found)
 
     @property
     def index_bytes(self) -> int:
         """Of what says in which order rows leave and arrive in passes that post them."""
         total = 0
         for p in (*self.passes.train, *self.passes.evaluate):
-            if (back := self.sent_back(p)) is not None:
-                total += INDEX * back.both + STEP * back.rows
-            if (following := self.next_fetched(p)) is not None:
-                total += INDEX * following[1].both + STEP * (following[1].both - following[1].rows)
+            for crossing in self.sent_back(p)[:1]:
+                total += INDEX * crossing.both + STEP * crossing.rows
+            for _, crossing in self.next_fetched(p):
+                total += INDEX * crossing.both + STEP * (crossing.both - crossing.rows)
         return total

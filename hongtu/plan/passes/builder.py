@@ -45,8 +45,8 @@ def plan_passes(
         train, evaluate = [replace(p, when="train") for p in evaluate], []
     later = set().union(*(_touches(p) for p in (*train, *evaluate)))
     kept = constant & later
-    crossings = halo.crossings if halo else ()  # of all layers, of which these may be the first
-    fetched = [k for k, crossing in zip(shape.graph_layers, crossings, strict=False) if crossing]
+    rounds = halo.fetched if halo else ()  # of all layers, of which these may be the first
+    fetched = [k for k, of_layer in zip(shape.graph_layers, rounds, strict=False) if of_layer]
     on_host = (
         {OUTPUT}
         | ({gradient(OUTPUT)} if shape.edge_loss else set())

@@ -132,9 +132,8 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
             at = plan.place_of(p, name) if name in plan.placed else ()
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at)
-    crossing = plan.crossings.fetched(p)
-    if crossing is not None and p.exchange is not None:
-        yield moves.Fetch(tensor=p.exchange, crossing=crossing)
+    for crossing in plan.crossings.fetched(p):
+        yield moves.Fetch(tensor=str(p.exchange), crossing=crossing)
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
 
@@ -144,9 +143,8 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield moves.EndMoments(stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield moves.SumStatistics(layer=p.layer)
-    crossing = plan.crossings.sent_back(p)
-    if crossing is not None and p.flush is not None:
-        yield moves.SendBack(tensor=p.flush, crossing=crossing)
+    for crossing in plan.crossings.sent_back(p):
+        yield moves.SendBack(tensor=str(p.flush), crossing=crossing)
     if p.edge_loss:
         yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
 

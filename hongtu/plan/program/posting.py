@@ -15,15 +15,11 @@ from hongtu.plan.program.operands import Picked, transfers_of
 
 def posts(plan: PlannedMemory, p: Pass) -> Iterator[Post]:
     """What a pass sends while it runs."""
-    crossing, following = plan.crossings.sent_back(p), plan.crossings.next_fetched(p)
-    if following is not None:
-        name, next_crossing = following
-        steps = _steps(plan, p, name, next_crossing.leaving("fetch"))
-        yield Post(tensor=name, crossing=next_crossing, link="fetch", steps=steps)
-    if crossing is not None and p.flush is not None:
-        yield Post(
-            tensor=p.flush, crossing=crossing, link="send", steps=_steps(plan, p, p.flush, crossing.leaving("send"))
-        )
+    for name, crossing in plan.crossings.next_fetched(p):
+        yield Post(tensor=name, crossing=crossing, link="fetch", steps=_steps(plan, p, name, crossing.leaving("fetch")))
+    for crossing in plan.crossings.sent_back(p)[:1]:
+        name = str(p.flush)
+        yield Post(tensor=name, crossing=crossing, link="send", steps=_steps(plan, p, name, crossing.leaving("send")))
 
 
 def _steps(plan: PlannedMemory, p: Pass, name: str, leave: Sequence[np.ndarray]) -> tuple[np.ndarray, ...] | None:

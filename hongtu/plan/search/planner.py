@@ -182,9 +182,10 @@ def _order(topology: Topology, halo: Halo | None) -> np.ndarray:
     read rows of others, who wait for their gradients; then the largest, for what one leaves free is enough for the
     next."""
     awaited = np.zeros(topology.partitions * topology.chunks, dtype=np.int64)
-    for crossing in () if halo is None else filter(None, dict.fromkeys(halo.crossings)):
+    for rounds in () if halo is None else filter(None, dict.fromkeys(halo.fetched)):
         given, taken = np.zeros((2, topology.num_vertices), dtype=bool)
-        given[np.concatenate(crossing.gives)] = taken[np.concatenate(crossing.takes)] = True
+        for crossing in rounds:
+            given[np.concatenate(crossing.gives)] = taken[np.concatenate(crossing.takes)] = True
         for rows, start in ((given, topology.chunk_start), (taken[topology.sources], topology.source_start)):
             awaited += np.diff(np.concatenate([[0], np.cumsum(rows)])[start])
     keys = (each.reshape(topology.partitions, topology.chunks) for each in (-topology.num_dst, -awaited))
