@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from hongtu.errors import InputError
@@ -268,17 +266,6 @@ def in_bytes(nbytes: int) -> str:
     ('100 bytes', '16777216 bytes (16.0 MiB)')
     """
     return f"{nbytes} bytes" + (f" ({size(nbytes)})" if nbytes >= 1024 else "")
-
-
-def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """What an unknown word may have meant, to go on with in a message; nothing where none of the known is near.
-
-    >>> nearest("hiden", ["hidden", "heads"], "--"), nearest("Relu", ["ReLU"]), nearest("colour", ["hidden", "heads"])
-    ('; did you mean --hidden?', '; did you mean ReLU?', '')
-    """
-    spelled = {name.lower(): name for name in known}
-    found = get_close_matches(word.lower(), spelled, n=1)
-    return f"; did you mean {before}{spelled[found[0]]}?" if found else ""
 
 
 def _integer(name: str, value: Any, least: int, also: str = "") -> int:

@@ -1,8 +1,16 @@
-"""The errors a user can meet; each message says what was found, what was expected and the remedy."""
+"""The errors a user can meet; each message says what was found, what was expected and what mends it."""
 
 from __future__ import annotations
 
 import errno
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class InputError(ValueError):
@@ -64,3 +72,41 @@ class AnomalyError(RuntimeError):
 
 class RankLost(RuntimeError):
     """Another rank has stopped, and this one cannot go on; the message has that one's last words, or the network's."""
+
+
+def nearest(word: str, known: Iterable[str], before: str = "") -> str:
+    """What an unknown word may have meant, to go on with in a message; nothing where none of the known is near. A word
+    of the same letters is nearer than any other.
+
+    >>> nearest("hiden", ["hidden", "heads"], "--"), nearest("Relu", ["ReLU"]), nearest("colour", ["hidden", "heads"])
+    ('; did you mean --hidden?', '; did you mean ReLU?', '')
+    >>> nearest("modle", ["modules", "model"])
+    '; did you mean model?'
+    """
+    spelled, letters = {name.lower(): name for name in known}, sorted(word.lower())
+    found = get_close_matches(word.lower(), spelled, n=max(1, len(spelled)))
+    meant = min(found, key=lambda name: sorted(name) != letters, default="")
+    return f"; did you mean {before}{spelled[meant]}?" if meant else ""
+
+
+def names_known(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function, which refuses an argument by a name that it does not have, with the nearest one.
+
+    >>> names_known(lambda epochs: epochs)(epoch=3)
+    Traceback (most recent call last):
+    hongtu.errors.InputError: <lambda>: no argument is named 'epoch'; did you mean epochs?
+
+    Raises:
+        InputError: by the call.
+    """
+    known = inspect.signature(function).parameters
+    title = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in kwargs:
+            if name not in known:
+                raise InputError(f"{title}: no argument is named {name!r}{nearest(name, known)}")
+        return function(*args, **kwargs)
+
+    return call

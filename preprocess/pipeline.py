@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig, nearest
-from hongtu.errors import InputError
+from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
+from hongtu.errors import InputError, nearest
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
@@ -93,16 +94,11 @@ def preprocess_graph(
         InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
             written then.
     """
-    unknown = set(config) - {field.name for field in fields(PreprocessConfig)}
-    if unknown:
-        name = sorted(unknown)[0]
-        split = name.removesuffix("_mask")
-        known = (
-            f"; pass masks={{{split!r}: ...}}"
-            if split in ("train", "val", "test")
-            else nearest(name, [field.name for field in fields(PreprocessConfig)])
-        )
-        raise InputError(f"preprocess_graph: unknown option {name!r}{known}; see hongtu.config.PreprocessConfig")
+    known = [field.name for field in fields(PreprocessConfig)]
+    for name in sorted(set(config) - set(known)):
+        split, own = name.removesuffix("_mask"), inspect.signature(preprocess_graph).parameters
+        meant = f"; pass masks={{{split!r}: ...}}" if split in read.SPLITS else nearest(name, [*list(own)[:-1], *known])
+        raise InputError(f"preprocess_graph: no argument is named {name!r}{meant}; see hongtu.config.PreprocessConfig")
     if isinstance(features, str):
         config["features"], features = features, None
     if isinstance(labels, str):

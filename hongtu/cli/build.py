@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.train_config import ModelConfig, TrainConfig
-from hongtu.config import nearest
-from hongtu.errors import InputError
+from hongtu.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact

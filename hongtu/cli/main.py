@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
-from hongtu.config import nearest
-from hongtu.errors import InputError
+from hongtu.errors import InputError, nearest
 from hongtu.threads import shared_cores
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy

@@ -14,8 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hongtu.config import nearest
-from hongtu.errors import InputError
+from hongtu.errors import InputError, nearest
 
 Config = TypeVar("Config")
 FILES = (".toml", ".json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from hongtu.config import HITS, LINK_METRICS, LOSSES, METRICS, MODELS, nearest
-from hongtu.errors import InputError
+from hongtu.config import HITS, LINK_METRICS, LOSSES, METRICS, MODELS
+from hongtu.errors import InputError, nearest
 
 _LEAST = {
     "epochs": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0, "lr": 0, "weight_decay": 0,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 from hongtu.graph.checks import check_bounds, check_indices
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.format import (
@@ -214,6 +214,7 @@ class Artifact:
         check_indices(self)
 
 
+@names_known
 def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Artifact:
     """Open an artifact directory; sizes, dtypes and shapes are always checked, hashes only with ``verify``.
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hongtu.config import parse_bytes
-from hongtu.errors import BudgetError, InputError
+from hongtu.errors import BudgetError, InputError, names_known
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
@@ -86,6 +86,7 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-2)
 
 
+@names_known
 def plan_model(
     artifact: Artifact,
     layers: Sequence[Entry],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hongtu.config import size
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.host import check_disk
@@ -130,6 +130,7 @@ class Trainer(Resumable):
         BudgetError: when the budget is too small; names the smallest that works.
     """
 
+    @names_known
     @torch.inference_mode(False)
     def __init__(
         self,
@@ -346,6 +347,7 @@ class Trainer(Resumable):
         masks = {split: torch.from_numpy(np.array(mask[own])) for split, mask in self.artifact.masks.items()}
         return self._infer(self._runtime, lambda out, ids: self._evaluation(out, labels, masks, self.ranks))
 
+    @names_known
     def predict(
         self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
     ) -> Tensor | np.ndarray:
@@ -361,6 +363,7 @@ class Trainer(Resumable):
             raise InputError("predict: vertices and out do not go together; pick rows of the memory map")
         return self.embed(-1, vertices, out=out)
 
+    @names_known
     def embed(
         self, layer: int, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
     ) -> Tensor | np.ndarray:
@@ -412,6 +415,7 @@ class Trainer(Resumable):
             on_oom=self._on_oom, ranks=self.ranks, limit=self._limit, spill=self._spill,
         )  # fmt: skip
 
+    @names_known
     def fit(
         self,
         epochs: int,

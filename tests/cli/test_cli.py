@@ -43,6 +43,7 @@ def test_every_field_is_an_option_with_its_description(capsys):
         (["preprocess"], "required: INPUT, ARTIFACT"),
         (["preprocess", "a", "b", "--bogus"], "unrecognized arguments: --bogus (see `hongtu preprocess --help`)"),
         (["train", "a", "--hiden=3"], "--hiden=3; did you mean --hidden? (see `hongtu train --help`)"),
+        (["train", "a", "--modle", "gcn"], "--modle gcn; did you mean --model? (see `hongtu train --help`)"),
         (["preprocess", "a", "b", "--partitions", "two"], "invalid int value: 'two'"),
         (["preprocess", "a", "b", "--partitions", "0"], "partitions: 0, expected an integer from 1"),
         (

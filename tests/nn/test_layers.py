@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hongtu.errors import InputError
 from hongtu.nn import CommNetConv, GATConv, GCNConv, GGCNConv, GINConv, Layer, PyGLayer, SAGEConv
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Rows
@@ -244,6 +245,26 @@ def test_pyg_layer(name, graph, parts):
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
     found, wanted = gradients(out, layer.conv, h), gradients(expected, conv, h)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_square_pyg_layer_without_a_width(graph, parts):
+    torch.manual_seed(0)
+    conv = pyg.EdgeConv(torch.nn.Linear(2 * IN, OUT)).double()
+    h = features(graph)
+    out = run(PyGLayer(copy.deepcopy(conv), square=True), graph, h, parts)
+    torch.testing.assert_close(out, conv(h, graph.edge_index), rtol=1e-10, atol=1e-10)
+
+
+def test_square_pyg_layer_without_a_width_is_tried_when_it_runs():
+    class Whole(pyg.EdgeConv):
+        def forward(self, x, edge_index):
+            return super().forward(x - x.mean(0), edge_index)
+
+    layer = PyGLayer(Whole(torch.nn.Linear(2 * IN, OUT)), square=True)
+    graph = awkward_graphs()[0]
+    with pytest.raises(InputError, match=r"PyGLayer\(Whole, square=True\): .* more than its in-edges"):
+        run(layer, graph, features(graph).float(), 1)
 
 
 class Maximum(Layer):

@@ -160,6 +160,24 @@ WRONG = {
         "does not depend on the output",
         "leave out detach()",
     ),
+    "a misspelt argument": (
+        lambda: make(device_memroy="1GiB"),
+        "Trainer: no argument is named 'device_memroy'",
+        "device_memory?",
+    ),
+    "a misspelt argument of fit": (lambda: make().fit(epoch=3), "Trainer.fit: no argument is named 'epoch'", "epochs?"),
+    "a misspelt argument of predict": (lambda: make().predict(vertice=[1]), "'vertice'", "did you mean vertices?"),
+    "a misspelt argument of plan_model": (
+        lambda: hongtu.plan_model(None, [], device_memroy=1),
+        "plan_model: no argument is named 'device_memroy'",
+        "did you mean device_memory?",
+    ),
+    "a misspelt argument of open_artifact": (
+        lambda: hongtu.open_artifact("a", verfy=True),
+        "open_artifact: no argument is named 'verfy'",
+        "did you mean verify?",
+    ),
+    "a misspelt argument of preprocess_graph": (lambda: preprocess(mask=MASKS), "'mask'", "did you mean masks?"),
     # the layers
     "one layer instead of a list": (lambda: make(hnn.GCNConv(F, C)), "layers", "a list"),
     "a function among the layers": (
@@ -179,6 +197,16 @@ WRONG = {
         lambda: make([hnn.PyGLayer(pyg.GCNConv(F, C))]),
         "GCNConv",
         "use hongtu.nn.GCNConv",
+    ),
+    "a square convolution of another width": (
+        lambda: make([hnn.PyGLayer(pyg.EdgeConv(nn.Linear(16, C)), square=True)]),
+        "layers[0] (PyGLayer) failed on a small graph, given rows of 6 columns",
+        "its input width must be what comes before gives",
+    ),
+    "a convolution that needs positions": (
+        lambda: hnn.PyGLayer(pyg.PointNetConv(nn.Linear(F + 3, C))),
+        "its forward needs x, pos, edge_index",
+        "write it as a hongtu.nn.Layer",
     ),
     "widths that do not chain": (
         lambda: make([hnn.GCNConv(F, 8), hnn.GCNConv(9, C)]),

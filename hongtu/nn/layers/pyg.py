@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import typing
@@ -16,6 +17,7 @@ from hongtu.nn.layer import Layer
 
 _EQUIVALENT = {
     "GCNConv": "hongtu.nn.GCNConv",
+    "GCN2Conv": "hongtu.nn.GCN2Conv",
     "GATConv": "hongtu.nn.GATConv",
     "SAGEConv": "hongtu.nn.SAGEConv",
     "GINConv": "hongtu.nn.GINConv",
@@ -59,8 +61,11 @@ class PyGLayer(Layer):
         self._takes_weight = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
+        self._local = not square
         if square:
-            _check_local(self)
+            width = getattr(conv, "in_channels", None)
+            with contextlib.suppress(RuntimeError):  # of another width: tried when it is given rows
+                _check_local(self, width if isinstance(width, int) and width > 0 else 4)
 
     def forward(self, block: Block, h: Tensor) -> Tensor:
         bipartite = self._takes_size and not self.square
@@ -72,6 +77,8 @@ class PyGLayer(Layer):
         if block.edge_type is not None:
             options["edge_type"] = block.edge_type.long()
         if self.square:
+            if not self._local:
+                _check_local(self, h.shape[1])
             return self.conv(h, block.edge_index, **options)[: block.num_dst]
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
@@ -92,18 +99,22 @@ class PyGLayer(Layer):
             ) from error
 
 
-def _check_local(layer: PyGLayer) -> None:
+def _check_local(layer: PyGLayer, width: int) -> None:
     """Refuse a square convolution that gives other rows where edges into other vertices, and vertices that none of the
     edges has, are left out.
 
+    Args:
+        width: columns of the rows that it is tried with.
+
     Raises:
-        ValueError: with what to use instead.
+        InputError: with what to use instead.
+        RuntimeError: torch's, when it takes rows of another width.
     """
     conv, name = copy.deepcopy(layer.conv).eval().cpu(), type(layer.conv).__name__
     dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
-    width, edges = getattr(conv, "in_channels", None), torch.arange(48)
+    edges = torch.arange(48)
     source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
-    x = torch.sin(torch.arange(16 * (width if isinstance(width, int) and width > 0 else 4))).reshape(16, -1).to(dtype)
+    x = torch.sin(torch.arange(16 * width)).reshape(16, -1).to(dtype)
     options = {}
     if layer.uses_edge_features and isinstance(edge_dim := getattr(conv, "edge_dim", None), int):
         options["edge_attr"] = torch.cos(torch.arange(48 * edge_dim)).reshape(48, -1).to(dtype)
@@ -116,10 +127,11 @@ def _check_local(layer: PyGLayer) -> None:
         whole = conv(x, torch.stack([source, destination]), **options)[:3]
         part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})[:3]
     if not torch.allclose(whole, part, rtol=1e-4, atol=1e-5):
-        raise ValueError(
+        raise InputError(
             f"PyGLayer({name}, square=True): what {name} gives for a vertex depends on more than its in-edges and "
             f"their sources, which is all that a chunk has; {_remedy(name)}"
         )
+    layer._local = True
 
 
 def _remedy(name: str) -> str:
@@ -135,6 +147,14 @@ def _check(conv: torch.nn.Module, square: bool) -> None:
         raise ValueError(f"PyGLayer({name}): cached=True keeps one graph, chunks are many; {remedy} or cached=False")
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
         raise ValueError(f"PyGLayer({name}): flow={conv.flow!r}, expected 'source_to_target'; reverse the edges")
+    beside = ("edge_weight", "edge_attr", "edge_type", "size")
+    parameters = inspect.signature(conv.forward).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len([argument for argument in needed if argument not in beside]) > 2:
+        raise ValueError(
+            f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and what lies "
+            f"beside edges; {remedy}"
+        )
     if not square and not _takes_pair(conv):
         raise ValueError(
             f"PyGLayer({name}): {name} does not run on bipartite blocks: it wants the "
