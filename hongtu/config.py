@@ -192,14 +192,18 @@ def parse_bytes(text: str | int) -> int:
     (2147483648, 1500, 300)
 
     Raises:
-        InputError: when it is not a positive number with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
+        InputError: when it is not a positive number with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB; or a
+            part of a byte, or so few in floating point that another unit was meant.
     """
     match = _BYTES.fullmatch(str(text)) if not isinstance(text, bool) else None
     unit = _UNITS.get(match[2].upper() or "B") if match else None
-    size = int(float(match[1]) * unit) if match and unit and math.isfinite(float(match[1])) else 0
-    if size <= 0:
-        share = "; only device_memory (--device-memory) may be a percentage" if str(text).strip().endswith("%") else ""
-        raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{share}")
+    number = float(match[1]) * unit if match and unit and math.isfinite(float(match[1])) else 0.0
+    size = int(number)
+    if size <= 0 or (unit == 1 and size != number) or (isinstance(text, float) and size < 1024):
+        also = "; only device_memory (--device-memory) may be a percentage" if str(text).strip().endswith("%") else ""
+        if number:
+            also = "; a number alone is bytes, and '50%' half of what the run would take without a limit"
+        raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{also}")
     return size
 
 

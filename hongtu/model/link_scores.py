@@ -5,7 +5,8 @@ Legend: P edges, K negatives of each, Q pairs that are negatives of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,19 +38,30 @@ def ranks_among(positive_P: Tensor, negative_Q: Tensor) -> Tensor:
     return 1 + len(negative_Q) - up_to + 0.5 * (up_to - below)
 
 
-def link_scores(metric: str | Mapping[str, str] | None) -> dict[str, Score]:
+def by_name(metric: Any) -> Mapping[str, Any]:
+    """Several metrics by their names: those of a mapping, or of a list of names; one alone has none.
+
+    >>> by_name(["auc", "mrr"]), by_name("mrr")
+    ({'auc': 'auc', 'mrr': 'mrr'}, {'': 'mrr'})
+    """
+    if isinstance(metric, list | tuple) and all(isinstance(name, str) for name in metric):
+        return {name: name for name in metric}
+    return metric if isinstance(metric, Mapping) else {"": metric}
+
+
+def link_scores(metric: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, Score]:
     """What to compute, by name; the name of the first is empty.
 
     Args:
-        metric: "auc" (None: that), "mrr" or "hits@K", or several by name.
+        metric: "auc" (None: that), "mrr" or "hits@K", a list of these, or a dictionary of them.
 
     Raises:
         InputError: for anything else.
     """
-    named = metric if isinstance(metric, Mapping) else {"": "auc" if metric is None else metric}
+    named = by_name("auc" if metric is None else metric)
     found = {name if k else "": _score(given) for k, (name, given) in enumerate(named.items())}
     if not found:
-        raise InputError("metric: an empty mapping; leave it out for the AUC")
+        raise InputError("metric: none; leave it out for the AUC")
     return found
 
 
@@ -60,7 +72,7 @@ def _score(given: object) -> Score:
         return lambda ranks_P, count: 1 / ranks_P
     match = HITS.fullmatch(given) if isinstance(given, str) else None
     if match is None:
-        raise InputError(f"metric {given!r}: a LinkLoss takes 'auc', 'mrr' or 'hits@K' ('hits@10'), or several by name")
+        raise InputError(f"metric {given!r}: a LinkLoss takes 'auc', 'mrr' or 'hits@K' ('hits@10'), or a list of these")
     most = int(match[1])
 
     def hits(ranks_P: Tensor, count: int) -> Tensor:

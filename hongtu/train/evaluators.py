@@ -6,7 +6,7 @@ torchmetrics (reset before every use), or an :class:`OGBEvaluator`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from hongtu.config import METRICS
 from hongtu.errors import InputError
+from hongtu.model.link_scores import by_name
 from hongtu.ranks.together import Together
 from hongtu.train.scores import scores
 
 Evaluator = Callable[[Tensor, Tensor], Any]
-Metric = str | Evaluator | Mapping[str, str | Evaluator] | None
+Metric = str | Evaluator | Sequence[str] | Mapping[str, str | Evaluator] | None
 
 
 def accuracy(out: Tensor, target: Tensor) -> float:
@@ -72,8 +73,8 @@ class Evaluation:
     """The scores of every split.
 
     Args:
-        metric: None for the task's own (:mod:`hongtu.train.scores`); a callable, or one of ``NAMED``; or several by
-            name, of which the first is the score that early stopping watches.
+        metric: None for the task's own (:mod:`hongtu.train.scores`); a callable, or one of ``NAMED``; or several: a
+            list of these names, or a dictionary of either. The first is the score that early stopping watches.
         task: of the artifact.
 
     Raises:
@@ -81,20 +82,21 @@ class Evaluation:
     """
 
     def __init__(self, metric: Metric, task: str) -> None:
-        named = metric if isinstance(metric, Mapping) else {"": metric} if metric is not None else {}
+        named = {} if metric is None else by_name(metric)
         self._evaluators: dict[str, Evaluator] = {}
         for name, given in named.items():
             evaluator = NAMED.get(given) if isinstance(given, str) else given
             if not callable(evaluator):
                 title = f"metric[{name!r}]" if name else "metric"
                 raise InputError(
-                    f"{title} is {given!r}: expected a callable (out, target) -> number, or one of {', '.join(NAMED)}"
+                    f"{title} is {given!r}: expected a callable (out, target) -> number, or one of {', '.join(NAMED)}; "
+                    "or several: a list of these names, or a dictionary of either"
                 )
             if isinstance(given, str) and task == "regression":
                 raise InputError(f"metric {given!r}: scores classes, and the labels are numbers; leave it out")
             self._evaluators[name] = evaluator
-        if isinstance(metric, Mapping) and not metric:
-            raise InputError("metric: an empty mapping; leave it out for accuracy or micro-F1")
+        if metric is not None and not named:
+            raise InputError("metric: none; leave it out for accuracy or micro-F1")
         self._task = task
 
     def __call__(self, out: Tensor, labels: Tensor, masks: Mapping[str, Tensor], ranks: Together) -> dict[str, float]:

@@ -110,7 +110,8 @@ class Trainer(Resumable):
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
         metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2;
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
-            torchmetrics; or several by name. Of a LinkLoss "auc" (None), "mrr" or "hits@K".
+            torchmetrics; or several, a list of names or a dictionary of either. Of a LinkLoss "auc" (None), "mrr" or
+            "hits@K", or several.
         dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
             depend on them; "comm" fetches what layers exchange and sends gradients back; "hybrid" fetches from that
             layer on with which an epoch is predicted to be the shortest.

@@ -12,6 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
+from hongtu.preprocess.read.source import to_numpy
 from hongtu.preprocess.read.sparse import to_csr, to_edges
 from hongtu.preprocess.read.typed import make_typed
 
@@ -63,7 +64,7 @@ def from_arrays(
 def as_array(name: str, value: Any) -> np.ndarray:
     """An array of what numpy takes."""
     try:
-        return np.asarray(value)
+        return to_numpy(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{name}: not convertible to a numpy array ({error}); pass a numpy array or a detached CPU tensor"

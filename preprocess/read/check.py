@@ -16,6 +16,7 @@ from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 
+NUMBERS = "biuf"  # kinds of numpy that become float32
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 
 
@@ -58,8 +59,8 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     else:
         choose_split(raw, config.split)
         check_masks(raw, labelled)
-    if rounded:
-        print(f"hongtu: note: {', '.join(rounded)}: float64, rounded to the float32 of an artifact", file=sys.stderr)
+    for name, dtype in rounded.items():
+        print(f"hongtu: note: {name}: {dtype}, rounded to the float32 of an artifact", file=sys.stderr)
     return raw
 
 
@@ -165,9 +166,9 @@ def _check_features(raw: RawGraph) -> None:
         for k, part in enumerate(features.parts):
             _check_finite(raw, f"features_{k}", part)
         return
-    good = features.dtype.kind == "f" and features.ndim == 2 and features.shape[0] == vertices
+    good = features.dtype.kind in NUMBERS and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
-    if features.dtype.kind == "f":
+    if features.dtype.kind in NUMBERS:
         remedy = "save a row for each vertex, or pass --features random:F"
     expect(
         raw, "features", features, good and features.shape[1] > 0,
@@ -176,6 +177,8 @@ def _check_features(raw: RawGraph) -> None:
     if isinstance(features, np.ndarray):
         _check_finite(raw, "features", features)
         return
+    if features.dtype.kind != "f":
+        features = raw.features = features.astype(np.float32)
     if not features.has_canonical_format:  # duplicate entries add up, as they will when rows become dense
         features = raw.features = features.copy()  # the caller's own matrix stays as it is
         features.sum_duplicates()
@@ -191,17 +194,19 @@ def _finite_as_float32(block: np.ndarray) -> np.ndarray:
         return np.isfinite(block.astype(np.float32, copy=False))
 
 
-def _rounded(raw: RawGraph) -> list[str]:
-    """Names of the numbers that an artifact cannot keep as they are."""
+def _rounded(raw: RawGraph) -> dict[str, np.dtype]:
+    """Names and types of the numbers that an artifact cannot keep as they are."""
     features = raw.features
     whole = features if isinstance(features, np.ndarray) else getattr(features, "data", None)  # of CSR
     given = {"features": features.parts if isinstance(features, TypedFeatures) else [whole]}
-    given |= {piece: [getattr(raw, piece)] for piece in ("edge_weight", "edge_features", "labels")}
-    return [raw.name(piece) for piece, arrays in given.items() if any(map(_rounds, arrays))]
+    given |= {piece: [getattr(raw, piece)] for piece in ("edge_weight", "edge_features")}
+    if raw.labels is not None and raw.labels.dtype.kind == "f":  # others are classes
+        given["labels"] = [raw.labels]
+    return {raw.name(piece): array.dtype for piece, arrays in given.items() for array in arrays if _rounds(array)}
 
 
 def _rounds(array: Any) -> bool:
-    if array is None or array.dtype != np.float64:
+    if array is None or array.dtype.kind not in NUMBERS or np.can_cast(array.dtype, np.float32):
         return False
     step = max(1, BLOCK // max(1, array[:1].size))
     blocks = (array[lo : lo + step] for lo in range(0, len(array), step))

@@ -12,6 +12,8 @@ from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
 
 LABEL_REMEDY = "convert them (-1 = none), or pass --labels random:C, or --task regression for numbers to predict"
 
+NAMES_REMEDY = "number the classes, with numpy.unique(labels, return_inverse=True)[1]"
+
 
 def check_labels(raw: RawGraph) -> None:
     """Classes int64 [V], or many per vertex float32 [V, C], and how many."""
@@ -22,9 +24,10 @@ def check_labels(raw: RawGraph) -> None:
     labels, vertices = raw.labels, raw.num_vertices
     kind, rank = labels.dtype.kind, labels.ndim
     good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
+    remedy = NAMES_REMEDY if kind in "UO" and rank == 1 else LABEL_REMEDY
     expect(
         raw, "labels", labels, good,
-        f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {LABEL_REMEDY}",
+        f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {remedy}",
     )  # fmt: skip
     (_check_multiclass if rank == 1 else _check_multilabel)(raw)
 
@@ -117,9 +120,11 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
     vertices, several = raw.num_vertices, False
     chosen = {}
     for name, mask in raw.masks.items():
-        mask = of_numbers(mask, vertices)
+        mask = of_numbers(mask, vertices, raw.name(name))
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
-        remedy = "save one value for each vertex" if mask.dtype == bool else "save it as numpy.bool_"
+        remedy = "save one value for each vertex"
+        if mask.dtype != bool:
+            remedy = "save it as numpy." + ("bool_" if mask.shape[-1:] == (vertices,) else "int64")
         expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
         expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
         if mask.ndim == 2:
@@ -137,16 +142,27 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
     raw.masks = chosen
 
 
-def of_numbers(mask: np.ndarray, vertices: int) -> np.ndarray:
+def of_numbers(mask: np.ndarray, vertices: int, title: str) -> np.ndarray:
     """The mask of distinct vertex numbers, as OGB gives splits; anything else as it is.
 
-    >>> of_numbers(np.array([3, 0]), 4).tolist()
+    >>> of_numbers(np.array([3, 0]), 4, "train").tolist()
     [True, False, False, True]
+
+    Raises:
+        InputError: for a number that is no vertex, or is there twice.
     """
     if mask.dtype.kind not in "iu" or mask.ndim != 1 or len(mask) >= vertices:
         return mask  # as many as there are vertices: zeros and ones, more likely
-    if len(np.unique(mask)) < len(mask) or ((mask < 0) | (mask >= vertices)).any():
-        return mask
+    outside = np.flatnonzero((mask < 0) | (mask >= vertices))
+    numbers, counts = np.unique(mask, return_counts=True)
+    wrong = f"vertex {numbers[counts.argmax()]} is there {counts.max()} times" if counts.max(initial=0) > 1 else ""
+    if len(outside):
+        wrong = f"[{outside[0]}] is {mask[outside[0]]}"
+    if wrong:
+        raise InputError(
+            f"{title}: {wrong}, expected distinct vertex numbers from 0 to {vertices - 1}, or bool [{vertices}]; "
+            "correct it, or pass --random-split 0.6,0.2,0.2"
+        )
     chosen = np.zeros(vertices, dtype=bool)
     chosen[mask] = True
     return chosen

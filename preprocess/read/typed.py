@@ -69,7 +69,7 @@ def make_typed(vertex_type: Any, parts: Sequence[Any], names: tuple[str, Sequenc
         )
     counts = np.bincount(kind.astype(np.int64), minlength=len(parts))
     for k, part in enumerate(parts):
-        if part.dtype.kind != "f" or part.ndim != 2 or len(part) != counts[k] or part.shape[1] == 0:
+        if part.dtype.kind not in "biuf" or part.ndim != 2 or len(part) != counts[k] or part.shape[1] == 0:
             raise InputError(
                 f"{names[1][k]}: {part.dtype} of shape {part.shape}, expected float32 [{counts[k]}, F], F > 0: a row "
                 f"for each vertex of type {k}, in the order of their numbers"

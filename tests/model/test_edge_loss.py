@@ -307,7 +307,7 @@ def test_artifacts_without_labels_are_trained_on_links(tmp_path, capsys):
 def test_metrics_that_links_have_not_are_refused():
     problem = problems.awkward()
     refused = {"f1": "metric 'f1': a LinkLoss takes", "hits@2": "each edge has 1 negatives"}
-    for metric, message in (*refused.items(), ({}, "an empty mapping")):
+    for metric, message in (*refused.items(), ({}, "metric: none"), ([], "metric: none")):
         with pytest.raises(InputError, match=message):
             hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=hongtu.LinkLoss(), metric=metric)
 

@@ -87,10 +87,10 @@ REFUSED = {
         ["features.npy", "F > 0", "--features random:F"],
     ),
     "features dtype": (
-        replaced(features=np.zeros((24, 2), int)),
+        replaced(features=np.zeros((24, 2), complex)),
         None,
         [],
-        ["features.npy: int64", "astype(numpy.float32)"],
+        ["features.npy: complex128", "astype(numpy.float32)"],
     ),
     "features nan": (
         changed("features", (3, 4), np.nan),

@@ -201,6 +201,8 @@ def test_named_metrics_are_those_of_torchmetrics(classes):
 
 def test_a_metric_by_name():
     found = make(metric={"auc": "auc", "f1": "macro-f1"}).evaluate()
+    listed = make(metric=["auc", "macro-f1"]).evaluate()
+    assert listed == {name.replace("f1", "macro-f1"): score for name, score in found.items()}
     assert 0 <= found["val"] <= 1 and "test f1" in found
 
 
@@ -216,7 +218,7 @@ def test_a_multilabel_metric():
 
 
 @pytest.mark.parametrize(("metric", "message"), [
-    ("bleu", "expected a callable"), ({}, "empty mapping"),
+    ("bleu", "expected a callable"), ({}, "metric: none"), ([], "metric: none"),
     (lambda out, target: out, "returned a tensor of shape"),
     ({"f": lambda out, target: None}, "metric 'f' returned None"),
 ])  # fmt: skip

@@ -70,10 +70,36 @@ WRONG = {
         "features: float32 of shape (60, 6), expected float32 [64, F]",
         "",
     ),
-    "features of integers": (
-        lambda: preprocess(features=np.ones((V, F), int)),
-        "features: int64",
+    "features of complex numbers": (
+        lambda: preprocess(features=np.ones((V, F), complex)),
+        "features: complex128",
         "astype(numpy.float32)",
+    ),
+    "labels as strings": (
+        lambda: preprocess(labels=np.array(["cat", "dog", "owl"])[LABELS]),
+        "labels: <U3 of shape (64,), expected integers [64]",
+        "numpy.unique(labels, return_inverse=True)[1]",
+    ),
+    "labels as objects": (
+        lambda: preprocess(labels=np.array(["cat", "dog", "owl"], dtype=object)[LABELS]),
+        "labels: object",
+        "numpy.unique(labels, return_inverse=True)[1]",
+    ),
+    "a vertex of a mask that is not there": (
+        lambda: preprocess(masks={"train": [3, 64]}),
+        "masks['train']: [1] is 64, expected distinct vertex numbers from 0 to 63, or bool [64]",
+        "random_split=",
+    ),
+    "a vertex from the end": (lambda: preprocess(masks={"train": [3, -1]}), "[1] is -1, expected", "from 0 to 63"),
+    "a vertex that a mask has twice": (
+        lambda: preprocess(masks={"train": [3, 5, 3]}),
+        "masks['train']: vertex 3 is there 2 times",
+        "expected distinct",
+    ),
+    "vertices of a mask in floating point": (
+        lambda: preprocess(masks={"train": np.array([3.0, 5.0])}),
+        "masks['train']: float64 of shape (2,)",
+        "save it as numpy.int64",
     ),
     "NaN in features": (lambda: preprocess(features=nan_features()), "features: [7, 2] is nan", "nan_to_num"),
     "labels with halves": (
@@ -134,6 +160,12 @@ WRONG = {
     "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
     "a device by its number": (lambda: make(device=0), "device 0", "cuda:K"),
     "a device that is none": (lambda: make(device="gpu"), "device 'gpu'", "cuda"),
+    "a budget of one byte and a half": (lambda: make(device_memory=1.5), "size 1.5", "1.5GB; a number alone is bytes"),
+    "a budget of two bytes in floating point": (lambda: make(device_memory=2.0), "size 2.0", "such as 512MiB, 2GiB"),
+    "a budget as a share of 1": (lambda: make(device_memory=0.5), "size 0.5", "'50%' half of what the run would take"),
+    "half a byte in text": (lambda: make(device_memory="1.5"), "size '1.5'", "a number alone is bytes"),
+    "a metric that is none": (lambda: make(metric=["auc", "acc"]), "metric['acc'] is 'acc'", "a list of these names"),
+    "metrics of nothing": (lambda: make(metric=[]), "metric: none", "leave it out"),
     "a budget in words": (lambda: make(device_memory="2 gigs"), "2 gigs", "GiB"),
     "a budget that is too small": (lambda: make(device_memory=2000), "the smallest that works is", "give more memory"),
     "an optimizer instead of a function": (

@@ -70,7 +70,10 @@ def from_hetero(data: Any, *, needs_features: bool, name: str = "data") -> RawGr
         span = slice(first[kind], first[kind] + counts[kind])
         raw.labels = _spread(fields[kind]["labels"], span, vertices, axis=0)
         if fields[kind]["masks"] is not None:
-            masks = {split: of_numbers(fields[kind]["masks"][split], counts[kind]) for split in SPLITS}
+            masks = {
+                split: of_numbers(mask, counts[kind], f"{kinds[kind]}.{FIELDS[split]}")
+                for split, mask in fields[kind]["masks"].items()
+            }
             raw.masks = {split: _spread(mask, span, vertices, axis=-1) for split, mask in masks.items()}
         raw.names = {piece: f"{kinds[kind]}.{FIELDS[piece]}" for piece in ("labels", *SPLITS)}
     return raw

@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
-from hongtu.preprocess.read.source import array_blocks
+from hongtu.preprocess.read.source import array_blocks, to_numpy
 from hongtu.preprocess.read.sparse import to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
@@ -110,7 +110,7 @@ def vertex_fields(data: Any, name: str) -> dict[str, Any]:
     turned = {split: mask.T if mask is not None and mask.ndim == 2 else mask for split, mask in masks.items()}
     train = turned["train"]
     return {
-        "features": _floats(_field(data, name, "x") if sparse is None else sparse),
+        "features": _field(data, name, "x") if sparse is None else sparse,
         "labels": labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
         "masks": None if train is None else {s: blank_mask(train) if m is None else m for s, m in turned.items()},
     }
@@ -123,7 +123,7 @@ def _field(data: Any, name: str, key: str) -> np.ndarray | None:
 
 def _array(name: str, value: Any) -> np.ndarray:
     try:
-        return np.asarray(value.to_dense() if hasattr(value, "to_dense") else value)
+        return to_numpy(value.to_dense() if hasattr(value, "to_dense") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: not convertible to an array ({error}); pass a detached CPU tensor") from None
 
