@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hongtu.device.layer_memory import NONE, Substitutes
 from hongtu.device.memory import DeviceMemory
+from hongtu.device.script import Source
 from hongtu.device.streams import Streams
 from hongtu.kernels.dispatch import Kernels
 from hongtu.metrics import Traffic
@@ -117,11 +119,14 @@ class Device(DeviceMemory):
         """On ``load``: copy contiguous host rows to a tensor that stays, or to a part of it."""
 
     @abstractmethod
-    def bring(
-        self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
-    ) -> Tensor:
+    def bring(self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None) -> Tensor:
         """On ``load``: copy a host array, or rows ``index`` (int32) of a host tensor, into the front of staging buffer
-        ``name``; returns that part of it."""
+        ``name``; returns that part of it.
+
+        Args:
+            number: of the batch in its pass.
+            source: gives the array; it is not asked where a script that stays has it.
+        """
 
     @abstractmethod
     def emit(
@@ -142,6 +147,13 @@ class Device(DeviceMemory):
 
         Raises:
             DeviceOutOfMemory: when it does not fit the budget.
+        """
+
+    def keep_scripts(self, name: str, nbytes: Sequence[int], dtypes: dict[str, torch.dtype]) -> None:
+        """Have memory of the host, for the whole run, in which the scripts of a pass stay once they are packed.
+
+        Args:
+            nbytes: of the script of every batch.
         """
 
     def ship(self, number: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hongtu.device.base import Device, Stores
 from hongtu.device.pool import Make
 from hongtu.device.saved_memory import LEAST, SavedMemory
+from hongtu.device.script import Source
 from hongtu.device.streams import Inline, Stream, Streams, ThreadStream
 from hongtu.hardware import CPU, Hardware
 from hongtu.kernels.dense import substitutes
@@ -104,10 +105,8 @@ class CpuDevice(Device):
         tensor.copy_(host)
         self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
 
-    def bring(
-        self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
-    ) -> Tensor:
-        start = perf_counter()
+    def bring(self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None) -> Tensor:
+        start, array = perf_counter(), source()
         part = self.staging(name, number)[: len(array if index is None else index)]
         if not len(part):
             return part

@@ -87,8 +87,8 @@ class DeviceMemory(ABC):
         """The host's side of a pass's staging memory."""
         self._host[name] = self._staging_pool.take((sets, *shape), dtype)
 
-    def prepare_script(self, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        """A pass's staging memory, on both sides, for arrays that one copy brings: at most of these shapes."""
+    def prepare_script(self, p: str, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """The staging memory of pass ``p``, on both sides, for arrays that one copy brings: at most of these shapes."""
         for name, (shape, dtype) in arrays.items():
             self.allocate(name, sets, shape, dtype)
             self.prepare_staging(name, sets, shape, dtype)
@@ -124,7 +124,7 @@ class DeviceMemory(ABC):
         self._give_back(name, self._placed.pop(name))
 
     def beside(self, name: str, number: int) -> Tensor:
-        """The host's side of a pass's staging memory, of one set; batches have the sets in turn."""
+        """The host's side of a pass's staging memory, of one set; batch ``number`` of the pass has the sets in turn."""
         sets = self._host[name]
         return sets[number % len(sets)]
 

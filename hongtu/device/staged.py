@@ -6,7 +6,7 @@ passes through a set of staging memory on both sides. The host adds gradient row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.device.pool import Make, Pool
-from hongtu.device.script import Script
+from hongtu.device.script import Script, Source, scripts_of, typed
 from hongtu.device.slab import Slab
 from hongtu.device.streams import Streams
+from hongtu.hardware import aligned
 from hongtu.host import available_bytes, in_parts
 from hongtu.kernels.dispatch import Kernels
 from hongtu.kernels.rows import put_rows_alone
@@ -51,8 +52,9 @@ class StagedDevice(Device):
     ) -> None:
         super().__init__(name, budget, traffic, streams, kernels)
         self.where, self._reaches, self._adds = where, reaches, adds or reaches
-        self._staging_pool = Pool(pinned, room=available_bytes)
-        self._scripts: list[Script] = []
+        self._pinned, self._staging_pool = pinned, Pool(pinned, room=available_bytes)
+        self._scripts: list[Script] = []  # of the pass: one for each batch where they stay, else one for each set
+        self._kept: dict[str, list[Script]] = {}  # by pass, those that stay
         self.slab: Slab | None = None
 
     def hold(self, nbytes: int) -> None:
@@ -79,16 +81,27 @@ class StagedDevice(Device):
         if self.slab is None:  # else all are given back together
             super()._give(tensor)
 
-    def prepare_script(self, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    def keep_scripts(self, name: str, nbytes: Sequence[int], dtypes: dict[str, torch.dtype]) -> None:
+        memory = self._pinned((sum(map(aligned, nbytes)),), torch.uint8)
+        self._kept[name] = scripts_of(memory, nbytes, dtypes)
+
+    def prepare_script(self, p: str, sets: int, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in arrays.values())
-        dtypes = {name: dtype for name, (_, dtype) in arrays.items()}
-        for name in (f"script {k}" for k in range(sets)):
+        dtypes, names = {name: dtype for name, (_, dtype) in arrays.items()}, [f"script {k}" for k in range(sets)]
+        for name in names:
             self.allocate(name, 1, (nbytes,), torch.uint8)
+        memory = [typed(self.buffer(name), dtypes.values()) for name in names]
+        if p in self._kept:
+            self._scripts = self._kept[p]
+            for number, script in enumerate(self._scripts):
+                script.goes_to(memory[number % sets])
+            return
+        for name in names:
             self.prepare_staging(name, 1, (nbytes,), torch.uint8)
-            self._scripts.append(Script(self.beside(name, 0), self.buffer(name), dtypes))
+        self._scripts = [Script(self.beside(name, 0), dtypes, of) for name, of in zip(names, memory, strict=True)]
 
     def release_all(self) -> None:
-        self._scripts.clear()
+        self._scripts = []
         super().release_all()
         if self.slab is not None:
             self.slab.unstack()
@@ -99,11 +112,10 @@ class StagedDevice(Device):
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))
 
-    def bring(
-        self, name: str, number: int, array: Tensor | np.ndarray, link: str, index: np.ndarray | None = None
-    ) -> Tensor:
+    def bring(self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None) -> Tensor:
         if self._scripts and name in self._script(number):
-            return self._script(number).pack(name, array, link, index)
+            return self._script(number).pack(name, source, link, index)
+        array = source()
         assert isinstance(array, Tensor), name
         if index is not None:
             return self._bring_rows(name, number, array, index, link)

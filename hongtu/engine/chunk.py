@@ -6,7 +6,7 @@ Legend: D destinations of the chunk.
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.device.script import Source
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.saved import Graph
 from hongtu.graph.sparse_rows import PARTS
@@ -67,7 +68,7 @@ class Chunk:
         at: its partition.
         p: the pass.
         number: of the chunk among all.
-        set: of staging memory.
+        set: the batch's number in its pass, by which it has a set of staging memory.
 
     Attributes:
         first, end: its vertices.
@@ -116,22 +117,25 @@ class Chunk:
         return x.stores.of(self.rows) if self._in_memory(x) else True
 
     def read(self, x: moves.Read) -> None:
-        self.registers[x.name] = self.device.bring(x.name, self.set, self.on_host(x), x.link, self.index)
+        self._bring(x.name, partial(self.on_host, x), x.link, self.index)
 
     def read_sparse(self, x: moves.ReadSparse) -> None:
-        assert self.host.sparse is not None
-        of = dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
         for part, name in x.parts.items():
-            self._bring(name, of[part], "read")
+            self._bring(name, lambda part=part: self._sparse[part], "read")  # type: ignore[misc]
+
+    @cached_property
+    def _sparse(self) -> dict[str, np.ndarray]:
+        assert self.host.sparse is not None
+        return dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
 
     def bring(self, x: moves.Bring) -> None:
-        self._bring(x.name, self._array(x.name), "topology")
+        self._bring(x.name, partial(self._array, x.name), "topology")
 
     def bring_slots(self, x: moves.BringSlots) -> None:
-        self._bring(x.name, x.slots.of(self.i, self.batch), "topology")
+        self._bring(x.name, partial(x.slots.of, self.i, self.batch), "topology")
 
-    def _bring(self, name: str, array: np.ndarray, link: str) -> None:
-        self.registers[name] = self.device.bring(name, self.set, array, link)
+    def _bring(self, name: str, source: Source, link: str, index: np.ndarray | None = None) -> None:
+        self.registers[name] = self.device.bring(name, self.set, source, link, index)
 
     def fill(self, x: moves.Fill) -> None:
         self._fill(x, torch.from_numpy(np.ascontiguousarray(self._array(x.name))), "topology")

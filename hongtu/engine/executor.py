@@ -28,6 +28,7 @@ from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.predict import kept_bytes, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.ranks.together import Alone, Together
 
@@ -87,9 +88,10 @@ class Executor:
         self.seconds: dict[str, float] = {}
         self._current: PassProgram | None = None
         self._batch = 0
-        self._turn = Turn(0, len(devices))
+        self._turn = Turn(len(devices))
         self._chunks: list[Chunk] = []
         self._brought: dict[str, list[Tensor]] = {}  # columns of picks, of every device
+        self._keeps = False
 
     @property
     def spot(self) -> Spot | None:
@@ -110,6 +112,8 @@ class Executor:
         if passes is not self.program.setup:
             for device, nbytes in zip(self.devices, self.program.slabs, strict=False):
                 device.hold(nbytes)
+        if any(p.keeps for p in passes):
+            self._keep_scripts()
         try:
             for p in passes:
                 start = perf_counter()
@@ -131,11 +135,11 @@ class Executor:
             trim_freed_memory()
         self._run(p.before)
         self._allocate(p)
-        turns = [Turn(k, len(self.devices)) for k in range(max(p.sets, 1 + p.ahead))]
+        turns = [Turn(len(self.devices)) for _ in range(max(p.sets, 1 + p.ahead))]
         for step in range(len(p.order) + p.ahead if p.order else 0):
             for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
                 if body and 0 <= at < len(p.order):
-                    self._turn, self._batch = turns[at % len(turns)], p.order[at]
+                    self._turn, self._batch = turns[at % len(turns)].of(at), p.order[at]
                     self._chunks = [
                         Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
                         for i, number in p.busy(self._batch)
@@ -154,11 +158,21 @@ class Executor:
         for x in body:
             getattr(self, x.verb)(x)
 
+    def _keep_scripts(self) -> None:
+        """Have memory in which what one copy brings in an epoch's batches stays, if it is not there."""
+        item, keeping = self.host.dtype.itemsize, [p for p in self.program.train if p.keeps and p.packed]
+        for p in keeping if not self._keeps else ():
+            for i, device in enumerate(self.devices):
+                dtypes = {name: self._dtype(p.buffers[i][name].dtype) for name in p.packed}
+                device.keep_scripts(p.name, script_bytes(p, i, item), dtypes)
+        self.host.keep_pinned(0 if self._keeps else kept_bytes(keeping, item))
+        self._keeps = True
+
     def _allocate(self, p: PassProgram) -> None:
         for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
             packed = {name: (own[name].shape, self._dtype(own[name].dtype)) for name in p.packed}
             if packed:
-                device.prepare_script(p.sets, packed)
+                device.prepare_script(p.name, p.sets, packed)
             for make, buffers in ((device.allocate, own), (device.prepare_staging, beside)):
                 for name, buffer in buffers.items():
                     if name not in packed:
@@ -264,7 +278,7 @@ class Executor:
 
     def bring_picks(self, x: moves.BringPicks) -> None:
         self._brought[x.name] = [
-            device.bring(x.name, self._turn.set, x.picks.column(x.column, i, self._batch), "topology")
+            device.bring(x.name, self._turn.set, partial(x.picks.column, x.column, i, self._batch), "topology")
             for i, device in enumerate(self.devices)
         ]
 

@@ -94,6 +94,10 @@ class HostStore:
         self._pin(nbytes - self._staging)
         self._staging = nbytes
 
+    def keep_pinned(self, nbytes: int) -> None:
+        """Count pinned memory that devices' scripts have for the rest of the run."""
+        self._pin(nbytes)
+
     def free(self, name: str) -> None:
         tensor = self._tensors.pop(name)
         self._pinned -= tensor.nbytes

@@ -10,7 +10,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.program.compile import compile_pass, compile_plan
-from hongtu.plan.program.predict import device_peaks, device_traffic, host_peaks
+from hongtu.plan.program.predict import device_peaks, device_traffic, host_peaks, kept_bytes
 from hongtu.plan.program.program import PassProgram, Program
 
 
@@ -96,7 +96,8 @@ class ExecutionPlan(PlannedMemory):
         for group in (self.program.train, self.program.evaluate):
             passes = (*setup, *group)
             devices = (device_peaks(passes, i, item) for i in self._devices)
-            for p, pinned, *placed in zip(passes, host_peaks(passes, self._given, item), *devices, strict=True):
+            lasting = self._given | {"scripts": self.script_bytes}
+            for p, pinned, *placed in zip(passes, host_peaks(passes, lasting, item), *devices, strict=True):
                 beside = self.shape.model_bytes + self.workspace.get(p.name, 0)
                 found.append((pinned, *(nbytes + beside for nbytes in placed)))
         pinned, *placed = max(found, key=sum)
@@ -113,6 +114,11 @@ class ExecutionPlan(PlannedMemory):
         traffic = self.traffic
         return {"rows": traffic.rows, "bytes": traffic.bytes, "peak_bytes": self.peak_bytes}
 
+    @cached_property
+    def script_bytes(self) -> int:
+        """Bytes of the host in which scripts stay from the first epoch on."""
+        return kept_bytes(self.program.train, self.shape.itemsize)
+
     @property
     def _devices(self) -> range:
         return range(self.topology.partitions)
@@ -126,8 +132,8 @@ class ExecutionPlan(PlannedMemory):
 
     def _pinned(self, passes: tuple[PassProgram, ...]) -> int:
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
-        setup = self.program.setup
-        peaks = list(host_peaks((*setup, *passes), self._given, self.shape.itemsize))
+        setup, lasting = self.program.setup, self._given | {"scripts": self.script_bytes if passes else 0}
+        peaks = list(host_peaks((*setup, *passes), lasting, self.shape.itemsize))
         return max(peaks[len(setup) :] if passes else peaks)
 
     @property

@@ -23,7 +23,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
-from hongtu.host import return_freed_memory, reuse_freed_memory
+from hongtu.host import available_bytes, return_freed_memory, reuse_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
@@ -40,7 +40,7 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import sketch_plan
-from hongtu.plan.search.host import HostLimit, fit_host
+from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.share import Share
 from hongtu.train.budget import budget_bytes
@@ -209,7 +209,7 @@ def plan_network(
 
     def plan(sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         if limit is None:
-            return planned(sides, used, None)
+            return without_scripts(planned(sides, used, None), available_bytes(), has_devices=not hardware.staged)
         spills = False
         try:
             found = fitting(sides, used, limit)

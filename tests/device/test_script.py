@@ -8,27 +8,38 @@ import numpy as np
 import pytest
 import torch
 
+import hongtu
 from hongtu.cuda_ext.host_build import HostLauncher
-from hongtu.device.script import Script
+from hongtu.device.script import Script, scripts_of, typed
+from hongtu.device.simulated import Moment
 from hongtu.metrics import Traffic
 from hongtu.plan.passes.strategy import Strategy
-from tests import problems, training
+from hongtu.plan.search import host
+from hongtu.train import planning
+from tests import problems, staged, training
 from tests.models import SIX
+from tests.staged import simulated
 
 DTYPES = {"pointers": torch.int64, "weights": torch.float32, "flags": torch.uint8}
 
 
-@pytest.fixture
-def script():
-    return Script(torch.zeros(61, dtype=torch.uint8), torch.zeros(61, dtype=torch.uint8), DTYPES)
+def made(stays=False, nbytes=61):
+    """A script, and where it goes."""
+    device = torch.zeros(61, dtype=torch.uint8)
+    return Script(torch.zeros(nbytes, dtype=torch.uint8), DTYPES, typed(device, DTYPES.values()), stays=stays), device
 
 
-def test_arrays_arrive_where_they_were_promised(script):
+def given(array):
+    return lambda: array
+
+
+def test_arrays_arrive_where_they_were_promised():
+    script, _ = made()
     pointers, weights = np.arange(3), np.float64([[1, 2], [3, 4], [5, 6]])
     found = [
-        script.pack("pointers", pointers, "topology"),
-        script.pack("weights", weights, "topology", np.int32([2, 0])),
-        script.pack("flags", torch.tensor([[1], [0], [1]], dtype=torch.uint8), "read"),
+        script.pack("pointers", given(pointers), "topology"),
+        script.pack("weights", given(weights), "topology", np.int32([2, 0])),
+        script.pack("flags", given(torch.tensor([[1], [0], [1]], dtype=torch.uint8)), "read"),
     ]
     assert not any(part.any() for part in found)
     host, device, nbytes = script.take()
@@ -40,20 +51,84 @@ def test_arrays_arrive_where_they_were_promised(script):
         assert script.parts[name] is part
 
 
-def test_the_next_batch_begins_anew(script):
-    script.pack("pointers", np.arange(7), "topology")
+def test_the_next_batch_begins_anew():
+    script, _ = made()
+    script.pack("pointers", given(np.arange(7)), "topology")
     script.take()
-    assert script.pack("pointers", np.arange(2), "topology").storage_offset() == 0
-    assert script.pack("flags", np.zeros(0, dtype=np.uint8), "read").shape == (0,)
+    assert script.pack("pointers", given(np.arange(2)), "topology").storage_offset() == 0
+    assert script.pack("flags", given(np.zeros(0, dtype=np.uint8)), "read").shape == (0,)
     assert script.take()[2].total() == 16
 
 
-def test_what_does_not_fit_or_lies_askew_is_refused(script):
+def test_what_stays_is_asked_for_once():
+    """And goes wherever the next epoch wants it."""
+    script, _ = made(stays=True, nbytes=20)
+    script.pack("pointers", given(np.arange(2)), "topology")
+    with pytest.raises(AssertionError, match="16, 20"):
+        script.take()
+    script.pack("weights", given(np.float32([5])), "read")
+    script.take()
+    other = torch.zeros(24, dtype=torch.uint8)
+    script.goes_to(typed(other, DTYPES.values()))
+    parts = [script.pack(name, lambda: pytest.fail("asked again"), "read") for name in ("pointers", "weights")]
+    host, device, nbytes = script.take()
+    device.copy_(host)
+    assert [part.tolist() for part in parts] == [[0, 1], [5.0]] and device.data_ptr() == other.data_ptr()
+    assert nbytes == {"topology": 16, "read": 4} and not other[20:].any()
+
+
+def test_scripts_that_stay_lie_apart():
+    first, second = scripts_of(torch.zeros(512, dtype=torch.uint8), [8, 8], DTYPES)
+    device = typed(torch.zeros(8, dtype=torch.uint8), DTYPES.values())
+    for k, script in enumerate((first, second)):
+        script.goes_to(device)
+        script.pack("pointers", given(np.array([k + 1])), "topology")
+    assert [script.take()[0].tolist()[0] for script in (first, second)] == [1, 2]
+    assert second.take()[0].data_ptr() - first.take()[0].data_ptr() == 256
+
+
+def test_what_does_not_fit_or_lies_askew_is_refused():
+    script, _ = made()
     with pytest.raises(AssertionError, match="pointers"):
-        script.pack("pointers", np.arange(8), "topology")
-    script.pack("flags", np.zeros(3, dtype=np.uint8), "read")
+        script.pack("pointers", given(np.arange(8)), "topology")
+    script.pack("flags", given(np.zeros(3, dtype=np.uint8)), "read")
     with pytest.raises(AssertionError, match="weights"):
-        script.pack("weights", np.zeros(1, dtype=np.float32), "topology")
+        script.pack("weights", given(np.zeros(1, dtype=np.float32)), "topology")
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("problem", [problems.awkward, problems.few_train], ids=["whole", "pruned"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapping", "in turn"])
+@pytest.mark.parametrize("grain", [(1, 7), (4, 8)], ids=str)
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_an_epoch_packs_nothing_and_waits_for_nothing(model, grain, overlap, problem, monkeypatch):
+    """But at the ends of passes. The first one packs; numbers, bytes and peaks are those that were planned."""
+    strategy = replace(Strategy(), resident=False, group=False, overlap=overlap)
+    device = simulated()
+    trainer = staged.check(model, problem(), grain, epochs=1, device=device, strategy=strategy, detect_anomaly=False)
+    plan, waits = trainer.plan, set()
+    assert plan.choice.staging == 1 + overlap and plan.script_bytes > 0
+    wait = Moment.synchronize
+    monkeypatch.setattr(Moment, "synchronize", lambda self, why: (waits.add(why), wait(self, why))[1])
+    monkeypatch.setattr(hongtu.device.script, "copy_on_host", lambda *_: pytest.fail("packed again"))
+    training.assert_counted(trainer, trainer.train_epoch())
+    assert waits == {"drain: the pass is done"}
+
+
+def test_scripts_stay_where_the_host_has_room(monkeypatch):
+    """Else they are packed in every epoch, which is as exact."""
+    strategy = replace(Strategy(), resident=False, group=False)
+    options = {"device": simulated(), "strategy": strategy, "detect_anomaly": False}
+    keeping = training.make_trainer(SIX[0], problems.awkward(), (4, 8), **options).plan
+    for room in (0, -1):
+        need = host.needed(keeping, has_devices=False) + room
+        found = host.without_scripts(keeping, need, has_devices=False)
+        assert found.choice.scripts is (room == 0)
+    beside = keeping.host_bytes["pinned host"] - found.host_bytes["pinned host"]
+    assert 0 < beside < keeping.script_bytes and found.script_bytes == 0 and found.program != keeping.program
+    monkeypatch.setattr(planning, "available_bytes", lambda: need)
+    trainer = staged.check(SIX[0], problems.awkward(), (4, 8), **options)
+    assert not trainer.plan.choice.scripts
 
 
 @pytest.mark.parametrize("grain", [(1, 7), (4, 8)], ids=str)

@@ -145,6 +145,10 @@ class PlannedMemory:
         """Whether the buffers of a pass lie in a slab: it runs again and again where devices have their own memory."""
         return self.choice.staging > 0 and self.choice.slab and p.when != "setup"
 
+    def keeps_scripts(self, p: Pass) -> bool:
+        """Whether what one copy brings in a batch of a pass is packed once."""
+        return self.choice.staging > 0 and self.choice.scripts and p.when == "train"
+
     @property
     def likely_bytes(self) -> int:
         """About the most that one device holds, with what stages keep until backward, which is not planned."""

@@ -124,7 +124,7 @@ def device_entries(topology: Topology) -> list[Entries]:
     """Of every device; remembered in ``topology.memo``."""
     if "entries" not in topology.memo:
         shape = topology.partitions, topology.chunks
-        counts = {over: count.reshape(shape) for over, count in _chunk_entries(topology).items()}
+        counts = {over: count.reshape(shape) for over, count in chunk_entries(topology).items()}
         busy = counts["destinations"] > 0
         most = {over: count.max(axis=1).tolist() for over, count in counts.items()}
         total = {over: (count * busy).sum(axis=1).tolist() for over, count in counts.items()}
@@ -138,10 +138,10 @@ def device_entries(topology: Topology) -> list[Entries]:
 def spans(topology: Topology, device: int) -> dict[Over, np.ndarray]:
     """int64 [n + 1] each: where every chunk of a device begins in arrays of all of them, then their length."""
     own = slice(device * topology.chunks, (device + 1) * topology.chunks)
-    return {over: np.append(0, np.cumsum(count[own])) for over, count in _chunk_entries(topology).items()}
+    return {over: np.append(0, np.cumsum(count[own])) for over, count in chunk_entries(topology).items()}
 
 
-def _chunk_entries(topology: Topology) -> dict[Over, np.ndarray]:
+def chunk_entries(topology: Topology) -> dict[Over, np.ndarray]:
     """int64 [C] each: what every chunk has entries for."""
     destinations = topology.num_dst
     return {

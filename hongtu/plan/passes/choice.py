@@ -31,6 +31,7 @@ class Choice:
         structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
         staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
             or computed at a time; 0 where device and host share their memory.
+        scripts: what one copy brings in a batch of training is packed once, in host memory of its own.
         slab: planned buffers of devices with their own memory lie in one slab, at the same places in every epoch.
     """
 
@@ -43,6 +44,7 @@ class Choice:
     halo: Halo | None = None
     structure: bool = False
     staging: int = 0
+    scripts: bool = True
     slab: bool = True
 
     @property

@@ -40,7 +40,14 @@ def _streams(p: PassProgram, at: str) -> None:
     body, need = p.body, partial(_need, at, p.body)
     words = [_word(x) for x in body]
     need("wait load sent", (), ON_LOAD)
-    need("host_wait brought", (), ON_LOAD)
+    if not p.keeps:
+        need("host_wait brought", (), ON_LOAD)
+    elif (
+        p.sets == 1
+        and any(isinstance(x, moves.Pull) for x in body)
+        and not any(isinstance(x, moves.Push) for x in body)
+    ):
+        need("meet load", (), (moves.Load,))
     need("signal load brought", ON_LOAD, ON_COMPUTE)
     need("wait compute brought", ON_LOAD, ON_COMPUTE)
     need("follow flush compute", ON_COMPUTE, ON_FLUSH)

@@ -114,6 +114,7 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         sets=max(plan.choice.staging, 1),
         buffers=tuple(plan.buffers(p, i) for i in devices),
         staging=tuple(plan.host_staging(p, i) for i in devices),
+        keeps=plan.keeps_scripts(p),
         before=tuple(_before(plan, p)),
         recalls=recalls,
         ahead=plan.disk_sets - 1 if recalls or spills else 0,
@@ -171,7 +172,10 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     staged = plan.choice.staging > 0
     if staged:
         yield waiting.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
-        yield waiting.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+        if not plan.keeps_scripts(p):
+            yield waiting.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+        elif plan.choice.staging == 1 and _is_pulled(plan, p):  # else rows that are pulled stay a batch longer
+            yield waiting.Meet(stream="load", why="load: peers have pulled the last")
     if recalls:
         yield waiting.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
     brought = (*_bring_neighbours(plan, p, staged=staged), *_bring_chunk(plan, p))
@@ -222,6 +226,12 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     if staged:
         yield waiting.Signal(stream="flush", event="sent")
         yield waiting.Signal(stream="host", event="added")
+
+
+def _is_pulled(plan: PlannedMemory, p: Pass) -> bool:
+    """Whether rows that a batch loads are pulled by peers, who need not have computed before the batch ends."""
+    picks = Picked(plan, p)
+    return picks.loads and picks.shares and p.exchange is not None and p.flush is None
 
 
 def _packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> Iterator[Instruction]:

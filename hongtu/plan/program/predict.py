@@ -7,9 +7,10 @@ from math import prod
 
 import numpy as np
 
+from hongtu.hardware import aligned
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
+from hongtu.plan.memory.structure import FLOAT, SIZES, Over, chunk_entries, device_entries
 from hongtu.plan.program import moves, spilling
 from hongtu.plan.program.instruction import Where
 from hongtu.plan.program.program import PassProgram
@@ -95,7 +96,32 @@ def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize:
         kept: bytes of the tensors that are there before the first pass.
     """
     for p, placed in _alive(passes, "host", 0, kept, itemsize):
-        yield placed + sum(buffer.nbytes(itemsize) for beside in p.staging for buffer in beside.values())
+        yield placed + sum(buffer.nbytes(itemsize) for buffer in p.passing)
+
+
+def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
+    """What one copy brings to a device in every batch of a pass, in the order in which it visits them."""
+    entries, row = chunk_entries(p.view), {n: b.row_bytes(itemsize) for n, b in p.buffers[device].items()}
+    chunk = np.array([p.chunk(device, batch) for batch in p.order], dtype=np.int64)
+    busy, total = p.view.num_dst[chunk] > 0, np.zeros(len(chunk), dtype=np.int64)
+    for x in p.body:
+        names = [name for name in moves.brought(x) if name in p.packed]
+        match x:
+            case moves.BringPicks() if names:
+                total += [row[x.name] * len(x.picks.column("slot", device, batch)) for batch in p.order]
+            case moves.ReadSparse() if names:  # 8-byte starts, one more than rows; 4-byte columns
+                starts = entries["destinations"][chunk] + 1
+                total += busy * (8 * starts + (4 + itemsize) * x.numbers[chunk])
+            case moves.Read() | moves.Bring() | moves.BringSlots() if names:
+                over: Over = getattr(x, "over", "sources" if isinstance(x, moves.BringSlots) else "destinations")
+                total += busy * row[names[0]] * entries[over][chunk]
+    return [int(nbytes) for nbytes in total]
+
+
+def kept_bytes(passes: Iterable[PassProgram], itemsize: int) -> int:
+    """Bytes of the host in which scripts of passes stay, of all devices."""
+    keeping = [(p, i) for p in passes if p.keeps and p.packed for i in range(len(p.buffers))]
+    return sum(aligned(nbytes) for p, i in keeping for nbytes in script_bytes(p, i, itemsize))
 
 
 def _alive(

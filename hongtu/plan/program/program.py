@@ -25,6 +25,7 @@ class PassProgram:
         order: the batches as they are visited.
         sets: of staging memory.
         buffers: of every device, what it has while the pass runs; ``staging``: the host's side of it.
+        keeps: what one copy brings is packed once, in host memory of its own, and stays for the run.
         before: once, before the buffers are made; ``recalls``: for every batch, before the body of the ``ahead``-th
             batch before it; ``body``: in every batch; ``after``: once, before they are freed; ``frees``: then.
     """
@@ -36,6 +37,7 @@ class PassProgram:
     sets: int
     buffers: tuple[dict[str, Buffer], ...]
     staging: tuple[dict[str, Buffer], ...]
+    keeps: bool = False
     before: tuple[Instruction, ...]
     recalls: tuple[Instruction, ...] = ()
     ahead: int = 0
@@ -58,6 +60,12 @@ class PassProgram:
     def packed(self) -> tuple[str, ...]:
         """The arrays that reach a device in one copy."""
         return next((x.names for x in self.body if isinstance(x, Ship)), ())
+
+    @property
+    def passing(self) -> list[Buffer]:
+        """The staging memory of all devices that is there while the pass runs."""
+        kept = self.packed if self.keeps else ()
+        return [buffer for beside in self.staging for name, buffer in beside.items() if name not in kept]
 
     def chunk(self, device: int, batch: int) -> int:
         """The number of the chunk that a device has in a batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hongtu.config import in_bytes, size
 from hongtu.errors import InputError
@@ -44,6 +45,7 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     def need(plan: ExecutionPlan) -> int:
         return needed(plan, has_devices=limit.has_devices)
 
+    plan = without_scripts(plan, limit.left, has_devices=limit.has_devices)
     if need(plan) <= limit.left:
         return plan
     if not limit.spills:
@@ -77,7 +79,14 @@ def needed(plan: ExecutionPlan, *, has_devices: bool) -> int:
     return sum((plan.held_together if has_devices else plan.host_bytes).values())
 
 
-OF_SPILLED = ("kept", "disk", "program", "_compiled")  # what a plan has found out that depends on it
+def without_scripts(plan: ExecutionPlan, memory: int | None, *, has_devices: bool) -> ExecutionPlan:
+    """The plan; where it does not fit so many bytes of the host, without scripts that stay there."""
+    if memory is None or not plan.script_bytes or needed(plan, has_devices=has_devices) <= memory:
+        return plan
+    return _with(plan, scripts=False)
+
+
+OF_CHOICE = ("kept", "disk", "program", "script_bytes", "_compiled")  # what a plan has found out that depends on it
 
 
 def candidates(plan: ExecutionPlan) -> list[str]:
@@ -99,8 +108,12 @@ def candidates(plan: ExecutionPlan) -> list[str]:
 
 def with_spilled(plan: ExecutionPlan, spilled: Mapping[str, int], *, ahead: bool = True) -> ExecutionPlan:
     """The same plan with the rows of these tensors on the disk, but those of so many chunks of each partition."""
-    found = replace(plan, choice=replace(plan.choice, spilled=spilled, ahead=ahead))
-    lasting = {name: value for name, value in vars(plan).items() if name not in (*vars(found), *OF_SPILLED)}
+    return _with(plan, spilled=spilled, ahead=ahead)
+
+
+def _with(plan: ExecutionPlan, **choices: Any) -> ExecutionPlan:
+    found = replace(plan, choice=replace(plan.choice, **choices))
+    lasting = {name: value for name, value in vars(plan).items() if name not in (*vars(found), *OF_CHOICE)}
     vars(found).update(lasting)
     return found
 
