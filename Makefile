@@ -17,11 +17,13 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 	tests/preprocess/test_partition.py tests/preprocess/test_reorganize.py tests/graph/test_topology.py \
 	tests/plan/test_transfer_plan.py tests/preprocess/test_volume.py tests/pyg/test_draw.py
 
+SPARSE := tests/device/test_torch_sparse.py tests/nn/test_block.py tests/preprocess tests/bench tests/pyg
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bounds bench gpu-check docs lint format clean
+.PHONY: help demo test test-all torch-sparse bounds bench gpu-check docs lint format clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your own; RANKS=K: in K processes)
 	$(BIN)/python -m experiments.demo $(if $(GRAPH),--graph "$(GRAPH)") $(if $(RANKS),--ranks $(RANKS))
@@ -31,6 +33,10 @@ test: $(VENV)/.dev  ## run tests of everything that needs no GPU, a few cases of
 
 test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU
 	$(TESTS)
+
+torch-sparse: $(VENV)/.dev  ## build torch-sparse, a quarter of an hour, and run the tests that use it
+	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPARSE) -k "sparse or form or sampled or accuracy"
 
 bench: $(VENV)/.dev  ## time everything that the README claims, and write report.html (OUT=DIR)
 	$(BIN)/python -m experiments.bench --out "$(or $(OUT),bench-results)" $(BENCH)

@@ -73,10 +73,11 @@ def _check_deciding(file: Path, config: TrainConfig) -> None:
 
 
 def begin_run(directory: Path, config: TrainConfig) -> None:
-    """Make the run directory; from here on it can be resumed."""
+    """Make the run directory; from here on it can be resumed. Its options begin a run, in another directory anew."""
+    options = dataclasses.asdict(config) | {"resume": False}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / PARTIAL).write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+        (directory / PARTIAL).write_text(json.dumps(options, indent=1) + "\n")
         os.replace(directory / PARTIAL, directory / OPTIONS)
     except OSError as error:
         raise OutputError(directory, error) from error

@@ -225,6 +225,16 @@ def test_trained_weights_predict_on_another_graph(artifact, tmp_path, capsys):
         wrong.load_weights(snapshot)
 
 
+def test_the_options_of_a_run_that_was_resumed_begin_another(artifact, tmp_path, capsys):
+    command = [artifact.path, "--hidden", "5", "--run", tmp_path / "run", "--resume"]
+    run_of(*command, "--epochs", 1, capsys=capsys)
+    first = run_of(*command, "--epochs", 2, capsys=capsys)
+    options, again = tmp_path / "run" / "options.json", ["--run", tmp_path / "again", "--epochs", "2"]
+    assert run_of(options, *again, capsys=capsys)["loss"] == first["loss"]
+    assert "already exists; choose another --run directory" in refusal(capsys, "train", options, *again)
+    assert run_of(options, *again, "--resume", capsys=capsys)["epochs"] == 2
+
+
 def test_what_decides_the_numbers_is_named():
     assert {"lr", "seed", "optimizer", "scheduler", "modules", "hidden"} <= set(DECIDING)
     assert not {"artifact", "epochs", "device_memory", "run", "resume"} & set(DECIDING)

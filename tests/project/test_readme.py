@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import hongtu
+from hongtu.cli.main import COMMANDS, build_parser
 from hongtu.cli.main import main as command
 from hongtu.model.named import MODELS
 
@@ -118,6 +119,27 @@ def check_user_layer(layer, path):
         return [record.loss for record in trainer.fit(2, progress=False)]
 
     torch.testing.assert_close(losses("24MiB"), losses(None), rtol=1e-12, atol=0)
+
+
+def commands_table():
+    """What the README's table of commands runs, and what it says of each."""
+    text = README.read_text().split("[start:commands]")[1].split("[end:commands]")[0]
+    return {command: does for command, does in re.findall(r"^\| `(hongtu .*?)` \| (.*?) \|", text, flags=re.MULTILINE)}
+
+
+def test_the_table_of_commands_has_every_command_with_its_help(capsys):
+    assert [line.split()[1] for line in commands_table()] == list(COMMANDS)
+    assert command(["--help"]) == 0
+    helped = " ".join(capsys.readouterr().out.split())
+    for line, does in commands_table().items():
+        assert f"{line.split()[1]} {does}" in helped
+        build_parser().parse_args(shlex.split(line)[1:])
+
+
+@pytest.mark.long
+def test_the_commands_of_the_table_run(beside):
+    run_shell("\n".join(line for line in commands_table() if "hongtu bench" not in line))  # tests/bench run it
+    assert (beside / "rows.npy").exists() and (beside / "report.html").exists()
 
 
 def models_table():
