@@ -23,7 +23,7 @@ from hongtu.hardware import CPU
 from hongtu.model.loss_terms import DEFAULT
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
-from hongtu.ranks.share import share_of
+from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer
 from hongtu.train.dependencies import DEPENDENCIES
 from hongtu.train.ranked import plan_ranks
@@ -54,7 +54,7 @@ def main() -> None:
 
 def _halo_rows(artifact: Artifact, rank: int, ranks: int) -> int:
     """Rows that a rank reads of others over one in-edge."""
-    share = share_of(artifact, rank, ranks, ByLayer(2, 1))
+    share = share_of(artifact, rank, deal_partitions(artifact, ranks), ByLayer(2, 1))
     assert share.halo is not None
     return share.halo.rows
 

@@ -6,8 +6,7 @@
 ARTIFACT has one partition a rank. GCN by every ``--dependencies``, by SAR's rounds (``experiments.ring``), and by
 ``comm`` with a topology file that says who shares a host (``routes``), one after the other; each rank has one core,
 which it shares where there are more ranks than cores. Seconds are the median epoch's of rank 0, the first left out; the
-first loss must agree. ``--equal``: ``comm`` on links without a limit, and then on such that what crosses them takes as
-long as the epoch took; ``of_longer`` is its epoch over that.
+first loss must agree. ``--equal``: what crosses takes as long as the passes that it crosses beside.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ from statistics import median
 from typing import Any
 
 import hongtu
+from experiments.crossing import busy_beside, crossing_bytes, plans_of
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
-from hongtu.model.loss_terms import DEFAULT
-from hongtu.model.named import build_layers
-from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.train.dependencies import DEPENDENCIES
-from hongtu.train.ranked import plan_ranks
 
 AGREE = 1e-4  # of the first loss
 BURST = 32  # kilobits, at least what passes between two ticks of a clock
@@ -40,6 +36,7 @@ TICKS = 250  # in a second
 MASTER, PORT = "10.77.0.1", 29500
 LIMIT = 1800  # seconds that a run may take
 FREE = 100_000.0  # megabits per second, which is no limit here
+MODULES = {"ring": "experiments.ring", "alone": "experiments.crossing"}
 
 
 @contextmanager
@@ -110,33 +107,27 @@ def main() -> None:
     options = parser.parse_args()
     for layers in options.layers:
         if options.equal:
-            free = measured(options, layers, ["comm"], FREE)["comm"]["seconds"]
-            crossing = crossing_bytes(options, layers) * 8 / 1e6
-            measured(options, layers, ["comm"], crossing / free, longer=free)
+            measure_equal(options, layers)
         else:
             measured(options, layers, options.systems, options.rate)
 
 
-def crossing_bytes(options: argparse.Namespace, layers: int) -> float:
-    """Of an epoch of ``comm`` on the link of the rank that has most, one direction after the other."""
-    artifact = hongtu.open_artifact(options.artifact)
-    gcn = build_layers("gcn", artifact.feature_width, options.hidden, artifact.num_classes, layers)
-    hardware = replace(CPU, network_link=1.0, host_link=1e30)
-    plans = plan_ranks(
-        artifact, gcn, artifact.topology.partitions, "comm", loss=DEFAULT[artifact.task], device_memory=None,
-        strategy="full", hardware=hardware,
-    )  # fmt: skip
-    return max(predict_seconds(plan, hardware).network for _, plan in plans)
+def measure_equal(options: argparse.Namespace, layers: int) -> None:
+    """An epoch where what crosses takes as long as the passes that it crosses beside; ``of_longer``: these passes, by
+    what is longer, themselves without a limit or the crossing alone."""
+    plans = plans_of(hongtu.open_artifact(options.artifact), options.hidden, layers)
+    free = measured(options, layers, ["comm"], FREE)["comm"]
+    beside = sum(free["passes"][name] for name in busy_beside(plans[0]))
+    found = measured(options, layers, ["alone", "comm"], crossing_bytes(plans) * 8 / 1e6 / beside)
+    alone, epoch = found["alone"]["seconds"], found["comm"]["seconds"]
+    row = machine("ranks_network") | {"layers": layers, "free": free["seconds"], "beside": beside, "alone": alone}
+    row |= {"epoch": epoch, "of_longer": (epoch - free["seconds"] + beside) / max(beside, alone)}
+    append(options.out, row)
+    print({name: value for name, value in row.items() if isinstance(value, float)}, flush=True)
 
 
-def measured(
-    options: argparse.Namespace, layers: int, systems: list[str], rate: float, longer: float | None = None
-) -> dict[str, dict[str, Any]]:
-    """What ``measure`` gives of each system.
-
-    Args:
-        longer: seconds that computation and crossing take each.
-    """
+def measured(options: argparse.Namespace, layers: int, systems: list[str], rate: float) -> dict[str, dict[str, Any]]:
+    """What ``measure`` gives of each system."""
     ranks = hongtu.open_artifact(options.artifact).topology.partitions
     found: dict[str, dict[str, Any]] = {}
     with network(ranks // options.ranks_of_host, rate) as names, tempfile.TemporaryDirectory() as folder:
@@ -148,13 +139,11 @@ def measured(
             found[system] = measure(options, names, layers, system, Path(folder), profile, topology)
             about = {"ranks": ranks, "ranks_of_host": options.ranks_of_host, "megabits": rate, "layers": layers}
             about |= {"graph": options.artifact.name, "hidden": options.hidden, "system": system}
-            if longer is not None:
-                found[system]["of_longer"] = found[system]["seconds"] / longer
             append(options.out, machine("ranks_network") | about | found[system])
             over = found[system]["seconds"] / found[systems[0]]["seconds"]
             print(f"{layers} layers, {rate:.0f} Mbit/s, {system:6s} {found[system]['seconds']:7.2f} s, {over:.2f} of "
-                  f"{systems[0]}", found[system].get("of_longer", ""), flush=True)  # fmt: skip
-    losses = [row["loss"] for row in found.values()]
+                  f"{systems[0]}", flush=True)  # fmt: skip
+    losses = [row["loss"] for row in found.values() if row["loss"] is not None]
     if max(losses) - min(losses) > AGREE * max(losses):
         raise SystemExit(f"losses differ: {found}")
     return found
@@ -163,11 +152,11 @@ def measured(
 def measure(
     options: argparse.Namespace, names: list[str], layers: int, system: str, folder: Path, profile: Path, topology: Path
 ) -> dict[str, Any]:
-    """Seconds of the median epoch after the first, and the first loss."""
+    """Seconds of the median epoch after the first, of its passes, and the first loss."""
     model = ["--hidden", str(options.hidden), "--layers", str(layers), "--epochs", str(options.epochs)]
     artifact, run = str(options.artifact.resolve()), folder / f"{system}-{layers}"
-    if system == "ring":
-        lines = started(names, options.ranks_of_host, ["experiments.ring", artifact, *model]).splitlines()
+    if system in MODULES:
+        lines = started(names, options.ranks_of_host, [MODULES[system], artifact, *model]).splitlines()
     else:
         words = ["hongtu", "train", artifact, "--model", "gcn", *model, "--hardware", str(profile), "--run", str(run)]
         words += ["--dependencies", "comm" if system == "routes" else system]
@@ -175,7 +164,10 @@ def measure(
         started(names, options.ranks_of_host, words)
         lines = (run / "epochs.jsonl").read_text().splitlines()
     epochs = [json.loads(line) for line in lines]
-    return {"seconds": median(epoch["seconds"] for epoch in epochs[1:]), "loss": epochs[0]["loss"]}
+    passes = {
+        name: median(epoch["pass_seconds"][name] for epoch in epochs[1:]) for name in epochs[0].get("pass_seconds", ())
+    }
+    return {"seconds": median(epoch["seconds"] for epoch in epochs[1:]), "loss": epochs[0]["loss"], "passes": passes}
 
 
 if __name__ == "__main__":

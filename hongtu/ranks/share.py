@@ -8,6 +8,7 @@ Legend: V vertices of the whole graph, R rows of the share.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,29 +26,35 @@ from hongtu.ranks.rounds import MOST, rounds_of
 from hongtu.ranks.stages import Stages
 
 
-def share_of(artifact: Artifact, rank: int, ranks: int, stages: Stages, fabric: Fabric | None = None) -> Artifact:
+def share_of(
+    artifact: Artifact, rank: int, bounds: Sequence[int], stages: Stages, fabric: Fabric | None = None
+) -> Artifact:
     """What a rank holds of an artifact: the whole where it is alone.
 
     Args:
+        bounds: as ``deal_partitions`` gives them.
         stages: what it computes of other ranks' vertices; without stage 0 of any, features are those of own rows.
         fabric: what joins the ranks; None: each has a link for itself.
 
     Raises:
-        InputError: when there are more ranks than partitions, or more than fetch rows of one another.
+        InputError: when there are more ranks than can fetch rows of one another.
     """
-    bounds = deal_partitions(artifact, ranks)
+    ranks = len(bounds) - 1
     if ranks == 1:
         return artifact
     share = Share(artifact, bounds[rank], bounds[rank + 1], stages)
     if stages.fetches:
         if ranks > MOST:
             raise InputError(f"{ranks} ranks: at most {MOST} fetch rows of one another; use dependencies 'cache'")
-        share.halo = share.halo_of(rank, artifact.topology.partition_start[bounds], stages, fabric)
+        share.halo = share.halo_of(rank, artifact.topology.partition_start[list(bounds)], stages, fabric)
     return share
 
 
-def deal_partitions(artifact: Artifact, ranks: int) -> list[int]:
-    """The first partition of every rank, then their number: consecutive ones, as many for each as can be.
+def deal_partitions(artifact: Artifact, ranks: int, seconds: np.ndarray | None = None) -> list[int]:
+    """The first partition of every rank, then their number: consecutive ones, one or more for each.
+
+    Args:
+        seconds: [m], what each takes, so that the slowest rank is as fast as can be; None: all the same.
 
     Raises:
         InputError: when there are more ranks than partitions.
@@ -58,7 +65,21 @@ def deal_partitions(artifact: Artifact, ranks: int) -> list[int]:
             f"{artifact.path}: {partitions} partitions for {ranks} ranks; start at most {partitions} ranks, or run "
             f"`hongtu preprocess --partitions {ranks}` (or more) again"
         )
-    return [partitions * rank // ranks for rank in range(ranks + 1)]
+    if seconds is None:
+        return [partitions * rank // ranks for rank in range(ranks + 1)]
+    before = np.concatenate([[0.0], np.cumsum(seconds)])
+    slowest = before.copy()  # of as many ranks as were added, for the first 0, 1, ... partitions
+    choices: list[np.ndarray] = []
+    for k in range(1, ranks):  # one rank more: behind the first partitions, at least one for each rank
+        tried = np.maximum(slowest[None, :], before[:, None] - before[None, :])
+        allowed = np.tri(partitions + 1, k=-1, dtype=bool) & (np.arange(partitions + 1) >= k)[None, :]
+        tried[~allowed] = np.inf
+        choices.append(tried.argmin(axis=1))
+        slowest = tried.min(axis=1)
+    bounds = [partitions]
+    for choice in reversed(choices):
+        bounds.insert(0, int(choice[bounds[0]]))
+    return [0, *bounds]
 
 
 class Share(Artifact):

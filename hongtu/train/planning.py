@@ -283,6 +283,22 @@ def plan_network(
     raise least
 
 
+def sketch_network(
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    dtype: torch.dtype,
+) -> ExecutionPlan:
+    """What a network computes, without planned transfers, and linear maps behind the exchanges."""
+    network.set_once_per_vertex([False] * len(network.layers))
+    network.set_transform_first((False,) * len(network.layers))
+    shape = network_shape(artifact, network, loss, optimizer, dtype, set())
+    schedule = np.zeros((artifact.topology.partitions, 0), dtype=np.int32)
+    return sketch_plan(artifact.topology, schedule, shape, strategy, Choice(fuse=strategy.fuse_last_layer))
+
+
 def _choose_sides(
     artifact: Artifact,
     network: Network,

@@ -14,22 +14,25 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
+from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import Embedding
 from hongtu.model.link_loss import LinkLoss
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
+from hongtu.plan.cost.seconds import partition_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import load_fabric
-from hongtu.ranks.share import share_of
+from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
 from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
-from hongtu.train.planning import adam, make_loss, plan_network
+from hongtu.train.planning import adam, make_loss, plan_network, sketch_network
 
 ALONE = "start one process, without torchrun"
 
@@ -106,6 +109,28 @@ def exchanging_layers(network: Network) -> int:
     return sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
 
 
+def deal(
+    artifact: Artifact,
+    ranks: int,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    dtype: torch.dtype,
+    hardware: Hardware,
+) -> list[int]:
+    """The first partition of every rank, then their number: by what each is predicted to take for its own vertices.
+
+    Raises:
+        InputError: when there are more ranks than partitions.
+    """
+    even = deal_partitions(artifact, ranks)
+    if ranks in (1, artifact.topology.partitions):
+        return even
+    plan = sketch_network(artifact, network, loss, optimizer, strategy, dtype)
+    return deal_partitions(artifact, ranks, partition_seconds(plan, hardware))
+
+
 def plan_ranks(
     artifact: Artifact,
     layers: Sequence[Entry],
@@ -138,8 +163,10 @@ def plan_ranks(
         ),
     )
 
+    bounds = deal(artifact, ranks, network, make_loss(artifact, loss), optimizer, savings, torch.float32, hardware)
+
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
-        share = share_of(artifact, rank, ranks, stages, fabric)
+        share = share_of(artifact, rank, bounds, stages, fabric)
         of_share = make_loss(share, loss)
         return share, plan_network(share, network, of_share, optimizer, savings, budget, torch.float32, hardware)
 

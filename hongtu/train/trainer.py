@@ -59,6 +59,7 @@ from hongtu.train.ranked import (
     check_ranked,
     check_rows_optimizer,
     clip_gradients,
+    deal,
     described,
     exchanging_layers,
 )
@@ -215,14 +216,24 @@ class Trainer(Resumable):
                 self._dtype, self.hardware, make_embedding_optimizer,
             )  # fmt: skip
 
+    def _deal(self, loss: Losses | LinkLoss) -> list[int]:
+        """The first partition of every rank, then their number."""
+        if self.ranks.size > 1:
+            self.model.cpu()  # where plans are tried
+        return deal(
+            self.artifact, self.ranks.size, self._network, make_loss(self.artifact, loss), self.optimizer,
+            self.strategy, self._dtype, self.hardware,
+        )  # fmt: skip
+
     def _make_runtime(
         self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, on_oom: str
     ) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
         """This rank's share of the artifact, its loss, and what runs them."""
         layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
+        bounds = self.ranks.first(lambda: self._deal(loss))
 
         def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
-            share = share_of(self.artifact, self.ranks.rank, self.ranks.size, stages, self._fabric)
+            share = share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric)
             of_share = make_loss(share, loss)
             return share, of_share, partial(
                 plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=self._dtype,

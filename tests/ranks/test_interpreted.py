@@ -17,7 +17,7 @@ from hongtu.plan.passes.strategy import get_strategy
 from hongtu.plan.program.check import check_program
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.ranks.fabric import fabric_of_hosts
-from hongtu.ranks.share import share_of
+from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer, ByVertex
 from tests.interpreter import Interpreter, run_ranks
 from tests.plan.test_interpreter import Model, random_shape
@@ -119,7 +119,8 @@ def test_ranks_compute_what_dense_products_do(block, monkeypatch):
         count, stages = int(rng.integers(2, topology.partitions + 1)), random_stages(shape, rng)
         hosts = rng.choice(["a", "b"], count).tolist()
         fabric = fabric_of_hosts(hosts, 1.0, 50.0) if rng.random() < 0.5 else None
-        shares = [share_of(artifact, rank, count, stages, fabric) for rank in range(count)]
+        bounds = deal_partitions(artifact, count, rng.random(topology.partitions))
+        shares = [share_of(artifact, rank, bounds, stages, fabric) for rank in range(count)]
         strategy = get_strategy(str(rng.choice(["none", "paper", "full"])))
         strategy = replace(strategy, resident=False, prune=False)
         try:

@@ -94,7 +94,12 @@ def test_a_row_that_leaves_too_early_is_found(monkeypatch):
         if topology.partitions < 2 or shape.learned_input:
             continue
         mask = rng.random(topology.num_vertices) < 0.4
-        share = share_of(artifact_of(topology, schedule, shape, mask, rng), 0, 2, ByLayer(len(shape.layers), 1))
+        share = share_of(
+            artifact_of(topology, schedule, shape, mask, rng),
+            0,
+            [0, 1, topology.partitions],
+            ByLayer(len(shape.layers), 1),
+        )
         choice = Choice(fields=() if share.halo is None else share.halo.fields, halo=share.halo)
         strategy = Strategy(resident=False, prune=False)
         program = make_plan(share.topology, share.schedule_paper, shape, strategy, None, choice=choice).program

@@ -92,11 +92,20 @@ def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, f
     for p in plan.passes.train:
         on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
         for i in range(plan.topology.partitions):
-            work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
-            computed = aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
-            on_device[i % len(on_device)] += computed, _dispatch_seconds(work, hardware)
+            on_device[i % len(on_device)] += _computing(plan, p, i, hardware)
         total += on_device[on_device.sum(axis=1).argmin()]
     return float(total[0]), float(total[1])
+
+
+def partition_seconds(plan: ExecutionPlan, hardware: Hardware) -> np.ndarray:
+    """float64 [m], the same of every partition by itself."""
+    partitions = range(plan.topology.partitions)
+    return np.array([sum(sum(_computing(plan, p, i, hardware)) for p in plan.passes.train) for i in partitions])
+
+
+def _computing(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> tuple[float, float]:
+    work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
+    return aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware), _dispatch_seconds(work, hardware)
 
 
 def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:

@@ -1,0 +1,88 @@
+"""Ranks exchange what an epoch of a GCN with ``comm`` exchanges, and compute nothing; torchrun starts them.
+
+    torchrun --nproc-per-node K -m experiments.crossing ARTIFACT --hidden 256 --layers 2 [--epochs 5]
+
+Prints a line of JSON for every epoch: its seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+import hongtu
+from hongtu.graph.halo import Crossing
+from hongtu.hardware import CPU
+from hongtu.model.loss_terms import DEFAULT
+from hongtu.model.named import build_layers
+from hongtu.plan.cost.seconds import predict_seconds
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.program import moves
+from hongtu.train.ranked import plan_ranks
+
+FREE = replace(CPU, network_link=1.0, host_link=1e30)  # so that seconds of the network are bytes on it
+
+
+def plans_of(artifact: hongtu.Artifact, hidden: int, layers: int) -> list[ExecutionPlan]:
+    """Of the ranks that train it with ``comm``."""
+    gcn = build_layers("gcn", artifact.feature_width, hidden, artifact.num_classes, layers)
+    ranks = artifact.topology.partitions
+    found = plan_ranks(
+        artifact, gcn, ranks, "comm", loss=DEFAULT[artifact.task], device_memory=None, strategy="full", hardware=FREE
+    )
+    return [plan for _, plan in found]
+
+
+def crossing_bytes(plans: list[ExecutionPlan]) -> float:
+    """Of an epoch, on the link of the rank that has most, in the direction that has more."""
+    return max(predict_seconds(plan, FREE).network for plan in plans)
+
+
+def busy_beside(plan: ExecutionPlan) -> list[str]:
+    """The passes during which rows cross."""
+    return [p.name for p in plan.program.train if any(isinstance(x, moves.Post) for x in p.body)]
+
+
+def exchanges(plan: ExecutionPlan) -> Iterator[tuple[Crossing, str, int]]:
+    """Those of an epoch: who gives what, which way, in how many columns."""
+    for p in plan.program.train:
+        for x in (*p.before, *p.after):
+            if isinstance(x, moves.Fetch | moves.SendBack):
+                yield x.crossing, x.link, plan.passes.width[x.tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    ranks = hongtu.Ranks()
+    plan = plans_of(hongtu.open_artifact(options.artifact), options.hidden, options.layers)[ranks.rank]
+    rows = [
+        ([torch.zeros(len(part), columns) for part in crossing.leaving(link)],
+         [torch.zeros(len(part), columns) for part in crossing.arriving(link)])
+        for crossing, link, columns in exchanges(plan)
+    ]  # fmt: skip
+    for _ in range(options.epochs):
+        ranks.gather(None)
+        start = perf_counter()
+        for out, into in rows:
+            ranks.exchange(out, into)
+        ranks.gather(None)
+        if ranks.rank == 0:
+            print(json.dumps({"seconds": perf_counter() - start, "loss": None}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
