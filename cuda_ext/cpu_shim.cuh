@@ -11,10 +11,14 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <utility>
 
 #include <ucontext.h>
+#ifdef THREADS_AT_ONCE
+#include <atomic>
+#include <thread>
+#include <vector>
+#endif
 
 using std::exp;
 
@@ -32,27 +36,42 @@ struct Misaligned : std::exception {};
 #define CHECK_ALIGNED(pointer, bytes) \
     if ((std::uintptr_t)(pointer) % (bytes)) throw Misaligned()
 
-template <class T>
-inline T atomicAdd(T* to, T value) {
-    const T before = *to;
-    *to += value;
+#ifndef UNTRACED  // whoever traces memory accesses says what is none of them, and that one is atomic
+#define UNTRACED
+#define NOTE_ATOMIC(pointer)
+#endif
+
+// A value becomes what ``after`` makes of it; returns what it was.
+template <class T, class After>
+UNTRACED inline T atomically(T* to, After after) {
+    NOTE_ATOMIC(to);
+#ifdef THREADS_AT_ONCE  // of the processor; else they run one after another
+    T before, then;
+    __atomic_load(to, &before, __ATOMIC_RELAXED);
+    do then = after(before);
+    while (!__atomic_compare_exchange(to, &before, &then, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return before;
+#else
+    const T before = *to;
+    *to = after(before);
+    return before;
+#endif
 }
 template <class T>
-inline T atomicAdd_system(T* to, T value) {
+UNTRACED inline T atomicAdd(T* to, T value) {
+    return atomically(to, [=](T before) UNTRACED { return before + value; });
+}
+template <class T>
+UNTRACED inline T atomicAdd_system(T* to, T value) {
     return atomicAdd(to, value);
 }
 template <class T>
-inline T atomicMax(T* to, T value) {
-    const T before = *to;
-    if (value > before) *to = value;
-    return before;
+UNTRACED inline T atomicMax(T* to, T value) {
+    return atomically(to, [=](T before) UNTRACED { return value > before ? value : before; });
 }
 template <class T>
-inline T atomicMin(T* to, T value) {
-    const T before = *to;
-    if (value < before) *to = value;
-    return before;
+UNTRACED inline T atomicMin(T* to, T value) {
+    return atomically(to, [=](T before) UNTRACED { return value < before ? value : before; });
 }
 
 template <class To, class From>
@@ -86,7 +105,9 @@ struct Lanes {
     unsigned running, exchanged[MOST];
     bool done[MOST], misaligned, mistaken;  // mistaken: a mask names other lanes than those of the group
     std::uint64_t value[2][MOST];  // of one exchange and the next, which a lane may come to while others read the last
-    std::function<void()> body;
+    void (*body)(void (*kernel)(), const long long* args);
+    void (*kernel)();  // what the body takes
+    const long long* args;
     alignas(16) char stack[MOST][STACK];
 };
 static thread_local Lanes lanes_of_group;
@@ -107,7 +128,7 @@ static void run_lane() {
     Lanes& group = lanes_of_group;
     const unsigned me = group.running;
     try {
-        group.body();
+        group.body(group.kernel, group.args);
     } catch (const Misaligned&) {
         group.misaligned = true;
     }
@@ -149,7 +170,11 @@ static void set_shape(const unsigned* shape) {
 template <class... T>
 static int run_in_step(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending) {
     set_shape(shape);
-    lanes_of_group.body = [=] { run_thread(kernel, args, std::index_sequence_for<T...>()); };
+    lanes_of_group.kernel = (void (*)())kernel;
+    lanes_of_group.args = args;
+    lanes_of_group.body = [](void (*kernel)(), const long long* args) {
+        run_thread((void (*)(T...))kernel, args, std::index_sequence_for<T...>());
+    };
     const std::uint64_t groups = (std::uint64_t)gridDim.x * gridDim.y * blockDim.y;
     for (std::uint64_t k = 0; k < groups; k++) {
         const std::uint64_t at = descending ? groups - 1 - k : k, block = at / blockDim.y;
@@ -160,14 +185,15 @@ static int run_in_step(void (*kernel)(T...), const unsigned* shape, const long l
     return 0;
 }
 
-// 0: done; 1: misaligned access.
+// Threads ``first``, ``first + step``, ... of a launch. 0: done; 1: misaligned access.
 template <class... T>
-static int run_on_cpu(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending) {
+static int run_some(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending,
+                    std::uint64_t first, std::uint64_t step) {
     set_shape(shape);
     const std::uint64_t per_block = (std::uint64_t)blockDim.x * blockDim.y * blockDim.z;
     const std::uint64_t threads = per_block * gridDim.x * gridDim.y * gridDim.z;
     try {
-        for (std::uint64_t k = 0; k < threads; k++) {
+        for (std::uint64_t k = first; k < threads; k += step) {
             const std::uint64_t at = descending ? threads - 1 - k : k;
             const std::uint64_t thread = at % per_block, block = at / per_block;
             threadIdx = {unsigned(thread % blockDim.x), unsigned(thread / blockDim.x % blockDim.y),
@@ -180,6 +206,22 @@ static int run_on_cpu(void (*kernel)(T...), const unsigned* shape, const long lo
         return 1;
     }
     return 0;
+}
+
+template <class... T>
+static int run_on_cpu(void (*kernel)(T...), const unsigned* shape, const long long* args, int descending) {
+#ifdef THREADS_AT_ONCE
+    std::vector<std::thread> at_once;
+    std::atomic<int> refused{0};
+    for (int k = 0; k < THREADS_AT_ONCE; k++)
+        at_once.emplace_back([&, k] {
+            if (run_some(kernel, shape, args, descending, k, THREADS_AT_ONCE)) refused = 1;
+        });
+    for (std::thread& each : at_once) each.join();
+    return refused;
+#else
+    return run_some(kernel, shape, args, descending, 0, 1);
+#endif
 }
 
 // 2: called with another number of arguments.
