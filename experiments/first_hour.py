@@ -1,6 +1,7 @@
 """Test accuracy of models written for torch_geometric, trained there and here: a new user's first hour.
 
-    python -m experiments.first_hour [--graphs A,B] [--models A,B] [--seeds 5] [--device-memory 2MiB] [--out FILE.jsonl]
+    python -m experiments.first_hour [--graphs A,B] [--models A,B] [--seeds 5] [--first 0] [--device-memory 2MiB]
+                                     [--out FILE.jsonl]
 
 Every graph is given as people have it: a sparse matrix with sparse features, ten splits at once, no features, labels
 for some vertices only. Every model is a torch_geometric module, taken by `hongtu.from_pyg`; both sides begin with the
@@ -211,6 +212,7 @@ def main() -> int:
     parser.add_argument("--graphs", type=lambda text: text.split(","), default=list(GRAPHS))
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--device-memory", default="2MiB")
     parser.add_argument("--out", type=Path, help="append a JSON line for each graph and model here")
     options = parser.parse_args()
@@ -221,7 +223,7 @@ def main() -> int:
             artifact = hongtu.preprocess_graph(**problem.given, artifact=Path(folder) / graph, partitions=2, chunks=8)
             for name in options.models:
                 scores: dict[str, list[float]] = {"torch_geometric": [], "hongtu": []}
-                for seed in range(options.seeds):
+                for seed in range(options.first, options.first + options.seeds):
                     torch.manual_seed(seed)
                     model = MODELS[name](problem.width)
                     scores["hongtu"].append(ours(artifact, model, seed, options.device_memory))

@@ -100,13 +100,14 @@ def names_known(function: Callable[_P, _T]) -> Callable[_P, _T]:
         InputError: by the call.
     """
     known = inspect.signature(function).parameters
-    title = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         for name in kwargs:
             if name not in known:
-                raise InputError(f"{title}: no argument is named {name!r}{nearest(name, known)}")
+                made = type(args[0]) if function.__name__ == "__init__" else function  # of a subclass, perhaps
+                near = nearest(name, [*known, *inspect.signature(made).parameters])
+                raise InputError(f"{made.__qualname__}: no argument is named {name!r}{near}")
         return function(*args, **kwargs)
 
     return call

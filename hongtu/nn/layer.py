@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import Self
 
+from hongtu.errors import names_known
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
@@ -227,6 +228,7 @@ class Convolution(Layer):
             return LazyLayer(cls, args[1:], kwargs)  # type: ignore[return-value]
         return super().__new__(cls)
 
+    @names_known
     def __init__(self, activation: Activation = None, input_dropout: float = 0.0) -> None:
         super().__init__()
         self.activation = _activation(activation)

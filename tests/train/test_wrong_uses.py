@@ -197,6 +197,16 @@ WRONG = {
         "Trainer: no argument is named 'device_memroy'",
         "device_memory?",
     ),
+    "a misspelt argument of a layer": (
+        lambda: hnn.GCNConv(F, C, activaton="relu"),
+        "GCNConv: no argument is named 'activaton'",
+        "did you mean activation?",
+    ),
+    "a misspelt argument of a layer's own": (
+        lambda: hnn.GATConv(F, C, head=4),
+        "GATConv: no argument is named 'head'",
+        "did you mean heads?",
+    ),
     "a misspelt argument of fit": (lambda: make().fit(epoch=3), "Trainer.fit: no argument is named 'epoch'", "epochs?"),
     "a misspelt argument of predict": (lambda: make().predict(vertice=[1]), "'vertice'", "did you mean vertices?"),
     "a misspelt argument of plan_model": (
