@@ -1,6 +1,10 @@
 """The CUDA kernels through NVRTC, which needs no GPU, and the cache of what it makes."""
 
 import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +78,55 @@ def test_no_kernel_spills_and_sums_leave_room_for_four_blocks(nvrtc, file):
     most = 80 if file in ("rows.cu", "attention.cu") else 64
     for name, stack, spilled, registers in compiled:
         assert (stack, spilled) == ("0", "0") and int(registers) <= most, (name, stack, spilled, registers)
+
+
+ROWS_IN_FLIGHT = {  # 16-byte loads of a loop over edges or rows, in a lane that moves 4 floats
+    "rows.cu": {"copy_rows": 4, "add_rows": 8},
+    "csc.cu": {"csc_aggregate": 8, "segment_sum": 4},  # four with weights, or four without
+    "attention.cu": {"attend": 4, "attend_alpha_gradient": 4},
+    "gates.cu": {"gated_sum": 4, "gated_sum_key_gradient": 4},
+}
+
+
+@pytest.mark.parametrize("file", KERNELS_OF)
+def test_machine_code_spills_nothing_and_loops_load_16_bytes_at_once(nvrtc, file, tmp_path):
+    """As a Hopper executes it: an instruction that moves 16 bytes, several of them before the first sum."""
+    code = machine_code(file, tmp_path)
+    assert {file_of(name) for name in code} == {file}
+    for name, lines in code.items():
+        assert not [line for line in lines if re.search(r"\b(LDL|STL)\b", line)], name
+    for kernel, rows in ROWS_IN_FLIGHT.get(file, {}).items():
+        loads = [sum("LDG.E.128" in line for line in loop) for loop in inner_loops(code[f"{kernel}_f32x4"])]
+        assert rows in loads, (kernel, loads)
+        assert not [line for line in code[f"{kernel}_f32x1"] if ".128" in line]
+
+
+def test_loops_are_told_from_what_is_around_them():
+    lines = ["MOV ;", ".L_x_1:", "A ;", ".L_x_2:", "B ;", "@P0 BRA `(.L_x_2) ;", "@P1 BRA `(.L_x_3) ;",
+             "BRA `(.L_x_1) ;", ".L_x_3:", "EXIT ;"]  # fmt: skip
+    assert inner_loops(lines) == [["B ;", "@P0 BRA `(.L_x_2) ;"]]
+
+
+def machine_code(file, folder):
+    """The lines of every kernel of a file for sm_90."""
+    found = shutil.which("nvdisasm") or next(
+        iter(sorted(map(str, Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/bin/nvdisasm")))), None
+    )
+    if found is None:
+        pytest.skip("no nvdisasm: pip install nvidia-cuda-nvdisasm")
+    (folder / "code.cubin").write_bytes(cubin(file, "sm_90"))
+    run = subprocess.run([found, "-c", str(folder / "code.cubin")], capture_output=True, text=True, check=True)
+    parts = re.findall(r"^\.text\.(\w+):\n(.*?)(?=^\.text\.|\Z)", run.stdout, re.DOTALL | re.MULTILINE)
+    return {name: [line.strip() for line in lines.split("\n")] for name, lines in parts}
+
+
+def inner_loops(lines):
+    """The lines of every loop that has none inside: from a label to a jump back to it."""
+    labels = {line[:-1]: k for k, line in enumerate(lines) if line.startswith(".L_") and line.endswith(":")}
+    jumps = [(k, re.search(r"BRA.*`\((\.L_\w+)\)", line)) for k, line in enumerate(lines)]
+    loops = [(labels[to[1]], k) for k, to in jumps if to and labels.get(to[1], k) < k]
+    inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
+    return [lines[a + 1 : b + 1] for a, b in inner]
 
 
 def ptx_of(source):
