@@ -199,6 +199,13 @@ def planetoid(directory: Path, columns: int | None = None) -> Problem:
 
 
 @functools.cache
+def real(directory: Path) -> Problem:
+    """A graph of the data directory, with random features and labels."""
+    edges = np.load(directory / "edges.npy").astype(np.int64)
+    return problem_of(graphs.Graph(directory.name, edges, None, int(edges.max()) + 1))
+
+
+@functools.cache
 def regression() -> Problem:
     return problem_of(awkward_graph(), classes=2, regression=True)
 

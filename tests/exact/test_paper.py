@@ -10,9 +10,7 @@ are in the graph before the first epoch. A layer that needs a vertex's own h bes
 
 from __future__ import annotations
 
-import functools
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ import pytest
 from hongtu import nn as hnn
 from tests import graphs, problems, training
 from tests.models import DEEP, SIX, H
-from tests.problems import Problem
 from tests.training import GRAINS
 
 WIDTHS = {"gat": (3 * H,)}  # between the two layers; the others have H
@@ -100,14 +97,7 @@ def test_algorithm_1_on_an_awkward_graph(model, strategy, grain):
 @pytest.mark.parametrize("graph", ["planetoid-citeseer", "web-cnr-2000"])
 @pytest.mark.parametrize("model", SIX, ids=repr)
 def test_algorithm_1_on_a_real_graph(model, graph, data_graph):
-    check_volumes(model, real(data_graph(graph)), (4, 8), "paper")
-
-
-@functools.cache
-def real(path: Path) -> Problem:
-    """A graph of the data directory, with random features and labels."""
-    edges = np.load(path / "edges.npy").astype(np.int64)
-    return problems.problem_of(graphs.Graph(path.name, edges, None, int(edges.max()) + 1))
+    check_volumes(model, problems.real(data_graph(graph)), (4, 8), "paper")
 
 
 def test_layers_that_would_need_different_edges_stay_once_per_vertex():
