@@ -177,8 +177,9 @@ def _check_features(raw: RawGraph) -> None:
     if isinstance(features, np.ndarray):
         _check_finite(raw, "features", features)
         return
-    if features.dtype.kind != "f":
-        features = raw.features = features.astype(np.float32)
+    if features.dtype.kind != "f":  # astype of a matrix would add up duplicates first, in the type that they have
+        parts = features.data.astype(np.float32), features.indices, features.indptr
+        features = raw.features = type(features)(parts, shape=features.shape)
     if not features.has_canonical_format:  # duplicate entries add up, as they will when rows become dense
         features = raw.features = features.copy()  # the caller's own matrix stays as it is
         features.sum_duplicates()

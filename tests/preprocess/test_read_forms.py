@@ -71,6 +71,9 @@ def test_duplicates_in_memory_leave_the_callers_matrix_alone():
     matrix = duplicated(1.5, 2.0)
     raw = from_arrays(config=PreprocessConfig(partitions=1, chunks=1), **arrays_of(features=matrix))
     assert raw.features.data.tolist() == [3.5] and matrix.data.tolist() == [1.5, 2.0]
+    matrix.data = np.array([100, 100], np.int8)
+    raw = from_arrays(config=PreprocessConfig(partitions=1, chunks=1), **arrays_of(features=matrix))
+    assert raw.features.data.tolist() == [200] and matrix.data.tolist() == [100, 100]
 
 
 @pytest.mark.parametrize(
