@@ -276,6 +276,8 @@ def plan_network(
     if any(layer.paper_edges is not None for layer in network.layers):
         tried.append((never, replace(uncached, once_per_vertex=False)))
     for other, used in tried:
+        if used == uncached != strategy and not shape_with(other).constant_layers:
+            continue  # nothing is cached in the plan that was tried before
         try:
             return plan(other, used)
         except BudgetError as refused:
