@@ -5,15 +5,13 @@ Whole blocks go around the system's cache where the file system lets them; what 
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections import OrderedDict
-from contextlib import suppress
 
 import numpy as np
 
-from hongtu.host import CACHED, drop_file_pages
+from hongtu.engine.uncached import Uncached
 
 LEAST, LARGEST = 1 << 12, 1 << 20  # bytes of a block, which is a multiple of the least
 BEHIND = 32 << 20  # bytes of all blocks at a time, at most
@@ -32,7 +30,7 @@ class Blocks:
     """
 
     def __init__(self, file: int, nbytes: int, ends: int) -> None:
-        self._file, self._cached = file, 0
+        self._file = Uncached(file, written=True)
         self.block = min(max(BEHIND // (ends + OTHERS) // LEAST, 1) * LEAST, LARGEST)
         self._nbytes = nbytes // self.block * self.block  # the last one is not whole
         self._memory = np.frombuffer(mmap.mmap(-1, JOINED + BEHIND), np.uint8)  # taken when it is touched
@@ -41,15 +39,10 @@ class Blocks:
             self._memory[at : at + self.block] for at in range(JOINED, JOINED + BEHIND - self.block + 1, self.block)
         ][::-1]
         self._open: OrderedDict[int, tuple[np.ndarray, Spans]] = OrderedDict()
-        self._direct: int | None = None
-        with suppress(OSError, AttributeError):
-            self._direct = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_DIRECT)
 
     def close(self) -> None:
         """Nothing is written any more."""
-        if self._direct is not None:
-            os.close(self._direct)
-            self._direct = None
+        self._file.close()
 
     def put(self, begin: int, data: np.ndarray) -> None:
         """Write bytes (uint8 [n]) at a place, now or later.
@@ -103,22 +96,12 @@ class Blocks:
             self._through_cache(memory[lo:hi], number * self.block + lo)
 
     def _write(self, memory: np.ndarray, begin: int) -> None:
-        if self._direct is not None:
-            try:
-                _pwrite(self._direct, memory, begin)
-                return
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self.close()  # the file system does not take them
-        self._through_cache(memory, begin)
+        if not self._file.around(lambda direct: _pwrite(direct, memory, begin)):
+            self._through_cache(memory, begin)
 
     def _through_cache(self, data: np.ndarray, begin: int) -> None:
-        _pwrite(self._file, data, begin)
-        self._cached += len(data)
-        if self._cached >= CACHED:
-            drop_file_pages(self._file, written=True)
-            self._cached = 0
+        _pwrite(self._file.file, data, begin)
+        self._file.came_through(len(data))
 
 
 def _with(spans: Spans, lo: int, hi: int) -> Spans:

@@ -1,4 +1,4 @@
-"""Reads of a file around the system's cache, which would take memory and more time than the copy of each byte here."""
+"""Reads of a file, several at a time where they go around the system's cache."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
-from hongtu.host import CACHED, drop_file_pages
+from hongtu.engine.uncached import Uncached
 
 ALIGNED = 1 << 12  # bytes: where reads around the cache begin and end
 STEP = 1 << 20  # bytes of one of them
@@ -19,26 +20,21 @@ AT_A_TIME = 4  # a disk takes several together
 
 
 class Reads:
-    """Reads one file; where its file system has no such reads, through the cache.
+    """Reads one file.
 
     Args:
         file: open for reading.
     """
 
     def __init__(self, file: int) -> None:
-        self._file, self._cached = file, 0
-        self._direct: int | None = None
-        with suppress(OSError, AttributeError):
-            self._direct = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT)
+        self._file = Uncached(file)
         self._pool = ThreadPoolExecutor(AT_A_TIME - 1, thread_name_prefix="hongtu disk")
         self._memory = _in_large_pages(AT_A_TIME * STEP).reshape(AT_A_TIME, STEP)
 
     def close(self) -> None:
         """Nothing is read any more."""
         self._pool.shutdown()
-        if self._direct is not None:
-            os.close(self._direct)
-            self._direct = None
+        self._file.close()
 
     def read(self, begin: int, into: np.ndarray) -> int:
         """Fill memory (uint8 [n]) from a byte on; returns how many there are.
@@ -46,45 +42,34 @@ class Reads:
         Raises:
             OSError: the system's, or because the file ends before that.
         """
-        if self._direct is not None:
-            try:
-                self._around_cache(begin, into)
-                return len(into)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                os.close(self._direct)  # the file system does not take them
-                self._direct = None
+        if self._file.around(partial(self._around_cache, begin, into)):
+            return len(into)
         done = 0
         while done < len(into):
-            got = os.preadv(self._file, [into[done : done + STEP].data], begin + done)
+            got = os.preadv(self._file.file, [into[done : done + STEP].data], begin + done)
             if not got:
                 raise _ends(begin + done, len(into) - done)
             done += got
-        self._cached += len(into)
-        if self._cached >= CACHED:
-            drop_file_pages(self._file)
-            self._cached = 0
+        self._file.came_through(len(into))
         return len(into)
 
-    def _around_cache(self, begin: int, into: np.ndarray) -> None:
+    def _around_cache(self, begin: int, into: np.ndarray, direct: int) -> None:
         first, end = begin // ALIGNED * ALIGNED, begin + len(into)
-        steps = range(first, end, STEP)
-        others = [self._pool.submit(self._steps, k, steps[k::AT_A_TIME], begin, into) for k in range(1, AT_A_TIME)]
+        steps, step = range(first, end, STEP), partial(self._steps, direct, begin, into)
+        others = [self._pool.submit(step, k, steps[k::AT_A_TIME]) for k in range(1, min(AT_A_TIME, len(steps)))]
         try:
-            self._steps(0, steps[::AT_A_TIME], begin, into)
+            step(0, steps[::AT_A_TIME])
         finally:
             for other in others:  # they write into the caller's memory
                 other.exception()
         for other in others:
             other.result()
 
-    def _steps(self, number: int, steps: range, begin: int, into: np.ndarray) -> None:
-        assert self._direct is not None
+    def _steps(self, direct: int, begin: int, into: np.ndarray, number: int, steps: range) -> None:
         end, memory = begin + len(into), self._memory[number]
         for at in steps:
             lo, hi = max(at, begin), min(at + STEP, end)
-            got = os.preadv(self._direct, [memory[: -(-(hi - at) // ALIGNED) * ALIGNED].data], at)
+            got = os.preadv(direct, [memory[: -(-(hi - at) // ALIGNED) * ALIGNED].data], at)
             if at + got < hi:
                 raise _ends(at + got, hi - at - got)
             into[lo - begin : hi - begin] = memory[lo - at : hi - at]

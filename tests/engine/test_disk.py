@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from hongtu.bench.profile import disk as rate
-from hongtu.engine import blocks, disk, reads
+from hongtu.engine import blocks, disk, reads, uncached
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout
+from hongtu.plan.memory.disk import DiskLayout, Kept
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
@@ -58,8 +58,7 @@ def drops(tmp_path):
 def way(request, monkeypatch):
     if request.param == "through it":
         monkeypatch.delattr("os.O_DIRECT", raising=False)
-    for module in (blocks, reads):
-        monkeypatch.setattr(module, "CACHED", 1 << 16)
+    monkeypatch.setattr(uncached, "CACHED", 1 << 16)
 
 
 def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
@@ -68,7 +67,7 @@ def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
         for begin in range(0, made.nbytes, rows.nbytes):
             move(begin, rows)
             ahead = 1 << 22  # what the system may have read beyond: far less than all
-            assert cached_bytes(made._file.fileno(), made.nbytes) <= reads.CACHED + ahead
+            assert cached_bytes(made._file.fileno(), made.nbytes) <= uncached.CACHED + ahead
     made.close()
 
 
@@ -101,6 +100,14 @@ def test_what_was_put_is_what_is_read(refused, tmp_path, way, monkeypatch):
         with pytest.raises(OSError, match=f"ends at byte {nbytes}, expected 7 bytes more"):
             got.read(nbytes - 3, np.empty(10, np.uint8))
         put.close(), got.close()
+
+
+def test_rows_in_memory_are_those_of_their_vertices():
+    """A bucket has them first, by vertex, whatever the order in which they are flushed."""
+    kept, host = Kept(np.array([0]), np.array([3])), torch.ones(3, 1)
+    bucket, vertices = torch.tensor([[10.0], [12.0], [15.0]]), np.array([2, 5, 0], dtype=np.int32)
+    disk.add_kept(kept, bucket, vertices, np.array([False, True, True]), host)
+    assert host.tolist() == [[10.0], [1.0], [13.0]], "0 is stored, 2 is added, 5 is on the disk"
 
 
 def test_few_writes_bring_many_appends(tmp_path, monkeypatch):
