@@ -117,7 +117,11 @@ class Chunk:
         return x.stores.of(self.rows) if self._in_memory(x) else True
 
     def read(self, x: moves.Read) -> None:
-        self._bring(x.name, partial(self.on_host, x), x.link, self.index)
+        if x.in_place and not self._in_memory(x):
+            rows = self.on_host(x).numpy()  # the disk writes to other sets: autograd counts that as a write to all
+            self.registers[x.name] = torch.from_numpy(rows)
+        else:
+            self._bring(x.name, partial(self.on_host, x), x.link, self.index)
 
     def read_sparse(self, x: moves.ReadSparse) -> None:
         for part, name in x.parts.items():

@@ -200,6 +200,15 @@ def other_memory(p, rng):
         return replace(p, body=tuple(body)), f"{p.body[k].verb}, {kept}"
 
 
+def not_copied(p, rng):
+    """A device that has memory of its own, or wants some of a chunk's rows, is to work on what came from the disk."""
+    reads = [x for x in p.body if isinstance(x, moves.Read) and x.kept is not None and not x.in_place]
+    if reads:
+        read = reads[int(rng.integers(len(reads)))]
+        body = tuple(replace(x, in_place=True) if x is read else x for x in p.body)
+        return replace(p, body=body), read.name
+
+
 def other_rows(p, rng):
     """A chunk's rows are written as if they were all of its vertices', or only some."""
     (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
@@ -212,7 +221,8 @@ def other_rows(p, rng):
 
 KINDS = (
     drop_move, drop_move, drop_placed, drop_free, drop_register, swap_stores, swap_stores_inside, wrong_slots,
-    wrong_slots, wrong_chunk, drop_spilled, drop_spilled, other_memory, other_rows,
+    wrong_slots, wrong_chunk, drop_spilled, drop_spilled, other_memory, not_copied,
+    other_rows,
 )  # fmt: skip
 
 

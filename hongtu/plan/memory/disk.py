@@ -20,6 +20,7 @@ from hongtu.plan.passes.definition import FEATURES, Pass, PassList
 
 Known = dict[tuple[int, int, Side, bool, bool, int], Buckets]  # by intervals, chunks, how they are sorted, their first
 Key = tuple[str, str]  # of a pass and a tensor
+EVEN = 16  # rows, of which a set of staging memory has a multiple: every set is aligned like memory of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +209,7 @@ def disk_staging(
 ) -> dict[str, Buffer]:  # fmt: skip
     """The host memory through which a pass's rows come from the disk and go there, for one device, by name."""
     start, n, found = view(p).chunk_start, view(p).chunks, {}
-    most = int(np.diff(start[device * n : (device + 1) * n + 1]).max())
+    most = -(-int(np.diff(start[device * n : (device + 1) * n + 1]).max()) // EVEN) * EVEN
     for name in sorted(spilled):
         columns = width[name]
         if name in (*p.inputs, *p.gradients, *p.written):

@@ -68,6 +68,9 @@ def _disk(p: PassProgram, at: str, *, staged: bool) -> None:
     """The same of what comes from the disk and goes there."""
     recalls, spills = p.recalls, any(isinstance(x, SPILLS) for x in p.body)
     demand(not any(isinstance(x, RECALLS) for x in p.body), f"{at}: the body recalls")
+    in_place = any(isinstance(x, moves.Read) and x.in_place for x in p.body)
+    may = not staged and p.view.active is None  # the device is the host, and wants every row of a chunk
+    demand(may or not in_place, f"{at}: rows that have come from the disk are not copied")
     if recalls:
         _need(at, recalls, "signal disk recalled", RECALLS, ())
         _need(at, p.body, "wait load recalled", (), ON_LOAD)

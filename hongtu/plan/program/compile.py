@@ -302,7 +302,8 @@ def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         if where(plan, name) == "host":
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
-                yield moves.Read(name=name, kept=plan.kept.get(name))
+                in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
+                yield moves.Read(name=name, kept=plan.kept.get(name), in_place=in_place)
             else:
                 yield moves.ReadSparse(name=name, numbers=sparse.numbers(plan.view(p)))
 

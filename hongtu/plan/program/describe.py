@@ -147,7 +147,11 @@ class Described:
     # --------------------------------------------------------------------------------------------------------- moves
 
     def read(self, x: moves.Read) -> Line:
-        return self._moved(f"{x.name} = host {x.name}[chunk]", x.name, self._entries(x.name))
+        what, rows = f"{x.name} = host {x.name}[chunk]", self._entries(x.name)
+        if not x.in_place or x.kept is None:
+            return self._moved(what, x.name, rows)
+        here = (x.kept.has(i, int(self._p.view.chunk_start[chunk])) for i, chunk in enumerate(self._chunks()))
+        return self._moved(what, x.name, [n * there for n, there in zip(rows, here, strict=True)], note="or in place")
 
     def read_sparse(self, x: moves.ReadSparse) -> Line:
         return Line(f"{x.name} start, column, value = host {x.name}[chunk]", self._entries(x.name))

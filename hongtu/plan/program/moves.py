@@ -120,12 +120,14 @@ class Read(Instruction):
 
     Attributes:
         kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
+        in_place: rows that have come from the disk stay in staging memory of the host, where the device works on them.
     """
 
     MAKES = ("name",)
     name: str
     link: Literal["read", "topology"] = "read"
     kept: Kept | None = None
+    in_place: bool = False
 
 
 @kind

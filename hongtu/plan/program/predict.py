@@ -33,7 +33,8 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
     for x in (*p.before, *p.recalls, *p.body, *p.after):
         match x:
             case moves.Read():
-                traffic.add(x.link, entries["destinations"] * row[x.name])
+                stay = 0 if x.kept is None or not x.in_place else _rows_on_disk(p, device, x.kept)
+                traffic.add(x.link, (entries["destinations"] - stay) * row[x.name])
             case moves.ReadSparse():  # of every chunk one start more than rows
                 starts = entries["destinations"] + int(busy.sum())
                 traffic.add("read", 8 * starts + (4 + itemsize) * int(x.numbers[own][busy].sum()))
@@ -51,7 +52,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
                 rows = len(x.picks.table(device))
                 traffic.add(x.verb, rows * row[x.cache], rows)
             case spilling.LayOut() | spilling.RecallGiven():  # from a file of 4-byte numbers
-                rows = sum(end - first for _, first, end in _on_disk(p, device, x.kept))
+                rows = _rows_on_disk(p, device, x.kept)
                 spilled = _spilled(getattr(x, "takers", ()), device, busy)
                 traffic.add("disk", 4 * width[x.name] * rows + spilled * row[x.name])
             case spilling.Recall():
@@ -60,7 +61,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case spilling.RecallPicks() | spilling.SpillPicks():
                 traffic.add("disk", len(x.region.buckets[device]) * row[x.tensor])
             case spilling.Spill():
-                rows = 0 if x.own is None else sum(end - first for _, first, end in _on_disk(p, device, x.kept))
+                rows = 0 if x.own is None else _rows_on_disk(p, device, x.kept)
                 traffic.add("disk", (rows + _spilled(x.takers, device, busy)) * row[x.name])
             case moves.Deliver():
                 traffic.add("write", entries["destinations"] * row[x.name])
@@ -76,6 +77,10 @@ def _on_disk(p: PassProgram, device: int, kept: Kept) -> list[tuple[int, int, in
     n = p.view.chunks
     ends, busy = p.view.chunk_start[device * n : (device + 1) * n + 1].tolist(), p.view.num_dst[device * n :][:n] > 0
     return [(c, ends[c], ends[c + 1]) for c in np.flatnonzero(busy).tolist() if not kept.has(device, ends[c])]
+
+
+def _rows_on_disk(p: PassProgram, device: int, kept: Kept) -> int:
+    return sum(end - first for _, first, end in _on_disk(p, device, kept))
 
 
 def _spilled(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:
