@@ -30,10 +30,12 @@ FORMS = {
     "pyg-loader": ("pyg_lib|torch_sparse",),
     "loader": (),
     "dgl": ("dgl",),
+    "sar": ("dgl", "sar"),
     "dense": (),
 }
 REMEDY = {
     "dgl": "pip install dgl==1.1.3, under Python 3.11 or older",
+    "sar": "pip install git+https://github.com/IntelLabs/SAR",
     "torch_geometric": "pip install torch_geometric",
     "torch_sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
     "pyg_lib|torch_sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
@@ -41,8 +43,8 @@ REMEDY = {
 MODELS = {  # which forms a model's layers can run in
     "gcn": tuple(FORMS),
     "sage": tuple(FORMS),
-    "gin": tuple(form for form in FORMS if form != "dgl"),
-    "gat": ("pyg", "pyg-offload", *SAMPLED, "dgl", "dense"),
+    "gin": tuple(form for form in FORMS if form not in ("dgl", "sar")),
+    "gat": ("pyg", "pyg-offload", *SAMPLED, "dgl", "sar", "dense"),
     "ggcn": ("pyg", "pyg-offload", *SAMPLED),
 }
 MATRICES = ("pyg-csr", "pyg-sparse")  # forms that multiply by one
@@ -89,6 +91,10 @@ def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[
         raise InputError(why_not)
     if form == "dense":
         return DenseProducts(artifact, model)
+    if form == "sar":
+        from hongtu.bench.sar import SAR
+
+        return SAR(artifact, model, layers)
     kinds = {"pyg-loader": NeighborSampling, "loader": ArtifactSampling}
     return kinds.get(form, FullBatch)(form, artifact, model, layers, device)
 

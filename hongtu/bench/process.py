@@ -109,14 +109,16 @@ def of_ranks(found: list[dict[str, Any]]) -> dict[str, Any]:
     if "others" in answer:  # to which each rank counts the other ones
         own = sum(each["own"] for each in found)
         answer |= {"others": max(found[0]["others"] + found[0]["own"] - own, 0.0), "own": own}
+    if "bytes" in answer:
         answer["bytes"] = {link: sum(each["bytes"][link] for each in found) for link in answer["bytes"]}
+    if "process_bytes" in answer:
+        answer["process_bytes"] = sum(each["process_bytes"] for each in found)
     if "memory" in answer:
         memory = [
             (f"rank {rank}, {name}", size) for rank, each in enumerate(found) for name, size in each["memory"].items()
         ]
         answer |= {
             "memory": dict(memory),
-            "process_bytes": sum(each["process_bytes"] for each in found),
             "need": max(each["need"] for each in found),
             "counted_is_predicted": all(each["counted_is_predicted"] for each in found),
             "predicted_seconds": max(each["predicted_seconds"] for each in found),

@@ -12,6 +12,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, alone
 
 OURS = "hongtu"
+ON_RANKS = ("sar",)  # baselines that several processes run together
 SAMPLED = ("pyg-loader", "loader")  # systems that train on sampled mini-batches
 UNGROUPED = "full, chunks as they are"
 
@@ -43,7 +44,7 @@ class Run:
         strategy: of hongtu: "full", "paper", "none", "paper + SAVING", or "full, chunks as they are" (not in groups).
         budget: bytes per partition; None: no limit.
         share: the part of what hongtu needs in memory that ``budget`` is; None where bytes were asked for.
-        ranks: processes that train together, of hongtu.
+        ranks: processes that train together, of hongtu and of baselines in ``ON_RANKS``.
         dependencies: where ranks have rows of one another from.
     """
 
@@ -58,7 +59,8 @@ class Run:
     def label(self) -> str:
         """For people."""
         if self.system != OURS:
-            return self.system + (" (sampled: approximate)" if self.system in SAMPLED else "")
+            together = f", {self.ranks} ranks" if self.ranks > 1 else ""
+            return self.system + together + (" (sampled: approximate)" if self.system in SAMPLED else "")
         limit = "" if self.budget is None else f", {self.budget / 2**20:.1f} MiB"
         if self.share is not None:
             limit += f" = {self.share:.0%}"

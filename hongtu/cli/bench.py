@@ -38,7 +38,8 @@ def add_parser(subparsers: Any) -> None:
         "strategy and budget (default: 1)")  # fmt: skip
     add("--dependencies", default="cache", metavar="D", help="of ranks: cache, comm or hybrid (default: cache)")
     add("--baselines", type=_names, default=[], metavar="A,B", help="of pyg, pyg-csr, pyg-sparse, pyg-offload, "
-        "dgl, dense, and sampled (approximate) pyg-loader and loader; or all: those that can run here")  # fmt: skip
+        "dgl, sar (on ranks), dense, and sampled (approximate) pyg-loader and loader; or all: those that can run "
+        "here")  # fmt: skip
     add("--epochs", type=int, default=5, help="timed of each, after three that are checked (default: 5)")
     add("--accuracy", type=_length, default=(0, False), metavar="EPOCHS|SECONDSs", help="also train each for so many "
         "epochs (30) or seconds (60s), with scores on the way")  # fmt: skip
@@ -124,7 +125,7 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         InputError: naming the option.
     """
-    from hongtu.bench.spec import parse_budgets, parse_strategies
+    from hongtu.bench.spec import ON_RANKS, parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
     from hongtu.model.named import MODELS
     from hongtu.train.dependencies import DEPENDENCIES
@@ -144,6 +145,9 @@ def check_options(options: argparse.Namespace) -> None:
         raise InputError(f"--dependencies {options.dependencies}: expected one of {', '.join(DEPENDENCIES)}")
     parse_strategies(options.strategies)
     parse_budgets(options.budgets)
+    for name in ON_RANKS:
+        if name in options.baselines and set(options.ranks) == {"1"}:
+            raise InputError(f"--baselines {name}: runs on ranks alone; give --ranks 2 or more, too")
     for model in options.models:
         _baselines(options.baselines, model)
     if options.hardware is not None:
@@ -157,7 +161,7 @@ def check_options(options: argparse.Namespace) -> None:
 def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> list[Run]:
     """Every strategy in every budget, then the baselines."""
     from hongtu.bench.compare import in_memory_need
-    from hongtu.bench.spec import Run, parse_budgets, parse_strategies
+    from hongtu.bench.spec import ON_RANKS, Run, parse_budgets, parse_strategies
 
     budgets = parse_budgets(options.budgets)
     shares = [budget for budget in budgets if isinstance(budget, float)]
@@ -168,7 +172,10 @@ def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> 
         nbytes = None if budget is None else int(need * share) if share is not None else int(budget)
         shared = {} if ranks == 1 else {"ranks": ranks, "dependencies": options.dependencies}
         runs.append(Run(strategy=strategy, budget=nbytes, share=share, **shared))
-    return runs + [Run(system=name) for name in _baselines(options.baselines, model.name)]
+    for name in _baselines(options.baselines, model.name):
+        on = [int(ranks) for ranks in options.ranks if int(ranks) > 1] if name in ON_RANKS else [1]
+        runs += [Run(system=name, ranks=ranks) for ranks in on]
+    return runs
 
 
 def _refusal(artifact: Artifact, model: Model, run: Run, settings: Settings) -> BudgetError | None:

@@ -73,6 +73,17 @@ def test_a_baseline_gets_the_graph_as_it_was_given(tmp_path):
     assert np.array_equal(baseline.masks["train"].numpy(), train)
 
 
+@pytest.mark.long(sample=0)
+@pytest.mark.parametrize("model", ("gcn", "sage", "gat"))
+def test_sar_trains_the_same_model(artifact, model):
+    if baselines.missing("sar", model) is not None:
+        pytest.skip(str(baselines.missing("sar", model)))
+    runs = [Run(strategy="full"), Run(system="sar", ranks=2)]
+    ours, theirs = compare.compare(artifact, Model(name=model, hidden=8), runs, compare.Settings(epochs=1))
+    assert ours["loss_agrees"] and theirs["loss_agrees"]
+    assert (theirs["label"], theirs["ranks"]) == ("sar, 2 ranks", 2) and theirs["process_bytes"] > 0
+
+
 @pytest.mark.parametrize("form", SAMPLED)
 def test_sampled_mini_batches_learn(artifact, form):
     if baselines.missing(form, "sage") is not None:
@@ -181,6 +192,7 @@ def test_another_loss_is_not_timed(artifact, monkeypatch):
         (["--budgets", "300%"], "expected a percentage"),
         (["--epochs", "0"], "--epochs 0: expected at least 1"),
         (["--ranks", "0"], "--ranks 0: expected numbers of processes"),
+        (["--baselines", "sar"], "--baselines sar: runs on ranks alone; give --ranks 2 or more"),
         (["--ranks", "99"], "start at most"),
         (["--dependencies", "none"], "--dependencies none: expected one of cache, comm, hybrid"),
         (["--out", "/nowhere/rows.jsonl"], "expected a file in a directory that exists"),
