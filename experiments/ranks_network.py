@@ -4,9 +4,10 @@
         [--systems ring cache comm hybrid routes] [--equal] [--out FILE.jsonl]
 
 ARTIFACT has one partition a rank. GCN by every ``--dependencies``, by SAR's rounds (``experiments.ring``), by SAR
-itself (``sar``), and by ``comm`` with a topology file that says who shares a host (``routes``), one after the other; each
-rank has one core, which it shares where there are more ranks than cores. Seconds are the median epoch's of rank 0, the
-first left out; the first loss must agree. ``--equal``: what crosses takes as long as the passes that it crosses beside.
+itself (``sar``), and by ``comm`` with a topology file that says who shares a host (``routes``), one after the other;
+each rank has one core, which it shares where there are more ranks than cores. Seconds are the median epoch's of rank
+0, the first left out; the first loss must agree. ``--equal``: what crosses takes as long as the passes that it
+crosses beside.
 """
 
 from __future__ import annotations
