@@ -78,7 +78,8 @@ def preprocess_graph(
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
             others are given) or ``HeteroData``, a graph of DGL (:func:`hongtu.from_dgl`), or one of NetworkX, whose
             vertices then have its order and names.
-        features: float [V, F], a scipy sparse matrix of that shape, or "random:F", "degree" or "embedding:D".
+        features: numbers [V, F], kept as float32, a scipy sparse matrix of that shape, or "random:F", "degree" or
+            "embedding:D".
         labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
             [V] or [V, C] (NaN = none).
         masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
