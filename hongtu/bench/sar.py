@@ -16,8 +16,7 @@ import torch
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 from torch import Tensor, nn
 
-from hongtu.bench.dgl import GCN as DGLGCN
-from hongtu.bench.dgl import LAYERS, load
+from hongtu.bench.dgl import GCN, LAYERS, load
 from hongtu.bench.spec import Model
 from hongtu.graph.artifact import Artifact
 from hongtu.ranks.share import deal_partitions
@@ -27,7 +26,7 @@ from hongtu.train.scores import scores
 RELATION = ("_N", "_E", "_N")  # as DGL names what has one kind
 
 
-class GCN(DGLGCN):
+class MessageGCN(GCN):
     """The same by messages, which SAR passes on."""
 
     def forward(self, h: Tensor, graph: Any) -> Tensor:
@@ -59,7 +58,7 @@ class SAR:
         self.mask = torch.from_numpy(np.array(artifact.masks["train"][own]))
         self.trained = int(np.asarray(artifact.masks["train"]).sum())
         self.graph = self._make_graph(bounds)
-        kinds = LAYERS | {"gcn": GCN}
+        kinds = LAYERS | {"gcn": MessageGCN}
         widths = model.widths(artifact)
         self.modules = nn.ModuleList(kinds[model.name](a, b) for a, b in pairwise(widths))
         for module, layer in zip(self.modules, layers, strict=True):
