@@ -135,6 +135,9 @@ class Executor:
             trim_freed_memory()
         self._run(p.before)
         self._allocate(p)
+        for x in p.body:
+            if isinstance(x, moves.Post) and self.messages is not None:
+                self.messages.expect(x)
         turns = [Turn(len(self.devices)) for _ in range(max(p.sets, 1 + p.ahead))]
         for step in range(len(p.order) + p.ahead if p.order else 0):
             for body, at in ((p.recalls, step), (p.body, step - p.ahead)):

@@ -133,11 +133,14 @@ class Messages:
         self._host.count_pageable(sum(steps.nbytes for steps in x.steps))
         return ways
 
+    def expect(self, x: Post) -> None:
+        """Begin to receive, before the pass's first batch: what others send meanwhile need not wait for this rank."""
+        self._going = self._begin(x)
+
     def post(self, x: Post, step: int) -> None:
         """Send the rows that a batch of the pass was the last to change."""
         start = perf_counter()
-        if self._going is None:
-            self._going = self._begin(x)
+        assert self._going is not None
         self._leave(self._going, step, self._host[x.tensor])
         self._going.seconds += perf_counter() - start
 
