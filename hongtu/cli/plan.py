@@ -158,6 +158,7 @@ def describe_ranks(
         "strategy": config.strategy,
         "dependencies": config.dependencies,
         "first_fetched": None if halo is None else halo.first,
+        "rounds": 0 if halo is None else max(map(len, halo.fetched)),
         "by_vertex": halo is not None and any(_computes_beyond(share, halo.first) for share, _ in plans),
         "hardware": hardware.name,
         "device_memory": budget,

@@ -37,6 +37,7 @@ def rank_tables(result: dict[str, Any]) -> str:
     model, first, seconds = result["model"], result["first_fetched"], result["seconds_per_epoch"]
     where = "nothing is fetched" if first is None else f"what layers exchange is fetched from layer {first} on"
     where += ", or computed again, vertex by vertex" if result["by_vertex"] else ""
+    where += f", in {result['rounds']} rounds by way of ranks that read it, too" if result["rounds"] > 1 else ""
     header = ("rank", "rows held", "own", "replicas", "halo", "fetched", "sent", "device peak", "host peak", "seconds")
     rows: list[tuple[str, ...]] = [header]
     for number, rank in enumerate(result["ranks"]):

@@ -169,6 +169,19 @@ def test_ranks_are_planned_without_starting_any(artifact, capsys):
     assert "partitions for 9 ranks" in refusal(capsys, "plan", artifact.path, "--ranks", "9")
 
 
+def test_ranks_that_share_a_host(capsys, tmp_path):
+    artifact = problems.prepare(problems.awkward(), 4, 3)
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('{"hosts": ["a", "a", "b", "b"]}')
+    options = ("plan", artifact.path, "--ranks", "4", "--dependencies", "comm")
+    direct, routed = (json.loads(output(capsys, *options, *more, "--json")) for more in ((), ("--topology", hosts)))
+    assert (direct["rounds"], routed["rounds"]) == (1, 2)
+    assert [rank["bytes"] for rank in direct["ranks"]] == [rank["bytes"] for rank in routed["ranks"]]
+    assert "in 2 rounds by way of ranks" in output(capsys, *options, "--topology", hosts)
+    assert "give --ranks, too" in refusal(capsys, "plan", artifact.path, "--topology", hosts)
+    assert "one for each of 2 ranks" in refusal(capsys, "plan", artifact.path, "--ranks", "2", "--topology", hosts)
+
+
 def test_what_stays_is_marked_wherever_it_is_named(artifact, capsys):
     passes = json.loads(output(capsys, "plan", artifact.path, "--json"))["passes"]
     named = [{*p["creates"], *p["frees"], *p["reads"], *p["writes"]} for p in passes]
