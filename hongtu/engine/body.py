@@ -121,7 +121,8 @@ class Body:
 
     @cached_property
     def _rows(self) -> Rows:
-        return Rows(ids=self.registers["ids"], statistics=self.registers.get("statistics"))
+        here = self.registers
+        return Rows(ids=here["ids"], statistics=here.get("statistics"), factors=here.get("factors"))
 
     @cached_property
     def _block(self) -> Block:
@@ -217,7 +218,7 @@ class Body:
     def uncombine(self, x: computing.Uncombine) -> None:
         """It is linear, so that values do not matter."""
         grad_DA = self.registers[x.gradient]
-        nothing = grad_DA.new_zeros(1)
+        nothing = self.at.nothing.detach()
         widths = (grad_DA.shape[1], *x.columns)
         a, *s = (nothing.expand(len(grad_DA), columns).requires_grad_() for columns in widths)
         out = self.network.combine(x.layer, a, tuple(s), self._rows, gradients_only=True)

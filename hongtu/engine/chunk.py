@@ -37,7 +37,7 @@ class Partition:
 
     Attributes:
         loss_value: float64 scalar on the device: the chunks' parts of the loss.
-        no_weights: [0], on the device.
+        no_weights: [0], on the device; ``nothing``: [1], a zero.
         pieces: rows that chunks have for themselves, by vertex tensor and chunk.
         graphs: what chunks saved for backward, by stage and chunk.
         moments: what the pass gathers.
@@ -56,6 +56,8 @@ class Partition:
         self.device, self.network, self.host, self.loss = device, network, host, loss
         self.first, self.own_end, self.num_graph_edges = first, own_end, num_graph_edges
         self.loss_value, self.no_weights = device.numbers(), device.empty((0,), host.dtype)
+        self.nothing = device.empty((1,), host.dtype)
+        device.streams.compute.run(self.nothing.zero_)
         self.pieces: defaultdict[str, dict[int, Tensor]] = defaultdict(dict)
         self.graphs: dict[tuple[int, int], Graph] = {}
         self.moments: Moments

@@ -48,7 +48,7 @@ class Executor:
     Args:
         program: what to run.
         networks: the model of each partition.
-        host: vertex tensors; must hold "statistics" and "edge_id_start" where layers need them.
+        host: vertex tensors; must hold "statistics", "factors" and "edge_id_start" where layers need them.
         devices: one per partition.
         loss: evaluated where the program says so.
         num_graph_edges, num_graph_vertices: of the whole graph, of which the program may run a share.

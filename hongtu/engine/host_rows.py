@@ -12,6 +12,7 @@ from hongtu.host import drop_pages
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.nn.layers.normalized import degree_factors
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES
 
@@ -48,9 +49,12 @@ def make_host(
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())
     for array in (artifact.labels, artifact.original_id, *artifact.masks.values()) if plan.spilled else ():
         drop_pages(array, cached=True)  # of which there is a copy now
-    if any(layer.uses_statistics for layer in plan.shape.layers):
-        statistics = artifact.degree_statistics(str(dtype).removeprefix("torch."))
-        host.keep_pageable("statistics", torch.from_numpy(statistics))
+    if plan.shape.statistics_columns:
+        statistics = torch.from_numpy(artifact.degree_statistics(str(dtype).removeprefix("torch.")))
+        if plan.shape.factors is None:
+            host.keep_pageable("statistics", statistics)
+        else:
+            host.keep_pageable("factors", degree_factors(statistics, *plan.shape.factors))
     if plan.shape.uses_edge_ids:
         host.keep_pageable("edge_id_start", torch.from_numpy(artifact.edge_id_starts()))
     return host

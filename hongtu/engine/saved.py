@@ -13,6 +13,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from hongtu.kernels.torch_private import memory_id, times_written
 
+_ANCHOR = torch.empty(0, requires_grad=True)
+
 
 class Entry:
     """Rows as the input of a graph that does not hold them: a leaf would be held until backward, these only where an
@@ -28,7 +30,7 @@ class Entry:
     def of(self, rows: Tensor) -> Tensor:
         """The same memory as the graph sees it, with a version of its own: rows of other chunks may change."""
         self._zeros = partial(torch.zeros, rows.shape, dtype=rows.dtype, device=rows.device)
-        return _Enter.apply(torch.empty(0, requires_grad=True), rows, self)
+        return _Enter.apply(_ANCHOR, rows, self)
 
     def gradient(self) -> Tensor:
         """Zeros where nothing came back."""
@@ -38,7 +40,7 @@ class Entry:
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, rows: Tensor, entry: Entry) -> Tensor:
-        """``anchor`` is there for the graph to begin with something that requires a gradient."""
+        """``anchor`` is there for the graph to begin with something that requires a gradient; it gets none."""
         ctx.entry = entry
         return rows.data
 

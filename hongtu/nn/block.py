@@ -31,11 +31,14 @@ class Rows:
         statistics: float [D, 3] of the run dtype, or None: the sum of the weights of a vertex's in-edges (1 per edge
             when the graph has none), the sum of the weights of its stored self-loops, and the weight of the last
             stored self-loop (NaN without any).
+        factors: float [D, 2], or None: where all layers that need the statistics make the same two numbers of them,
+            these in their place: D^-1/2, and what a sum over stored edges lacks of the vertex's self-loop.
         memo: what a layer computes from these rows alone and needs again in the same chunk.
     """
 
     ids: Tensor
     statistics: Tensor | None = None
+    factors: Tensor | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
 

@@ -39,6 +39,7 @@ class Layer(torch.nn.Module):
             parameters, so that its output can be cached); None: it is something else.
         weighted: the declared reduction uses the graph's edge weights when it has any.
         uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
+        factors: of ``degree_factors``, what of these they are content with; None: nothing but the statistics.
         uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
         uses_edge_type: the same for ``block.edge_type``.
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
@@ -55,6 +56,7 @@ class Layer(torch.nn.Module):
     reduce: str | None = None
     weighted: bool = False
     uses_statistics: bool = False
+    factors: tuple[bool, bool] | None = None
     uses_edge_features: bool = False
     uses_edge_type: bool = False
     reads_input: bool = False

@@ -51,7 +51,9 @@ def check_epoch(engine: Engine, epoch: int, loss: float, parameters: Sequence[nn
 
 def _remedy(engine: Engine) -> str:
     """What to do, with the vertices of which a normalisation by degrees takes the root of a negative number."""
-    negative = int((engine.host["statistics"][:, 0] < 0).sum()) if "statistics" in engine.host else 0
+    host = engine.host
+    roots = host["factors"][:, 0] if "factors" in host else host["statistics"][:, 0] if "statistics" in host else None
+    negative = 0 if roots is None else int(((roots < 0) | roots.isnan()).sum())
     if not negative:
         return REMEDY
     return (

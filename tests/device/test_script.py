@@ -12,6 +12,8 @@ import hongtu
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.device.script import Script, scripts_of, typed
 from hongtu.device.simulated import Moment
+from hongtu.engine.executor import Executor
+from hongtu.kernels.torch_private import Operations
 from hongtu.metrics import Traffic
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search import host
@@ -145,3 +147,43 @@ def test_a_batch_takes_one_copy_of_structure_and_few_launches(grain, monkeypatch
     chunks = sum(len(p.order) * len(p.buffers) for p in trainer._engine.program.train)
     assert 0 < copies.count("topology") <= chunks
     assert 0 < len(launches) <= 12 * chunks
+
+
+class Counted(Operations):
+    """How many operations there were that work on the device: a view is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def operations(chunks, monkeypatch):
+    """By training pass of a GCN, how many operations it takes in so many chunks."""
+    strategy, counted = replace(Strategy(), resident=False, group=False), Counted()
+    options = {"device": simulated(), "strategy": strategy, "detect_anomaly": False}
+    trainer, found = training.make_trainer(SIX[0], problems.awkward(), (1, chunks), **options), {}
+    for _ in range(3):  # layers' memory is counted in some epochs
+        trainer.train_epoch()
+    run = Executor._run_pass
+
+    def run_pass(self, p):
+        before = counted.count
+        run(self, p)
+        found[p.name] = counted.count - before
+
+    monkeypatch.setattr(Executor, "_run_pass", run_pass)
+    with counted:
+        trainer.train_epoch()
+    monkeypatch.undo()
+    return found
+
+
+def test_a_chunk_takes_few_operations(monkeypatch):
+    """Of GCN, beside the kernels: what a further chunk adds to a pass, with the loss, too."""
+    few, many = operations(4, monkeypatch), operations(8, monkeypatch)
+    each = {name: (many[name] - few[name]) / 4 for name in few}
+    assert set(each) == {"forward 0", "fused 1", "backward 0"} and max(each.values()) <= 25, each

@@ -11,6 +11,7 @@ from hongtu.nn import CommNetConv, GATConv, GCNConv, GGCNConv, GINConv, Layer, P
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
+from hongtu.nn.layers.normalized import degree_factors
 from tests.graphs import Graph, awkward_graphs, hub, loops, make_blocks, weighted
 from tests.layer_oracle import IN, OUT, check, features, gradients, run
 
@@ -205,11 +206,11 @@ def test_one_vertex_drops_its_own_edge():
         (lambda: SAGEConv(IN, OUT, aggr="median"), "aggr 'median'.*PyGLayer"),
         (lambda: GCNConv(IN, OUT, add_self_loops=True, normalize=False), "normalize=True"),
         (lambda: GCNConv(IN, OUT, activation="no_such_function"), "no_such_function"),
-        (lambda: PyGLayer(pyg.GCNConv(IN, OUT)), "hongtu.nn.GCNConv"),
-        (lambda: PyGLayer(pyg.GCNConv(IN, OUT, cached=True)), "hongtu.nn.GCNConv"),
+        (lambda: PyGLayer(pyg.GCNConv(IN, OUT)), "GCNConv"),
+        (lambda: PyGLayer(pyg.GCNConv(IN, OUT, cached=True)), "GCNConv"),
         (lambda: PyGLayer(pyg.SGConv(IN, OUT)), "hongtu.nn.SGConv"),
         (lambda: PyGLayer(pyg.ChebConv(IN, OUT, 2)), r"hongtu.nn.Layer, or pass PyGLayer\(conv, square=True\)"),
-        (lambda: PyGLayer(pyg.GCNConv(IN, OUT), square=True), "more than its in-edges.*use hongtu.nn.GCNConv"),
+        (lambda: PyGLayer(pyg.GCNConv(IN, OUT), square=True), "more than its in-edges.*use GCNConv"),
         (lambda: PyGLayer(pyg.ChebConv(IN, OUT, 2), square=True), "more than its in-edges"),
         (lambda: PyGLayer(pyg.GraphConv(IN, OUT, flow="target_to_source")), "source_to_target"),
     ],
@@ -310,3 +311,30 @@ def test_rows_of_an_unbound_layer():
     rows = Rows(torch.arange(2))
     bind(layer, RowContext(rows=rows))
     assert layer.rows is rows
+
+
+@pytest.mark.parametrize("improved", [False, True])
+@pytest.mark.parametrize("add_self_loops", [False, True])
+def test_degree_factors_are_as_good_as_the_statistics(add_self_loops, improved):
+    """Of vertices without in-edges, without self-loops, and with one."""
+    statistics = torch.tensor([[0.0, 0.0, torch.nan], [3.0, 0.0, torch.nan], [4.0, 0.5, 0.25]], dtype=torch.float64)
+    layer = GCNConv(2, 2, add_self_loops=add_self_loops, improved=improved)
+    assert layer.factors == (add_self_loops, improved)
+    factors = degree_factors(statistics, *layer.factors)
+    loop = (2.0 if improved else 1.0) * add_self_loops
+    lacks = torch.tensor([loop, loop, -0.25 * add_self_loops], dtype=torch.float64)
+    degrees = statistics[:, 0] + lacks
+    scale = torch.where(degrees > 0, degrees.rsqrt(), 0)
+    torch.testing.assert_close(factors, torch.stack([scale, lacks], dim=1))
+    found = []
+    for rows in (Rows(torch.arange(3), statistics=statistics), Rows(torch.arange(3), factors=factors)):
+        bind(torch.nn.Sequential(layer), RowContext(rows=rows))
+        found.append((layer.scale_R1(), layer._loop_correction_R1()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_subclass_gets_the_statistics():
+    class Own(GCNConv):
+        pass
+
+    assert Own(2, 2).factors is None

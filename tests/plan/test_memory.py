@@ -135,3 +135,14 @@ def test_bytes_of_buffers_and_arrays():
     assert Array("destinations", "float", 3).nbytes(5, 4) == 60 and Array("edges", "int32").nbytes(5, 8) == 20
     plan = tiny.plan(tiny.GCN, PAPER, Choice(staging=2))
     assert plan.buffers(plan.passes.train[3], 1)["flush_rows"].shape == (3, 3)  # rows that a batch loads, columns of z1
+
+
+def test_vertices_have_two_numbers_of_their_degrees_where_layers_agree_on_them():
+    rows = {}
+    for keys in ((None, None), ((True, False), (True, False)), ((True, False), (True, True))):
+        layers = [replace(layer, factors=key) for layer, key in zip(tiny.GCN.layers, keys, strict=True)]
+        plan = tiny.plan(tiny.network(*layers, constant_layers=1), PAPER)
+        buffers = plan.buffers(plan.passes.train[0], 0)
+        rows[keys] = plan._pageable, *(buffers[name].shape[1] for name in ("statistics", "factors") if name in buffers)
+    (every, three), (fewer, two), (same, other) = rows.values()
+    assert (three, two, other) == (3, 2, 3) and every == same == fewer + tiny.V * plan.shape.itemsize

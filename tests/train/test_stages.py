@@ -122,7 +122,7 @@ def test_functions_of_users_touch_rows_of_edges() -> None:
 
 def test_what_backward_needs_is_saved_once() -> None:
     """The hidden rows, which are no output where the next layer maps them first; relu and the map save the same."""
-    assert sweeps(torch.nn.Linear(5, 7), torch.nn.ReLU(), hnn.GCNConv(7, 3))[0].saved == 7 + 1  # and a scale a row
+    assert sweeps(torch.nn.Linear(5, 7), torch.nn.ReLU(), hnn.GCNConv(7, 3))[0].saved == 7 + 2  # and two factors a row
     assert sweeps(hnn.SAGEConv(5, 7), torch.nn.ReLU(), hnn.SAGEConv(7, 3))[1].saved == 0  # relu's rows are handed on
     assert sweeps(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.ReLU(), hnn.SAGEConv(7, 3))[0].saved == 7
 

@@ -40,6 +40,10 @@ class NormalizedSum(Convolution):
         self.improved, self.add_self_loops, self.normalize = improved, add_self_loops, normalize
         self.uses_statistics = normalize
 
+    @property
+    def factors(self) -> tuple[bool, bool] | None:  # type: ignore[override]
+        return (self.add_self_loops, self.improved) if self.built_in else None
+
     def spread(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """[R, F] -> z, and the s that ``combine`` wants; x itself where edges have what it would be scaled by."""
         if not self.once_per_vertex:
@@ -59,27 +63,22 @@ class NormalizedSum(Convolution):
 
     def scale_R1(self) -> Tensor:
         """[R, 1], D^-1/2."""
-        return self._remembered(self.rows, "scale", self._compute_scale_R1)
+        return self._factors_R1()[0]
 
     def loop_R1(self, rows: Rows) -> Tensor:
         """[R, 1], the weight of the one self-loop of each vertex: its last stored one, or the added one."""
-        added = 2.0 if self.improved else 1.0
-        return self._remembered(rows, "loop", lambda: _or(self._statistics_R1(rows)[2], nan=added))
+        return self._remembered(rows, "loop", lambda: _loop_R1(rows.statistics, self.improved))
 
     def _loop_correction_R1(self) -> Tensor:
         """[R, 1], what is missing from the aggregate, which holds every stored self-loop."""
-        rows = self.rows
-        return self._remembered(rows, "correction", lambda: self.loop_R1(rows) - self._statistics_R1(rows)[1])
+        return self._factors_R1()[1]
 
-    def _compute_scale_R1(self) -> Tensor:
-        degree_R1 = self._statistics_R1(self.rows)[0]
-        if self.add_self_loops:
-            degree_R1 = degree_R1 + self._loop_correction_R1()
-        return _or(degree_R1.pow(-0.5), posinf=0.0)
+    def _factors_R1(self) -> tuple[Tensor, ...]:
+        def compute() -> tuple[Tensor, ...]:
+            found, key = self.rows.factors, (self.add_self_loops, self.improved)
+            return (degree_factors(self.rows.statistics, *key) if found is None else found).split(1, dim=1)
 
-    def _statistics_R1(self, rows: Rows) -> tuple[Tensor, ...]:
-        """[R, 1] each: the sum of the in-edges' weights, that of the self-loops', and the last of these or NaN."""
-        return self._remembered(rows, "statistics", lambda: rows.statistics.split(1, dim=1))
+        return self._remembered(self.rows, "factors", compute)
 
     def _remembered(self, rows: Rows, what: str, compute: Callable[[], Any]) -> Any:
         """The same for most layers of a model."""
@@ -96,7 +95,7 @@ class _Combine(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, s: Skip, loop_R1: Tensor | None, scale_R1: Tensor | None, only: bool) -> Tensor:
         ctx.save_for_backward(loop_R1, scale_R1)
         if only:
-            return a.new_zeros(()).expand(a.shape)
+            return a.data
         if loop_R1 is None:
             return a.clone() if scale_R1 is None else a * scale_R1
         out = torch.addcmul(a, loop_R1, s)
@@ -108,6 +107,17 @@ class _Combine(torch.autograd.Function):
         loop_R1, scale_R1 = ctx.saved_tensors
         grad = grad if scale_R1 is None else grad * scale_R1
         return grad, None if loop_R1 is None else grad * loop_R1, None, None, None
+
+
+def degree_factors(statistics_R3: Tensor, add_self_loops: bool, improved: bool) -> Tensor:
+    """[R, 2], as ``Rows.factors``."""
+    degree_R1, loops_R1, _ = statistics_R3.split(1, dim=1)
+    lacks_R1 = _loop_R1(statistics_R3, improved) - loops_R1 if add_self_loops else torch.zeros_like(loops_R1)
+    return torch.cat([_or((degree_R1 + lacks_R1).pow(-0.5), posinf=0.0), lacks_R1], dim=1)
+
+
+def _loop_R1(statistics_R3: Tensor, improved: bool) -> Tensor:
+    return _or(statistics_R3[:, 2:], nan=2.0 if improved else 1.0)
 
 
 def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:

@@ -334,14 +334,13 @@ class PlannedMemory:
     @property
     def _pageable(self) -> int:
         v, item = self.topology.num_vertices, self.shape.itemsize
-        statistics = any(layer.uses_statistics for layer in self.shape.layers)
         identity = self.shape.uses_edge_ids
         labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
         beside = self.shape.learned_bytes + self.shape.loss_bytes
         if self.shape.sparse_input is not None:
             beside += self.shape.sparse_input.nbytes(item)
         beside += (self.crossings.numbers or 0) * item + self.crossings.index_bytes
-        row = labels + 8 + statistics * 3 * item + identity * 8  # ids, ...
+        row = labels + 8 + self.shape.statistics_columns * item + identity * 8  # ids, ...
         beside += sum(buckets.nbytes for buckets in self.disk.buckets)
         return v * row + beside + sum(array.nbytes for array in self.arrays())
 

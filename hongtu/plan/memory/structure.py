@@ -53,7 +53,7 @@ class Needs:
         edge_features: columns of the edge features that the layer reads, or 0.
         edge_type: with edge types.
         identity: with source ids and edge ids (layers that are not one declared reduction).
-        statistics: degree statistics of the chunk's own rows.
+        statistics: degree statistics of the chunk's own rows; ``factors``: what layers make of them instead.
         labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
     """
 
@@ -64,6 +64,7 @@ class Needs:
     identity: bool
     statistics: bool
     labels: bool
+    factors: bool = False
 
     @property
     def structure(self) -> dict[str, Array]:
@@ -71,6 +72,8 @@ class Needs:
         found = {"ids": Array("destinations", "int64")}
         if self.statistics:
             found["statistics"] = Array("destinations", FLOAT, 3)
+        if self.factors:
+            found["factors"] = Array("destinations", FLOAT, 2)
         if self.edges:
             found["indptr"] = Array("pointers", "int64")
             found["local_source"] = Array("edges", "int32")
@@ -95,6 +98,7 @@ def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
 def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     """What a pass needs besides vertex rows."""
     layer = None if p.layer is None else shape.layers[p.layer]
+    degrees = any(shape.layers[k].uses_statistics for k in layers_near(p, shape))
     edges = layer is not None and (p.exchange is not None or p.flush is not None)
     return Needs(
         edges=edges,
@@ -102,7 +106,8 @@ def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
         edge_features=shape.edges.features if edges and layer.edge_features else 0,
         edge_type=edges and layer.edge_type,
         identity=edges and layer.reduce is None,
-        statistics=any(shape.layers[k].uses_statistics for k in layers_near(p, shape)),
+        statistics=degrees and shape.factors is None,
+        factors=degrees and shape.factors is not None,
         labels=p.loss,
     )
 

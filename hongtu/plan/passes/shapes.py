@@ -40,6 +40,7 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        factors: what of these is enough, as ``hongtu.nn.Layer`` has it; None: nothing less.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
@@ -59,6 +60,7 @@ class LayerShape:
     edge_features: bool = False
     edge_type: bool = False
     norm: bool = False
+    factors: tuple[bool, bool] | None = None
 
 
 class Counts:
@@ -232,6 +234,18 @@ class NetworkShape:
     def layers_above(self, k: int) -> int:
         """How many graph layers come after ``layers[k]``."""
         return sum(not layer.norm for layer in self.layers[k + 1 :])
+
+    @property
+    def factors(self) -> tuple[bool, bool] | None:
+        """What all layers that use degree statistics make of them, where it is the same."""
+        found = {layer.factors for layer in self.layers if layer.uses_statistics}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def statistics_columns(self) -> int:
+        """Numbers that a vertex has of its degrees."""
+        uses = any(layer.uses_statistics for layer in self.layers)
+        return 0 if not uses else 3 if self.factors is None else 2
 
     @property
     def uses_edge_ids(self) -> bool:

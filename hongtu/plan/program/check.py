@@ -21,7 +21,9 @@ from hongtu.plan.program.check_waits import RECALLS, SPILLS, check_waits
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.program import PassProgram, Program
 
-GIVEN = (FEATURES, "ids", "statistics", "edge_id_start", "labels", "loss_bits")  # on the host from the start
+GIVEN = (  # on the host from the start
+    FEATURES, "ids", "statistics", "factors", "edge_id_start", "labels", "loss_bits",
+)  # fmt: skip
 TAKEN = (OUTPUT, gradient(FEATURES))  # freed by whoever asked for them
 USES_CACHE = (
     computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,

@@ -89,7 +89,12 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     )  # fmt: skip
 
 
-HOST_ROWS = ("ids", "statistics", "edge_id_start")  # arrays of a chunk's structure that are rows of host tensors
+HOST_ROWS = (
+    "ids",
+    "statistics",
+    "factors",
+    "edge_id_start",
+)  # arrays of a chunk's structure that are rows of host tensors
 
 
 def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = ()) -> moves.Place:

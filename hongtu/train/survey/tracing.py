@@ -169,6 +169,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 weighted=layer.weighted,
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics and layer.once_per_vertex,
+                factors=layer.factors,
                 combined=combined,
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,
