@@ -1,0 +1,99 @@
+"""When the streams of a planned pass work, batch by batch, at the rates of a hardware profile.
+
+Every instruction takes what its own rows and bytes take there; a stream does its instructions in their order and waits
+where the program says so. The thread that gives streams their work is one more of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hongtu.hardware import Hardware
+from hongtu.plan.cost.seconds import pass_seconds
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import Pass
+from hongtu.plan.program import moves, waiting
+from hongtu.plan.program.check_waits import ON_COMPUTE, ON_FLUSH, ON_LOAD
+from hongtu.plan.program.predict import script_bytes
+
+Clocks = dict[tuple[str, int], float]
+
+
+class Timeline:
+    """Of one pass.
+
+    Args:
+        times: every vertex and every edge stands for so many.
+
+    Attributes:
+        busy: seconds of work by stream and device; ``total``: of the pass.
+    """
+
+    def __init__(self, plan: ExecutionPlan, p: Pass, hardware: Hardware, times: int = 1) -> None:
+        self.plan, self.pass_, self.hardware, self.times = plan, p, hardware, times
+        self.program = plan.pass_program(p)
+        self.devices = range(len(self.program.buffers))
+        self.busy: Counter[tuple[str, int]] = Counter()
+        self._clock: Counter[tuple[str, int]] = Counter()
+        self._scripts = [script_bytes(self.program, i, plan.shape.itemsize) for i in self.devices]
+        self._turns: list[dict[str, Clocks]] = [{e: {} for e in waiting.EVENTS} for _ in range(self.program.sets)]
+        for step, batch in enumerate(self.program.order):
+            self._given = (step + 1) * hardware.stage_seconds  # when the thread has come so far
+            for x in self.program.body:
+                self._do(x, step, batch)
+        self.total = max(self._clock.values())
+
+    def share(self, stream: str) -> float:
+        """Of the pass in which a stream works, on the device where that is the least."""
+        return min(self.busy[stream, i] for i in self.devices) / self.total
+
+    def _do(self, x: Any, step: int, batch: int) -> None:
+        turn, clock = self._turns[step % self.program.sets], self._clock
+        for i in self.devices:
+            if isinstance(x, waiting.Wait):
+                clock[x.stream, i] = max(clock[x.stream, i], turn[x.event].get((x.stream, i), 0.0))
+            elif isinstance(x, waiting.Follow):
+                clock[x.stream, i] = max(clock[x.stream, i], clock[x.other, i])
+            elif isinstance(x, waiting.Signal):
+                turn[x.event] |= {(stream, i): clock[x.stream, i] for stream in ("load", "compute", "flush")}
+            elif isinstance(x, waiting.Meet):
+                clock[x.stream, i] = max(clock[x.stream, k] for k in self.devices)
+            elif isinstance(x, ON_LOAD):
+                self._work("load", i, self._seconds(x, i, step, batch))
+            elif isinstance(x, ON_COMPUTE):
+                self._work("compute", i, self._seconds(x, i, step, batch))
+            elif isinstance(x, ON_FLUSH):  # and the host takes what has arrived
+                self._work("flush", i, self._seconds(x, i, step, batch))
+                clock["host", i] = max(clock["host", i], clock["flush", i])
+                rows = self._moved(x, i, batch) if isinstance(x, moves.Flush) else 0
+                self._work("host", i, rows / self.hardware.host_add)
+
+    def _work(self, stream: str, i: int, seconds: float) -> None:
+        self._clock[stream, i] = max(self._clock[stream, i], self._given) + seconds
+        self.busy[stream, i] += seconds
+
+    def _seconds(self, x: Any, i: int, step: int, batch: int) -> float:
+        hardware, row = self.hardware, self.plan.shape.itemsize
+        if isinstance(x, moves.Ship):
+            return self.times * self._scripts[i][step] / hardware.structure_link
+        if isinstance(x, moves.Load | moves.Flush):
+            return self._moved(x, i, batch) / hardware.host_link
+        if isinstance(x, moves.Pull | moves.Push):
+            return self._moved(x, i, batch) / hardware.peer_link
+        if isinstance(x, moves.Read | moves.Deliver) and x.name not in self.program.packed:
+            rows = int(self.program.view.num_dst[self.program.chunk(i, batch)])
+            return self.times * rows * self.plan.passes.width[x.name] * row / hardware.contiguous_link
+        if isinstance(x, moves.Compute):
+            own = slice(i * self.program.view.chunks, (i + 1) * self.program.view.chunks)
+            edges = self.program.view.chunk_edges
+            s = pass_seconds(self.plan, self.pass_, hardware)
+            share = edges[self.program.chunk(i, batch)] / max(int(edges[own].sum()), 1)
+            return float(self.times * (s.aggregate + s.rowwise) * share)
+        return 0.0
+
+    def _moved(self, x: Any, i: int, batch: int) -> float:
+        """Bytes of the rows that are picked."""
+        rows, p = len(x.picks.column("slot", i, batch)), self.pass_
+        name = str(p.exchange if isinstance(x, moves.Load | moves.Pull) else p.flush)
+        return self.times * rows * self.plan.passes.width[name] * self.plan.shape.itemsize
