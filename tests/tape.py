@@ -38,6 +38,14 @@ class Access(NamedTuple):
     by: str
 
 
+class Launched(NamedTuple):
+    """A stream begins something with these numbers beside its memory."""
+
+    stream: int
+    by: str
+    numbers: tuple[Any, ...]
+
+
 class Sent(NamedTuple):
     """All that ``stream`` has done so far is done before what waits for ``moment``."""
 
@@ -81,7 +89,7 @@ class Tape(Scheduler):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        self.entries: list[Access | Sent | Waited] = []
+        self.entries: list[Access | Launched | Sent | Waited] = []
         self.streams, self.current = 1, DISPATCHER
         self._memories: list[Memory] = []
         self._starts: list[int] = []  # sorted, with the numbers of their memories
@@ -105,6 +113,10 @@ class Tape(Scheduler):
     def now(self) -> Mark:
         """How much there is so far."""
         return Mark(len(self.entries), len(self._memories))
+
+    def launched(self, by: str, *given: Any) -> None:
+        """A stream begins something with what of this are numbers."""
+        self.entries.append(Launched(self.current, by, tuple(_numbers(given))))
 
     # ------------------------------------------------------------------------------------------------------ accesses
 
@@ -161,6 +173,14 @@ class Tape(Scheduler):
         return len(self._memories) - 1
 
 
+def _numbers(given: Any) -> Iterator[Any]:
+    for x in given:
+        if isinstance(x, list | tuple):
+            yield from _numbers(x)
+        elif isinstance(x, int | float):
+            yield x
+
+
 class TapedQueue(Queue):
     """A queue whose work is done in the tape's name."""
 
@@ -213,6 +233,7 @@ class TapedKernels:
         declared = getattr(cuda_kernels, name)
 
         def taped(*args: Any, **options: Any) -> None:
+            self._tape.launched(name, args, *options.items())
             if note is not None:
                 note(*args, **options)
             else:
@@ -276,6 +297,7 @@ class TapedOperations(Operations):
         if func.is_view:
             return out
         tape, name = self._tape, str(func)
+        tape.launched(name, args, *kwargs.items())
         if func is torch.ops.aten.index_select.default or func is torch.ops.aten.index_select.out:
             rows = args[0] if args[0].is_contiguous() and args[1] == 0 else None
             tape.touch("reads", args[0], None if rows is None else args[2], name)
@@ -345,7 +367,7 @@ def conflicts(tape: Tape, without: frozenset[str] = frozenset()) -> set[str]:
         elif isinstance(entry, Waited):
             if entry.why not in without:
                 np.maximum(clocks[entry.stream], moments[id(entry.moment)], out=clocks[entry.stream])
-        elif entry.memory in shared:
+        elif isinstance(entry, Access) and entry.memory in shared:
             for kind in CONFLICTS[entry.kind]:
                 for other in shared[entry.memory] - {entry.stream}:
                     times = seen.get((entry.memory, kind, other))
@@ -380,6 +402,8 @@ def work_between(tape: Tape, begin: Mark, end: Mark) -> dict[int, list[tuple[Any
             done[entry.stream].append(("sent", name(sent, "sent", id(entry.moment), entry.stream)))
         elif isinstance(entry, Waited):
             done[entry.stream].append(("waited", sent.get(id(entry.moment), "before"), entry.why))
+        elif isinstance(entry, Launched):
+            done[entry.stream].append(("launched", entry.by, entry.numbers))
         else:
             new = entry.memory >= begin.memories
             memory = name(made, "made", entry.memory, entry.stream) if new else entry.memory
