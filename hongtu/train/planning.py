@@ -23,7 +23,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
-from hongtu.host import available_bytes, return_freed_memory, reuse_freed_memory
+from hongtu.host import available_bytes, drop_pages, return_freed_memory, reuse_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
@@ -237,8 +237,10 @@ def plan_network(
         return planned(sides, used, host_memory)
 
     def planned(sides: tuple[bool, ...], used: Strategy, host_memory: int | None) -> ExecutionPlan:
+        topology = topology_with(choose_edges(used))
+        give_up = partial(drop_pages, topology.local_source, cached=True)
         return plan_run(
-            topology_with(choose_edges(used)),
+            topology,
             artifact.schedule_paper,
             shape_with(sides),
             used,
@@ -256,6 +258,7 @@ def plan_network(
             loss.loss_vertices,
             artifact.halo,
             host_memory,
+            (lambda: None) if host_memory is None else give_up,
         )
 
     never = (False,) * len(network.layers)

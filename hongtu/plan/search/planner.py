@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -13,7 +14,6 @@ from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
-from hongtu.host import drop_pages
 from hongtu.plan.cost.seconds import computing_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice, View
@@ -40,6 +40,7 @@ def plan_run(
     loss_vertices: np.ndarray | None = None,
     halo: Halo | None = None,
     host_memory: int | None = None,
+    grouped: Callable[[], object] = lambda: None,
 ) -> ExecutionPlan:
     """Plan a training run within a device budget.
 
@@ -53,6 +54,7 @@ def plan_run(
         loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
         halo: what ranks fetch of one another, where they do.
         host_memory: bytes of the host, where these are limited: passes share plan arrays that could take most of them.
+        grouped: called when groups have the structure that ``topology`` has in smaller chunks.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
@@ -78,8 +80,8 @@ def plan_run(
                 view.memo.pop("pairs", None)
             del finest, found  # other grains take as much memory as the plan
             cheapest = with_edges(cheapest, topology, size)
-            if size > 1 and host_memory is not None:
-                drop_pages(topology.local_source, cached=True)  # groups have their own
+            if size > 1:
+                grouped()
             alike = host_memory is not None and 2 * most_array_bytes(cheapest) > host_memory
             chosen = plan_caches(cheapest, budget, hardware.peer_cost, alike=alike)
         taken = smallest_budget(chosen)  # known before the views forget what it follows from
