@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -34,7 +34,7 @@ from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
-from hongtu.plan.cost.seconds import sketch_seconds
+from hongtu.plan.cost.seconds import predict_seconds, sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import NetworkShape
@@ -220,23 +220,36 @@ def plan_network(
                 reuse_freed_memory()
 
     def fitting(sides: tuple[bool, ...], used: Strategy, limit: HostLimit) -> ExecutionPlan:
-        found = afresh(sides, used, limit.left)
+        """Where groups of chunks are too much, whose structure may come beside the artifact's: groups of half as many,
+        or none, whichever is predicted to be faster."""
+        plans = [afresh(sides, used, limit.left)]  # one at a time
+        size = -(-stored.chunks // plans[0].topology.chunks)
         try:
-            return fit_host(found, limit)
+            return fit_host(plans.pop(), limit)
         except InputError:
-            if found.topology.chunks == stored.chunks:
+            if size == 1:
                 raise
-            del found  # the structure of groups of chunks comes beside the artifact's
-        return fit_host(afresh(sides, replace(used, group=False), limit.left), limit)
+        plans = [fit_host(afresh(sides, used, limit.left, 1), limit)]
+        if size < 4:
+            return plans[0]
+        seconds = predict_seconds(plans.pop(), hardware).total
+        with suppress(InputError):
+            found = fit_host(afresh(sides, used, limit.left, size // 2), limit)
+            if predict_seconds(found, hardware).total < seconds:
+                return found
+            del found
+        return fit_host(afresh(sides, used, limit.left, 1), limit)
 
-    def afresh(sides: tuple[bool, ...], used: Strategy, host_memory: int) -> ExecutionPlan:
+    def afresh(sides: tuple[bool, ...], used: Strategy, host_memory: int, largest: int | None = None) -> ExecutionPlan:
         """Without the memory of plans that were tried before."""
         if stored.num_edges >= LARGE:  # else there is room for them in what every process takes
             gc.collect()
         return_freed_memory()
-        return planned(sides, used, host_memory)
+        return planned(sides, used, host_memory, largest)
 
-    def planned(sides: tuple[bool, ...], used: Strategy, host_memory: int | None) -> ExecutionPlan:
+    def planned(
+        sides: tuple[bool, ...], used: Strategy, host_memory: int | None, largest: int | None = None
+    ) -> ExecutionPlan:
         topology = topology_with(choose_edges(used))
         give_up = partial(drop_pages, topology.local_source, cached=True)
         return plan_run(
@@ -259,6 +272,7 @@ def plan_network(
             artifact.halo,
             host_memory,
             (lambda: None) if host_memory is None else give_up,
+            largest,
         )
 
     never = (False,) * len(network.layers)

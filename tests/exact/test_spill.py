@@ -17,8 +17,10 @@ from hongtu import nn as hnn
 from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError
+from hongtu.plan.cost.seconds import Seconds
 from hongtu.plan.program.spilling import Recall
 from hongtu.plan.search import host
+from hongtu.train import planning
 from tests import problems, staged, training
 from tests.models import SIX, H, Model
 from tests.ranks.turns import run_ranks
@@ -257,6 +259,26 @@ def test_chunks_are_not_grouped_where_only_that_fits(tmp_path):
     )
     assert (free.plan.topology.chunks, limited.plan.topology.chunks) == (1, 3)
     training.assert_counted(limited, limited.train_epoch())
+
+
+def test_half_as_large_groups_where_the_largest_do_not_fit(tmp_path, monkeypatch):
+    """Where they are predicted to be faster than none: they are, for starting chunks takes time."""
+    fit, chunks, layers = planning.fit_host, 16, [hnn.GCNConv(120, 40), nn.ReLU(), hnn.GCNConv(40, 3)]
+
+    def refusing(plan, limit):
+        if plan.topology.chunks == 1:
+            raise InputError("too much")
+        return fit(plan, limit)
+
+    def found():
+        artifact = problems.prepare(wide(), 1, chunks)
+        limits = {"device_memory": "300KiB", "host_memory": "1GiB", "spill": tmp_path}
+        return hongtu.Trainer(artifact, layers, **limits).plan.topology.chunks
+
+    monkeypatch.setattr(planning, "fit_host", refusing)
+    assert found() == 2
+    monkeypatch.setattr(planning, "predict_seconds", lambda plan, _: Seconds(load=1 / plan.topology.chunks))
+    assert found() == chunks
 
 
 def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):

@@ -174,6 +174,8 @@ def test_grains_double_until_starting_chunks_is_little():
     plan = probed(topology())
     sizes = [size for size, _ in fitting_plans([plan], 1 << 30, probe, replace(SLOW, stage_seconds=1.0))]
     assert sorted(set(sizes)) == [1, 2, 4, 8]
+    limited = fitting_plans([plan], 1 << 30, probe, replace(SLOW, stage_seconds=1.0), largest=4)
+    assert {size for size, _ in limited} == {1, 2, 4}
     arithmetic, starting = computing_seconds(plan, SLOW)
     enough = replace(CPU, stage_seconds=SLOW.stage_seconds * LITTLE * arithmetic / starting / 2)
     enough = replace(

@@ -217,13 +217,14 @@ class PlannedMemory:
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        beside = disk_staging(p, device, self.disk, self.spilled, self.view, self.passes.width, self.disk_sets)
+        beside = disk_staging(p, device, self.disk, self.spilled, self.view, self.passes.width, self.disk_sets(p))
         return self._buffers(p, device)[1] | beside
 
-    @property
-    def disk_sets(self) -> int:
-        """Of staging memory between the host and the disk: two where rows come a batch ahead."""
-        return self.choice.staging or 1 + (self.strategy.overlap and self.choice.ahead)
+    def disk_sets(self, p: Pass) -> int:
+        """Of staging memory between the host and the disk in a pass: two where rows come a batch ahead; what runs once
+        leaves that to the chunks that stay in memory."""
+        ahead = self.strategy.overlap and self.choice.ahead and p.when != "setup"
+        return self.choice.staging or 1 + ahead
 
     @cached_property
     def disk(self) -> DiskLayout:

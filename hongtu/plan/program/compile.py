@@ -122,7 +122,7 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         keeps=plan.keeps_scripts(p),
         before=tuple(_before(plan, p)),
         recalls=recalls,
-        ahead=plan.disk_sets - 1 if recalls or spills else 0,
+        ahead=plan.disk_sets(p) - 1 if recalls or spills else 0,
         body=tuple(_body(plan, p, spills, recalls=bool(recalls))),
         after=tuple(_after(plan, p)),
         frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if plan.has_memory(n)),

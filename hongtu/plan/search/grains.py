@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
@@ -22,7 +23,7 @@ def smallest_budget(plan: ExecutionPlan) -> int:
 
 
 def fitting_plans(
-    finest: Sequence[ExecutionPlan], budget: int, probe: Probe, hardware: Hardware
+    finest: Sequence[ExecutionPlan], budget: int, probe: Probe, hardware: Hardware, largest: float = inf
 ) -> list[tuple[int, ExecutionPlan]]:
     """Chunks per group, and a plan; without edges where there are groups.
 
@@ -32,11 +33,12 @@ def fitting_plans(
         budget: bytes per device.
         probe: returns the bytes that layers take at most inside each pass of a plan; needs no edges.
         hardware: tells from where on larger groups save next to nothing.
+        largest: chunks of a group at most.
     """
     found = [(1, plan) for plan in finest if smallest_budget(plan) <= budget]
     plans = [plan for plan in finest if plan.schedules[None] is finest[0].schedules[None]]
     size = 1
-    while finest[0].strategy.group and plans[0].topology.chunks > 1:
+    while finest[0].strategy.group and plans[0].topology.chunks > 1 and 2 * size <= largest:
         arithmetic, starting = computing_seconds(plans[0], hardware)
         if starting <= LITTLE * arithmetic:
             break

@@ -41,6 +41,7 @@ def plan_run(
     halo: Halo | None = None,
     host_memory: int | None = None,
     grouped: Callable[[], object] = lambda: None,
+    largest: int | None = None,
 ) -> ExecutionPlan:
     """Plan a training run within a device budget.
 
@@ -55,6 +56,7 @@ def plan_run(
         halo: what ranks fetch of one another, where they do.
         host_memory: bytes of the host, where these are limited: passes share plan arrays that could take most of them.
         grouped: called when groups have the structure that ``topology`` has in smaller chunks.
+        largest: chunks of a group within a budget, at most; None: as many as there are.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
@@ -71,7 +73,8 @@ def plan_run(
             slabs = SLABS if hardware.staged else SLABS[:1]
             passes = [Choice(fields=fields, halo=halo, fuse=f, slab=slab) for slab in slabs for f in fuses]
             finest = _finest(topology, orders, shape, strategy, passes, staging, probe)
-            found = [fitting for plans in finest for fitting in fitting_plans(plans, budget, probe, hardware)]
+            most = inf if largest is None else largest
+            found = [fitting for plans in finest for fitting in fitting_plans(plans, budget, probe, hardware, most)]
             if not found:
                 leanest = min((plan for plans in finest for plan in plans), key=smallest_budget)
                 raise _refusal(leanest, budget, original_id)
