@@ -104,9 +104,11 @@ def test_a_bare_torch_geometric_convolution_is_refused():
         lambda h: h / h.abs().max(),
         lambda h: h.cummax(0).values,
         lambda h: h + h[1],
+        lambda h: h.where(h > h.mean(), 0),
+        lambda h: h.clamp(min=h.min() / 2),
         lambda h: nn.functional.batch_norm(h, None, None, training=True),
     ],
-    ids=["first", "cumsum", "largest", "cummax", "second", "batch-norm"],
+    ids=["first", "cumsum", "largest", "cummax", "second", "threshold", "bound", "batch-norm"],
 )
 def test_rows_that_read_others_are_refused(function):
     class Reads(nn.Module):
