@@ -6,6 +6,7 @@ Every call of a module, and every function of rows between them, becomes an entr
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ Part = tuple[nn.Module, str]  # and its name
 Convert = Callable[[nn.Module, str, set[str], list[Part]], list[nn.Module]]
 _OF_ROWS = ("call_function", "call_method")
 FEATURES = "edge_attr"
+_CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
 _OF_EDGES = ("edge_weight", FEATURES, "edge_type")  # arguments of a model that layers read of the graph themselves
 
 
@@ -37,11 +39,14 @@ class _Root(nn.Module):
         several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
         self.asked = [argument.name for argument in needed]
+        self.edges_by_name = "edge_index" in {argument.name for argument in given} - {*self.asked}
 
     def forward(
         self, x: Any, edge_index: Any, edge_weight: Any = None, edge_attr: Any = None, edge_type: Any = None
     ) -> Any:
         of_edges = dict(zip(_OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
+        if len(self.asked) == 1 and self.edges_by_name:
+            return self.model(x, edge_index=edge_index)
         if len(self.asked) == 1:
             return self.model(SimpleNamespace(x=x, edge_index=edge_index, **of_edges))
         return self.model(x, edge_index, **{name: of_edges[name] for name in self.asked if name in of_edges})
@@ -80,9 +85,11 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             "it a default, or one of these names"
         )
     try:
-        graph = _Tracer().trace(root)
+        graph = _traced(root, title)
+    except InputError:
+        raise
     except Exception as error:  # whatever a forward does with what is no tensor
-        reason = " ".join(str(error).split())[:150]
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
         raise InputError(
             f"{title}.forward cannot be traced ({reason}); its way must not depend on values: give its layers as a list"
         ) from None
@@ -143,6 +150,35 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
     return _unnamed(entries)
+
+
+def _traced(root: nn.Module, title: str) -> fx.Graph:
+    """What a model does in training; functions of dropout that do nothing then are left out.
+
+    Raises:
+        InputError: where it does something else in evaluation, but for dropout.
+    """
+    flags = {module: module.training for module in root.modules()}
+    try:
+        training, evaluation = (_Tracer().trace(root.train(mode)) for mode in (True, False))
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+    off = set[str]()  # what drops nothing in training
+    for node in [*training.nodes, *evaluation.nodes]:
+        if node.target is nn.functional.dropout:
+            given = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
+            if given.pop("training", True) is False and node.graph is training:
+                off.add(node.name)
+            node.args = (given.pop("input"),)
+            node.kwargs = {**given, "p": 0.0} if node.name in off else given
+    calls = [[_CONSTANT.sub("", str(node.format_node())) for node in graph.nodes] for graph in (training, evaluation)]
+    if calls[0] != calls[1]:
+        raise InputError(
+            f"{title}.forward does something else in evaluation (self.training) than in training; only "
+            "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"
+        )
+    return training
 
 
 def _given(node: fx.Node, module: nn.Module, call: str) -> list[fx.Node]:

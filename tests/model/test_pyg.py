@@ -16,6 +16,7 @@ from torch_geometric.utils import add_self_loops, to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
+from hongtu.nn import Dropout
 from tests import graphs, problems
 
 
@@ -501,6 +502,33 @@ def test_a_convolution_that_fails_without_edges_is_named():
         hongtu.Trainer(problems.prepare(problem, 3, 3), hongtu.from_pyg(model)).fit(1)
 
 
+class Modes(torch.nn.Module):
+    """Does in evaluation something else than in training, or drops in neither."""
+
+    def __init__(self, kind, features=4, classes=3):
+        super().__init__()
+        self.kind, self.conv, self.last = kind, pyg.SAGEConv(features, 8), pyg.SAGEConv(8, classes)
+
+    def forward(self, x, edge_index=None):
+        h = self.conv(x, edge_index)
+        if self.kind == "halves":
+            h = h if self.training else h / 2
+        elif self.kind == "alpha":
+            h = torch.nn.functional.alpha_dropout(h, 0.5, self.training)
+        else:
+            h = torch.nn.functional.dropout(h, 0.5, training=False)
+        return self.last(h, edge_index)
+
+
+def test_dropout_that_is_off_drops_nothing():
+    problem = problems.awkward()
+    model = Modes("off", problem.width, problem.classes).eval()
+    trainer = hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(model))
+    trainer.model.train()
+    assert not any(part.p for part in trainer.model.modules() if isinstance(part, Dropout))
+    assert not model.training  # as it was before
+
+
 TWO_TYPES = ["a", "b"], [("a", "r", "b"), ("b", "s", "a")]
 REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
@@ -526,6 +554,8 @@ REFUSED = {
     "a part that is kept": (lambda: InPlace(4, 3, keeps_a_part), r"changes rows in place \(iadd\) that it"),
     "a module that writes": (lambda: InPlace(4, 3, calls_what_changes_it), r"changes rows in place \(Halved\) that it"),
     "a chain that writes": (lambda: InPlace(4, 3, calls_a_chain_that_changes_it), r"in place \(Sequential\) that it"),
+    "evaluation": (lambda: Modes("halves"), r"Modes.forward does something else in evaluation \(self.training\)"),
+    "other dropout": (lambda: Modes("alpha"), r"Modes.forward does something else in evaluation \(self.training\)"),
     "edges both ways": (lambda: Changes("directed"), "Changes.forward calls flip"),
     "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
 }  # fmt: skip
