@@ -243,8 +243,8 @@ H200 = _data_sheet(
 PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, H200)}
 
 
-def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
-    """A shipped profile by name, or one from a JSON file.
+def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:
+    """A shipped profile by name, or one from a JSON file; a profile is given back.
 
     Raises:
         InputError: for an unknown name, or a file that is no profile.
@@ -252,9 +252,11 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     >>> load_hardware("h200").devices
     1
     """
+    if isinstance(name_or_path, Hardware):
+        return name_or_path
     if str(name_or_path) in PROFILES:
         return PROFILES[str(name_or_path)]
-    path = Path(name_or_path)
+    path = Path(str(name_or_path))
     if not path.is_file():
         raise InputError(
             f"hardware {str(name_or_path)!r}: not found; expected {', '.join(PROFILES)}, or a file that "

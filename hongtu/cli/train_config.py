@@ -144,9 +144,12 @@ class TrainConfig(ModelConfig):
             check_name("metric", self.metric, tuple(dict.fromkeys(METRICS + LINK_METRICS)))
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and not least <= value <= _MOST.get(name, 1e18):
+            most = _MOST.get(name, 10**18)
+            if value is not None and not least <= value <= most:
                 option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{option} {value}: expected at least {least} and not more than makes sense")
+                raise InputError(
+                    f"{option} {value}: expected {f'at least {least}' if not value > most else f'at most {most}'}"
+                )
         for name in ("resume", "keep_best"):
             if getattr(self, name) and self.run is None:
                 raise InputError(f"--{name.replace('_', '-')} needs --run DIR, the directory of the run")

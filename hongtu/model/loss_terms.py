@@ -113,6 +113,8 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
         if task == "multiclass" and not isinstance(loss, nn.CrossEntropyLoss):
             raise InputError(f"loss {loss!r} does not fit the labels ({KINDS[task]}): use torch.nn.CrossEntropyLoss")
         return PerVertex(loss)
+    if isinstance(loss, type):
+        raise InputError(f"loss is the class {loss.__name__}: expected a loss; pass {loss.__name__}()")
     if not callable(loss):
         raise InputError(f"loss {loss!r}: expected a name, a torch loss, a callable, a LossTerm or a list of these")
     return loss

@@ -22,7 +22,7 @@ from hongtu.errors import BudgetError, InputError, names_known
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
-from hongtu.hardware import CPU, Hardware
+from hongtu.hardware import CPU, Hardware, load_hardware
 from hongtu.host import available_bytes, drop_pages, return_freed_memory, reuse_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
@@ -65,11 +65,27 @@ def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> 
         raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
 
 
+def check_steps(scheduler: object, clip_grad_norm: object) -> None:
+    """Refuse what cannot stand beside an optimizer.
+
+    Raises:
+        InputError: naming what can.
+    """
+    if scheduler is not None and not callable(scheduler):
+        raise InputError(
+            f"scheduler is {scheduler!r}: expected a function, as lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
+        )
+    norm = 1.0 if clip_grad_norm is None else clip_grad_norm
+    if not isinstance(norm, int | float) or not norm > 0:
+        raise InputError(f"clip_grad_norm is {norm!r}: expected a number above 0, or None")
+
+
 def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """What a person's function makes of the parameters.
 
     Raises:
-        InputError: where it is no function, such as an optimizer that is made already.
+        InputError: where it is no function, such as an optimizer that is made already, or makes one of other
+            parameters, which would train nothing.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         name = type(optimizer).__name__
@@ -78,7 +94,18 @@ def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Paramete
         )
     if not callable(optimizer):
         raise InputError(f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)")
-    return optimizer([*parameters] or [nn.Parameter(torch.empty(0))])  # torch's take no empty list
+    given = [*parameters] or [nn.Parameter(torch.empty(0))]  # torch's take no empty list
+    made = optimizer(given)
+    if not hasattr(made, "param_groups"):
+        raise InputError(
+            f"optimizer gave {made!r}: expected an optimizer, as of lambda p: torch.optim.Adam(p, lr=0.01)"
+        )
+    if not {id(p) for group in made.param_groups for p in group["params"]} & set(map(id, given)):
+        raise InputError(
+            "optimizer holds none of the parameters that it is given, and would train nothing; make it of these, as "
+            "lambda p: torch.optim.Adam(p, lr=0.01)"
+        )
+    return made
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -96,14 +123,14 @@ def plan_model(
     device_memory: int | str | None = None,
     strategy: str | Strategy = "full",
     dtype: torch.dtype = torch.float32,
-    hardware: Hardware = CPU,
+    hardware: Hardware | str = CPU,
     host_memory: int | str | None = None,
     spill: bool = False,
 ) -> ExecutionPlan:
     """The plan of a :class:`hongtu.Trainer` with the same arguments, for a machine of the reader's choice.
 
     Args:
-        hardware: what the planner compares plans by; a Trainer on the CPU has ``CPU``.
+        hardware: what the planner compares plans by, or its name; a Trainer on the CPU has ``CPU``.
         spill: rows that do not fit ``host_memory`` may lie on a disk.
 
     Raises:
@@ -116,6 +143,7 @@ def plan_model(
     network = Network(modules.to(dtype=dtype), RowContext())
     mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)
     made = optimizer([*network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())])
+    hardware = load_hardware(hardware)
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     make = partial(
         plan_network, artifact, network, mean_loss, made, get_strategy(strategy), dtype=dtype, hardware=hardware,

@@ -17,7 +17,7 @@ from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import InputError, names_known
 from hongtu.graph.artifact import Artifact, open_artifact
-from hongtu.hardware import Hardware
+from hongtu.hardware import Hardware, load_hardware
 from hongtu.host import check_disk
 from hongtu.kernels.torch_private import parameter_hooks
 from hongtu.metrics import EpochRecord
@@ -49,6 +49,7 @@ from hongtu.train.planning import (
     OptimizerFactory,
     adam,
     check_precision,
+    check_steps,
     host_limit,
     make_loss,
     make_optimizer,
@@ -102,7 +103,7 @@ class Trainer(Resumable):
         clip_grad_norm: clip the gradient's total norm to this before each step.
         embedding_optimizer: as ``optimizer``, for the embeddings of an artifact made with ``features="embedding:D"``;
             it runs on the host. Default: ``optimizer``.
-        hardware: the profile by which the planner compares plans (``hongtu plan --hardware``).
+        hardware: the profile by which the planner compares plans, or its name (``hongtu plan --hardware``).
         detect_anomaly: stop before the step when the loss or a gradient is NaN or infinite; the epoch is then run once
             more, to say in which layer, batch and vertex. Costs nothing else.
         deterministic: refuse operations of torch whose result may differ from run to run; the engine itself gives the
@@ -152,7 +153,7 @@ class Trainer(Resumable):
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
-        hardware: Hardware | None = None,
+        hardware: Hardware | str | None = None,
         detect_anomaly: bool = True,
         deterministic: bool = False,
         on_oom: str = "raise",
@@ -166,11 +167,13 @@ class Trainer(Resumable):
             self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
             self.artifact.check_bounds()
             check_precision(dtype, autocast)
+            check_steps(scheduler, clip_grad_norm)
             links = isinstance(loss, LinkLoss)
             self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
             self._evaluation = Evaluation(None if links else metric, self.artifact.task)
             self._backend = get_backend(device)
-            self.strategy, self.hardware = get_strategy(strategy), hardware or self._backend.hardware
+            self.strategy = get_strategy(strategy)
+            self.hardware = load_hardware(hardware or self._backend.hardware)
             self._spill, self._limit = spill, host_limit(
                 host_memory, spills=spill is not None, has_devices=self._backend.on_host,
                 device_memory=device_memory, ranks=self.ranks.size,

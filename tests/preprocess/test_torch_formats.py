@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, coalesce, sort_edge_index, to_undirected
 
@@ -34,7 +35,12 @@ def expected(tmp_path):
 
 
 def test_data_in_memory(tmp_path, expected):
-    changes = [{}, {"y": data().y[:, None]}, {"x": data().x.to_sparse()}]
+    changes = [
+        {},
+        {"y": data().y[:, None]},
+        {"x": data().x.to_sparse()},
+        {"edge_index": EdgeIndex(data().edge_index, sparse_size=(24, 24))},
+    ]
     for k, change in enumerate(changes):
         hongtu.preprocess_graph(data=data(**change), artifact=tmp_path / str(k), partitions=2, chunks=3)
         assert contents(tmp_path / str(k)) == expected, change

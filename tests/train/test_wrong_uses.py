@@ -267,6 +267,21 @@ WRONG = {
         "layers[1] (InstanceNorm1d)",
         "LayerNorm",
     ),
+    "a loss that is not made": (
+        lambda: make(loss=nn.CrossEntropyLoss),
+        "loss is the class CrossEntropyLoss",
+        "pass CrossEntropyLoss()",
+    ),
+    "a scheduler by name": (lambda: make(scheduler="StepLR"), "scheduler is 'StepLR'", "lr_scheduler.StepLR(o, 10)"),
+    "a norm below 0": (lambda: make(clip_grad_norm=-1), "clip_grad_norm is -1", "a number above 0"),
+    "no norm": (lambda: make(clip_grad_norm=float("nan")), "clip_grad_norm is nan", "a number above 0"),
+    "an unknown machine": (lambda: make(hardware="a100"), "hardware 'a100': not found", "a100x4"),
+    "no optimizer": (lambda: make(optimizer=lambda p: None), "optimizer gave None", "torch.optim.Adam(p, lr=0.01)"),
+    "an optimizer of another model": (
+        lambda: make(optimizer=lambda p: torch.optim.Adam(pyg.GCN(F, 8, 2, C).parameters())),
+        "none of the parameters that it is given",
+        "torch.optim.Adam(p, lr=0.01)",
+    ),
     "a layer of one's own without the pair": (lambda: make([Skips()]), "transform must return the pair (z, s)", ""),
 }
 

@@ -122,8 +122,9 @@ def _field(data: Any, name: str, key: str) -> np.ndarray | None:
 
 
 def _array(name: str, value: Any) -> np.ndarray:
-    try:
-        return to_numpy(value.to_dense() if hasattr(value, "to_dense") else value)
+    sparse = hasattr(value, "to_dense") and str(getattr(value, "layout", "")) != "torch.strided"
+    try:  # an EdgeIndex is strided, and its dense form a matrix of all vertices
+        return to_numpy(value.to_dense() if sparse else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: not convertible to an array ({error}); pass a detached CPU tensor") from None
 
