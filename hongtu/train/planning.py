@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch import nn
 
 from hongtu.config import parse_bytes
 from hongtu.errors import BudgetError, InputError, names_known
-from hongtu.graph.artifact import Artifact
+from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware, load_hardware
@@ -115,7 +116,7 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 @names_known
 def plan_model(
-    artifact: Artifact,
+    artifact: Artifact | str | os.PathLike[str],
     layers: Sequence[Entry],
     *,
     loss: Losses | LinkLoss = "cross_entropy",
@@ -137,6 +138,7 @@ def plan_model(
         InputError: for anything that cannot work.
         BudgetError: when the budget is too small; names the smallest that works.
     """
+    artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
     artifact.check_bounds()
     modules = as_modules(layers)
     fill_widths(modules, artifact, dtype)

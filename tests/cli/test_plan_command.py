@@ -225,6 +225,7 @@ def test_plan_model_is_the_trainers_plan(artifact):
     """From Python too, and training afterwards with the same layers is possible."""
     layers = build_layers("sage", artifact.feature_width, 8, artifact.num_classes, 2)
     plan = plan_model(artifact, layers, device_memory="30KiB")
+    assert plan_model(artifact.path, layers, device_memory="30KiB").bytes == plan.bytes
     trainer = hongtu.Trainer(artifact, layers, device_memory="30KiB")
     assert plan.bytes == trainer.plan.bytes == trainer.train_epoch().bytes
     assert plan.peak_bytes == trainer.plan.peak_bytes
