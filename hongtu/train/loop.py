@@ -19,6 +19,7 @@ from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot
 
 SPLITS = ("train", "val", "test")
+COMMON = ("epochs", "eval_every", "patience", "save_every", "keep_best", "restore_best")  # alike on all ranks
 
 
 @dataclass
@@ -118,6 +119,7 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
             "patience, keep_best and restore_best need a validation score, and the artifact's val mask is empty (for "
             "links: no val_edges)"
         )
+    trainer.ranks.check_same({name: getattr(options, name) for name in COMMON})
     others = trainer.ranks.rank > 0  # the first rank writes
     directory = None if options.run_dir is None or others else RunDirectory(options.run_dir, options.keep)
     with trainer.ranks.agreed():

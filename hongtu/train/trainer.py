@@ -199,7 +199,7 @@ class Trainer(Resumable):
             self.embedding: Embedding | None = None
             make_rows_optimizer = embedding_optimizer or optimizer
             self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))
-        self.ranks.check_same(self._given(loss))
+        self.ranks.check_same(self._given(loss, metric))
         self._fabric = fabric_between(self.ranks, topology, self.hardware)
         self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
         self.ranks.take_model(self.model)
@@ -472,12 +472,14 @@ class Trainer(Resumable):
         )  # fmt: skip
         return fit(self, options)
 
-    def _given(self, loss: Any) -> dict[str, Any]:
+    def _given(self, loss: Any, metric: Any) -> dict[str, Any]:
         """What must be the same on every rank, by name."""
         return described(
             self.model, self.optimizer, {
                 **self._identity(), "loss": loss, "seed": self._context.seed, "strategy": self.strategy,
-                "clip_grad_norm": self.clip_grad_norm, "dependencies": self.dependencies,
+                "clip_grad_norm": self.clip_grad_norm, "dependencies": self.dependencies, "metric": metric,
+                "detect_anomaly": self.detect_anomaly,
+                "scheduler's settings": getattr(self.scheduler, "state_dict", dict)(),
                 **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
             },
         )  # fmt: skip

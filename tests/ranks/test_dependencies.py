@@ -19,6 +19,7 @@ from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.preprocess.partition import PARTITIONERS
 from hongtu.ranks.receptive import FAR, read_over
 from hongtu.ranks.stages import UNREAD, ByLayer
+from hongtu.train.loop import COMMON
 from hongtu.train.ranked import plan_ranks
 from tests import problems, training
 from tests.additions import CONNECTIONS, NORMS
@@ -306,6 +307,32 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         assert re.search(named, text), text
     text, every = refusal(3, gcn(), grain=(2, 3))
     assert "2 partitions for 3 ranks" in text and len(every) == 1
+
+
+def decay(factor):
+    return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, factor)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "other", "said"),
+    [("scheduler", decay(0.5), decay(0.1), "scheduler's settings: rank 1 has .*'gamma': 0.1"),
+     ("metric", None, {"count": lambda out, target: len(target)}, "metric: rank 1 has {'count': .*, rank 0 has None"),
+     ("detect_anomaly", True, False, "detect_anomaly: rank 1 has False"),
+     ("epochs", 2, 3, "epochs: rank 1 has 3"), ("eval_every", 2, 1, "eval_every: rank 1 has 1"),
+     ("patience", None, 5, "patience: rank 1 has 5")],
+)  # fmt: skip
+def test_ranks_that_train_otherwise_are_refused(name, first, other, said):
+    """Those that evaluate or stop at other epochs would wait for ever, or take rows of another pass for theirs."""
+
+    def work(group):
+        given = {name: other if group.rank else first}
+        of_fit = {"epochs": 2, "eval_every": 2} | (given if name in COMMON else {})
+        with pytest.raises(InputError, match=said):
+            training.make_trainer(
+                SIX[0], problems.awkward(), (2, 3), ranks=group, **({} if name in COMMON else given)
+            ).fit(**of_fit)
+
+    run_ranks(2, work)
 
 
 class Draws(nn.Module):
