@@ -67,7 +67,10 @@ def check_ranked(
             "those of others again; use dependencies 'comm'"
         )
     for index, module in enumerate(network.modules):
-        drawn = [part for part in module.modules() if type(part).__module__.startswith("torch.") and is_random(part)]
+        of_torch = [part for part in module.modules() if type(part).__module__.startswith("torch.")]
+        drawn = [
+            part for part in of_torch if is_random(part) and getattr(part, "p", None) != 0
+        ]  # a rate of 0 draws nothing
         if drawn:
             raise InputError(
                 f"{network.title(index)}: {type(drawn[0]).__name__} of torch draws by chunk, and a vertex is in chunks "

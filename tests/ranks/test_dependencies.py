@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 
@@ -307,6 +308,11 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         assert re.search(named, text), text
     text, every = refusal(3, gcn(), grain=(2, 3))
     assert "2 partitions for 3 ranks" in text and len(every) == 1
+
+
+def test_a_dropout_of_torch_that_drops_nothing_is_taken():
+    layers = [hnn.GCNConv(6, H), nn.Dropout(0.0), hnn.GCNConv(H, 3)]
+    check_ranks(2, Model("without", lambda f, c: copy.deepcopy(layers), lambda f, c: []), problems.awkward(), (2, 3))
 
 
 def decay(factor):
