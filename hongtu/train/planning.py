@@ -171,14 +171,14 @@ def host_limit(
         if spills:
             raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
         return None
+    if ranks > 1:
+        raise InputError("host_memory: is for one process, and there are several ranks; leave it out")
     memory = parse_bytes(host_memory)
     if has_devices and device_memory is None:
         raise InputError(
             "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
             "(--device-memory), too"
         )
-    if ranks > 1:
-        raise InputError("host_memory: is for one process, and there are several ranks; leave it out")
     return HostLimit(memory=memory, spills=spills, has_devices=has_devices)
 
 
