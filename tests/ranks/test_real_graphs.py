@@ -8,7 +8,7 @@ import torch
 from tests import problems
 from tests.additions import CONNECTIONS, NORMS
 from tests.models import SIX
-from tests.ranks.test_dependencies import check_ranks
+from tests.ranks.test_dependencies import DROPPED, JUMPING, check_ranks
 
 
 def small_steps(parameters):
@@ -17,7 +17,7 @@ def small_steps(parameters):
 
 
 DEPENDENCIES = ("cache", "comm", "hybrid")
-MODELS = (*SIX, NORMS[0], CONNECTIONS[0])
+MODELS = (*SIX, NORMS[0], CONNECTIONS[0], DROPPED)
 
 
 @pytest.mark.long
@@ -34,14 +34,15 @@ def test_cora(model, ranks, dependencies, strategy, data_graph):
 @pytest.mark.long(sample=0)
 @pytest.mark.parametrize("graph", ("ogbn-arxiv", "web-cnr-2000"))
 @pytest.mark.parametrize(
-    ("model", "ranks", "dependencies", "strategy"),
+    ("model", "ranks", "dependencies", "strategy", "budget"),
     [
-        (SIX[0], 4, "hybrid", "full"), (SIX[1], 3, "comm", "paper"), (SIX[2], 2, "cache", "none"),
-        (SIX[4], 4, "comm", "full"), (SIX[5], 2, "comm", "none"), (NORMS[0], 3, "hybrid", "full"),
+        (SIX[0], 4, "hybrid", "full", "30%"), (SIX[1], 3, "comm", "paper", None), (SIX[2], 2, "cache", "none", None),
+        (SIX[3], 3, "hybrid", "paper", None), (SIX[4], 4, "comm", "full", "60%"), (SIX[5], 2, "comm", "none", None),
+        (NORMS[0], 3, "hybrid", "full", None), (JUMPING, 4, "cache", "full", None), (DROPPED, 2, "comm", "full", None),
     ],
     ids=repr,
 )  # fmt: skip
-def test_large_graphs(graph, model, ranks, dependencies, strategy, data_graph):
+def test_large_graphs(graph, model, ranks, dependencies, strategy, budget, data_graph):
     problem = problems.real(data_graph(graph))
-    options = {"optimizer": small_steps, "dependencies": dependencies, "strategy": strategy}
+    options = {"optimizer": small_steps, "dependencies": dependencies, "strategy": strategy, "device_memory": budget}
     check_ranks(ranks, model, problem, (4, 4), **options)
