@@ -123,7 +123,7 @@ def by_blocks(device: Device, host: Tensor, there: Tensor, blocks: int) -> dict[
 
 def dummy_chunks(device: Device) -> None:
     """What a pass does around its work, with next to no work."""
-    streams, turns = device.streams, (Turn(0, 1), Turn(1, 1))
+    streams, turns = device.streams, (Turn(1), Turn(1))
     little = device.buffer("rows")[:1]
     for step in range(CHUNKS):
         turn = turns[step % 2]

@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any
 
+from hongtu.config import size
 from hongtu.errors import InputError
 
 
@@ -72,8 +73,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _summary(result: dict[str, Any]) -> str:
     shown = "  ".join(f"{split} {result[split]:.4f}" for split in ("train", "val", "test") if result[split] is not None)
-    peak = "  ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in result["peak_bytes"].items())
-    moved = "  ".join(f"{link} {size / 2**20:.1f} MiB" for link, size in result["bytes"].items() if size)
+    peak = "  ".join(f"{name} {size(nbytes)}" for name, nbytes in result["peak_bytes"].items())
+    moved = "  ".join(f"{link} {size(nbytes)}" for link, nbytes in result["bytes"].items() if nbytes)
     return (
         f"{result['steps']} steps, {result['seconds_per_step']:.3f} s each\n{shown}\n"
         f"peak bytes: {peak}\nmoved per step: {moved}"

@@ -15,6 +15,7 @@ from hongtu.cli.run_options import begin_run, check_run, note
 from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
 from hongtu.cli.train_config import TrainConfig
+from hongtu.config import size
 
 if TYPE_CHECKING:
     from hongtu.ranks.together import Together
@@ -143,8 +144,8 @@ def _scores(metrics: dict[str, Any]) -> str:
 
 
 def _summary(result: dict[str, Any]) -> str:
-    peak = "  ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in result["peak_bytes"].items())
-    moved = "  ".join(f"{link} {size / 2**20:.1f} MiB" for link, size in result["bytes"].items() if size)
+    peak = "  ".join(f"{name} {size(nbytes)}" for name, nbytes in result["peak_bytes"].items())
+    moved = "  ".join(f"{link} {size(nbytes)}" for link, nbytes in result["bytes"].items() if nbytes)
     return (
         f"{result['epochs']} epochs, {result['seconds_per_epoch']:.3f} s each (median)\n"
         f"loss {result['loss']:.4f}{_scores(result)}\n"

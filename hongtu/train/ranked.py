@@ -180,12 +180,16 @@ def plan_ranks(
     return [share_and_plan(rank, stages) for rank in range(ranks)]
 
 
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of every group of parameters."""
+    return [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
 def described(model: nn.Module, optimizer: Any, more: dict[str, Any]) -> dict[str, Any]:
     """What must be the same on every rank, by name."""
-    settings = [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
     return {
         "hongtu": hongtu.__version__,
         **more,
-        "optimizer's settings": settings,
+        "optimizer's settings": settings_of(optimizer),
         "trained parameters": [name for name, parameter in model.named_parameters() if parameter.requires_grad],
     }

@@ -63,6 +63,7 @@ from hongtu.train.ranked import (
     deal,
     described,
     exchanging_layers,
+    settings_of,
 )
 from hongtu.train.resumable import Resumable
 from hongtu.train.rows_file import check_rows_file, write_rows
@@ -267,6 +268,9 @@ class Trainer(Resumable):
                 share, self._network, of_share, make_plan, rows=self.embedding, budget=self._budget,
                 dtype=self._dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=self._spill,
             )  # fmt: skip
+        if self.embedding is not None:
+            made = self.embedding.optimizer
+            self.ranks.check_same({"embedding_optimizer": (type(made).__name__, settings_of(made))})
         return share, of_share, runtime
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ REFUSED = {
     "type dtype": (in_files(vertex_type=KIND.astype(float)), [], ["vertex_type.npy: float64", "integers [N]"]),
     "types length": (in_files(), ["nodes"], ["vertex_type.npy: 24 vertices, expected 25"]),
     "rows": (in_files(features_1=PARTS[1][:-1]), [], ["features_1.npy", "a row for each vertex of type 1"]),
-    "dtype": (in_files(features_1=PARTS[1].astype(int)), [], ["features_1.npy: int64"]),
+    "dtype": (in_files(features_1=PARTS[1].astype(str)), [], ["features_1.npy: <U"]),
     "nan": (in_files(features_1=PARTS[1] * np.nan), [], ["features_1.npy: [0, 0] is nan"]),
     "normalised": (in_files(), ["--normalize-features"], ["normalize_features"]),
 }

@@ -375,6 +375,16 @@ def test_what_learned_embeddings_cannot_have_on_ranks_is_refused(tmp_path):
         text, every = refusal(2, layers, artifact=artifact, **options)
         assert len(every) == 1 and re.search(named, text), text
 
+    def unlike(group):
+        rate = 0.1 * (1 + group.rank)
+        with pytest.raises(InputError, match=r"embedding_optimizer: rank 1 has .*0\.2"):
+            hongtu.Trainer(
+                artifact, [hnn.GCNConv(5, 3)], ranks=group, dependencies="comm",
+                embedding_optimizer=lambda p: torch.optim.SGD(p, lr=rate),
+            )  # fmt: skip
+
+    run_ranks(2, unlike)
+
 
 def both(f, c):
     return [(hnn.GraphNorm(f), "x -> n"), (hnn.SAGEConv(f, H), "n -> h"), (nn.ReLU(), "h -> h"),
