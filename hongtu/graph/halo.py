@@ -30,7 +30,7 @@ class Crossing:
     def same_as(self, other: Crossing) -> bool:
         """Whether another layer's is the same."""
         mine = (*self.takes, *self.gives)
-        return all(map(np.array_equal, mine, (*other.takes, *other.gives)))
+        return self.pace == other.pace and all(map(np.array_equal, mine, (*other.takes, *other.gives)))
 
     def leaving(self, link: Literal["fetch", "send"]) -> tuple[np.ndarray, ...]:
         """The rows that go to every rank: values that it takes, or gradients of what it gave."""

@@ -143,11 +143,12 @@ class Share(Artifact):
         row_of[self.rows] = np.arange(len(self.rows))
         fetched: list[tuple[Crossing, ...]] = []
         sent: list[tuple[Crossing, ...]] = []
-        for layer, readers in enumerate(self._readers(stages, bounds)):
+        for readers in self._readers(stages, bounds):
             there, back = rounds_of(rank, readers, bounds, row_of, fabric)
-            alike = layer > 0 and len(there) == len(fetched[-1]) and all(map(Crossing.same_as, there, fetched[-1]))
-            fetched.append(fetched[-1] if alike else there)
-            sent.append(sent[-1] if alike else back)
+            for rounds, found in ((fetched, there), (sent, back)):
+                before = rounds[-1] if rounds else ()
+                alike = len(found) == len(before) and all(map(Crossing.same_as, found, before))
+                rounds.append(before if alike else found)
         if not any(fetched):
             return None
         fields: list[np.ndarray] = []

@@ -21,8 +21,10 @@ from hongtu.ranks import rounds
 from hongtu.ranks.fabric import Fabric, fabric_between, fabric_of_hosts, load_fabric, shared_hosts
 from hongtu.ranks.rounds import rounds_of
 from hongtu.ranks.routes import Tree, paces, plan_routes, readers_of
+from hongtu.ranks.share import Share, share_of
+from hongtu.ranks.stages import ByLayer
 from hongtu.train.ranked import plan_ranks
-from tests import problems, training
+from tests import graphs, problems, training
 from tests.models import DEEP, SIX
 from tests.ranks.test_dependencies import SAME, outcome
 from tests.ranks.turns import run_ranks
@@ -107,6 +109,26 @@ def test_ranks_agree_on_what_goes_where(seed):
         assert np.array_equal(values[rank][read], np.flatnonzero(read))
         own = owner == rank
         assert np.array_equal(gradients[rank][own], sum((readers[own] >> r & 1) * 10.0**r for r in range(k)))
+
+
+def test_layers_alike_on_one_rank_may_differ_on_others(monkeypatch):
+    """Vertex 0 goes on from rank 2 to rank 3 for the first layer only: rank 1 gives and takes the same for both, and
+    sends its gradients a round later for the first."""
+    source, target = np.divmod(np.arange(64), 8)
+    problem = problems.problem_of(graphs.Graph("dense", np.stack([source, target]), None, 8))
+    artifact = problems.prepare(problem, 4, 1, partitioner="range", order="input")
+    readers = np.zeros((2, 8), dtype=np.uint8)
+    readers[:, artifact.topology.partition_start[3]] = 0b0111
+    readers[:, 0] = 0b1110, 0b0110
+    monkeypatch.setattr(Share, "_readers", lambda share, stages, bounds: readers)
+    halos = [share_of(artifact, rank, range(5), ByLayer(2, 0), LINE).halo for rank in range(4)]
+    assert halos[1].fetched[0] is halos[1].fetched[1] and halos[3].fetched[0] is not halos[3].fetched[1]
+    for link, layers in (("fetch", [h.fetched for h in halos]), ("send", [h.sent for h in halos])):
+        for of_layer in zip(*layers, strict=True):
+            for each in zip(*of_layer, strict=True):
+                for rank, x in enumerate(each):
+                    gone, come = x.leaving(link), [y.arriving(link)[rank] for y in each]
+                    assert list(map(len, gone)) == list(map(len, come))
 
 
 @pytest.fixture
