@@ -344,8 +344,12 @@ def sketch_network(
     network.set_once_per_vertex([False] * len(network.layers))
     network.set_transform_first((False,) * len(network.layers))
     shape = network_shape(artifact, network, loss, optimizer, dtype, set())
-    schedule = np.zeros((artifact.topology.partitions, 0), dtype=np.int32)
-    return sketch_plan(artifact.topology, schedule, shape, strategy, Choice(fuse=strategy.fuse_last_layer))
+    return _sketch(artifact.topology, shape, strategy)
+
+
+def _sketch(topology: Topology, shape: NetworkShape, strategy: Strategy) -> ExecutionPlan:
+    schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
+    return sketch_plan(topology, schedule, shape, strategy, Choice(fuse=strategy.fuse_last_layer))
 
 
 def _choose_sides(
@@ -361,8 +365,6 @@ def _choose_sides(
     what stages compute is saved, and it costs about the same, it does: the aggregate need not be kept then."""
     chosen = [False] * len(network.layers)
     topology = artifact.topology if artifact.halo is None else artifact.whole.topology  # the same on every rank
-    schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
-    choice = Choice(fuse=strategy.fuse_last_layer)
     saves = not linked and strategy.resident and strategy.save
 
     def seconds(sides: list[bool]) -> float:
@@ -370,8 +372,7 @@ def _choose_sides(
         if artifact.halo is not None:
             sparse: Any = artifact.whole.sparse_features
             shape = replace(shape, loss_rows=0, sparse_input=sparse)
-        plan = sketch_plan(topology, schedule, shape, strategy, choice)
-        return sketch_seconds(plan, hardware, linked=linked)
+        return sketch_seconds(_sketch(topology, shape, strategy), hardware, linked=linked)
 
     best = seconds(chosen)
     for index, layer in enumerate(network.layers):

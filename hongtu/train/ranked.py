@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,10 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
-from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import Embedding
 from hongtu.model.link_loss import LinkLoss
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
-from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -112,17 +110,11 @@ def exchanging_layers(network: Network) -> int:
     return sum(not isinstance(layer, WholeGraphNorm) for layer in network.layers)
 
 
-def deal(
-    artifact: Artifact,
-    ranks: int,
-    network: Network,
-    loss: MeanLoss | EdgeLoss,
-    optimizer: torch.optim.Optimizer,
-    strategy: Strategy,
-    dtype: torch.dtype,
-    hardware: Hardware,
-) -> list[int]:
+def deal(artifact: Artifact, ranks: int, sketch: Callable[[], ExecutionPlan], hardware: Hardware) -> list[int]:
     """The first partition of every rank, then their number: by what each is predicted to take for its own vertices.
+
+    Args:
+        sketch: as ``sketch_network`` gives it; asked for where there is a choice.
 
     Raises:
         InputError: when there are more ranks than partitions.
@@ -130,8 +122,7 @@ def deal(
     even = deal_partitions(artifact, ranks)
     if ranks in (1, artifact.topology.partitions):
         return even
-    plan = sketch_network(artifact, network, loss, optimizer, strategy, dtype)
-    return deal_partitions(artifact, ranks, partition_seconds(plan, hardware))
+    return deal_partitions(artifact, ranks, partition_seconds(sketch(), hardware))
 
 
 def plan_ranks(
@@ -166,7 +157,10 @@ def plan_ranks(
         ),
     )
 
-    bounds = deal(artifact, ranks, network, make_loss(artifact, loss), optimizer, savings, torch.float32, hardware)
+    def sketch() -> ExecutionPlan:
+        return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, savings, torch.float32)
+
+    bounds = deal(artifact, ranks, sketch, hardware)
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
         share = share_of(artifact, rank, bounds, stages, fabric)

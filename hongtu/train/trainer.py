@@ -54,6 +54,7 @@ from hongtu.train.planning import (
     make_loss,
     make_optimizer,
     plan_network,
+    sketch_network,
 )
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.ranked import (
@@ -220,21 +221,20 @@ class Trainer(Resumable):
                 self._dtype, self.hardware, make_embedding_optimizer,
             )  # fmt: skip
 
-    def _deal(self, loss: Losses | LinkLoss) -> list[int]:
-        """The first partition of every rank, then their number."""
-        if self.ranks.size > 1:
-            self.model.cpu()  # where plans are tried
-        return deal(
-            self.artifact, self.ranks.size, self._network, make_loss(self.artifact, loss), self.optimizer,
-            self.strategy, self._dtype, self.hardware,
-        )  # fmt: skip
+    def _sketch(self, loss: Losses | LinkLoss) -> ExecutionPlan:
+        """Of the whole graph, by which its partitions are dealt to ranks."""
+        self.model.cpu()  # where plans are tried
+        whole = make_loss(self.artifact, loss)
+        return sketch_network(self.artifact, self._network, whole, self.optimizer, self.strategy, self._dtype)
 
     def _make_runtime(
         self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, on_oom: str
     ) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
         """This rank's share of the artifact, its loss, and what runs them."""
         layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
-        bounds = self.ranks.first(lambda: self._deal(loss))
+        bounds = self.ranks.first(
+            lambda: deal(self.artifact, self.ranks.size, lambda: self._sketch(loss), self.hardware)
+        )
 
         def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
             share = share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric)

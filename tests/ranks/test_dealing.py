@@ -16,7 +16,7 @@ import hongtu
 from hongtu.errors import InputError
 from hongtu.hardware import CPU
 from hongtu.ranks.share import deal_partitions
-from hongtu.train.planning import adam, make_loss
+from hongtu.train.planning import adam, make_loss, sketch_network
 from hongtu.train.ranked import deal
 from tests import graphs, problems
 from tests.models import SIX
@@ -68,7 +68,10 @@ def test_a_partition_with_most_of_the_work_has_a_rank_for_itself():
     rows = dataclasses.replace(CPU, **dict.fromkeys(fields, 1e-18), **fast)  # which alone take time
 
     def dealt(hardware):
-        return deal(artifact, 2, network, loss, optimizer, hongtu.Strategy(), torch.float32, hardware)
+        strategy = hongtu.Strategy()
+        return deal(
+            artifact, 2, lambda: sketch_network(artifact, network, loss, optimizer, strategy, torch.float32), hardware
+        )
 
     start = artifact.topology.partition_start
     assert start[3] < 100 and dealt(rows) == [0, 3, 4] and dealt(CPU) == [0, 2, 4]
