@@ -18,7 +18,8 @@ from torch import Tensor
 from hongtu.cuda_ext import disk_cache
 from hongtu.cuda_ext.sources import FOLDER, SHIM, KernelError, digest, file_of
 
-_OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-w")
+LANGUAGE = ("-std=c++17", "-fno-strict-aliasing", "-ffp-contract=off", "-w")  # of kernels, however they are built
+_OPTIONS = ("-O2", *LANGUAGE, "-shared", "-fPIC")
 _REFUSED = {
     1: "a misaligned access",
     2: "another number of arguments than it has parameters",

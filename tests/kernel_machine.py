@@ -8,7 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+from hongtu.cuda_ext.host_build import compiler
+from hongtu.cuda_ext.sources import KernelError
+
+
+def skip_without_compiler() -> None:
+    """Skip the test where there is no C++ compiler for kernels."""
+    try:
+        compiler()
+    except KernelError as error:
+        pytest.skip(str(error))
+
 
 GUARD = 64  # elements before and behind: whole 16-byte lanes past an end fall into them
 

@@ -18,11 +18,11 @@ import numpy as np
 from torch import Tensor
 
 from hongtu.cuda_ext import disk_cache
-from hongtu.cuda_ext.host_build import HostLauncher, compiler
+from hongtu.cuda_ext.host_build import LANGUAGE, HostLauncher, compiler
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, digest, file_of
 
 TRACE = Path(__file__).resolve().parent / "cuda_ext" / "trace.cuh"
-OPTIONS = ("-O1", "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-w")
+OPTIONS = ("-O1", *LANGUAGE, "-fPIC")
 READS, WRITES, ADDS = range(3)
 ACCESS = np.dtype([("address", "u8"), ("by", "u8"), ("thread", "u4"), ("bytes", "u2"), ("kind", "u2")])
 SECTOR, LANE = 32, 16  # bytes that memory gives at least; that a lane moves at most

@@ -11,6 +11,7 @@ import pytest
 from hongtu.cuda_ext import disk_cache, host_build
 from hongtu.cuda_ext.compile import compile_with_log, cubin, nvrtc_version
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError, file_of
+from tests.kernel_machine import skip_without_compiler
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 
@@ -190,10 +191,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(empty_cache, folder, nvr
 
 
 def test_the_cpu_build_is_cached_mended_and_reports_its_log(empty_cache, folder, monkeypatch):
-    try:
-        host_build.compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
     entry = host_build.library(folder / "rows.cu")
     whole = entry.read_bytes()
     entry.write_bytes(whole[:-50])

@@ -7,18 +7,15 @@ import numpy as np
 import pytest
 
 from hongtu.cuda_ext import kernels
-from hongtu.cuda_ext.host_build import HostLauncher, compiler
-from hongtu.cuda_ext.sources import FOLDER, KernelError
-from tests.kernel_machine import Machine
+from hongtu.cuda_ext.host_build import HostLauncher
+from hongtu.cuda_ext.sources import FOLDER
+from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, random
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    try:
-        compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
     return HostLauncher(folder=Path(os.environ.get("HONGTU_MUTANT", FOLDER)))  # see tests/kernel_mutations.py
 
 

@@ -13,7 +13,7 @@ from hongtu.cuda_ext.arguments import HUB, block_of
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
-from tests.kernel_machine import Machine
+from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import CscParity, RowParity, graph_of, random
 
 needs_compiler = pytest.mark.usefixtures("_compiler")
@@ -21,10 +21,7 @@ needs_compiler = pytest.mark.usefixtures("_compiler")
 
 @pytest.fixture
 def _compiler():
-    try:
-        host_build.compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
 
 
 class Recorder:

@@ -8,7 +8,7 @@ import pytest
 
 from hongtu.cuda_ext import host_build
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
-from tests.kernel_machine import Machine
+from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 from tests.mutations import Edit, edited
 
@@ -103,10 +103,7 @@ HUBS = {
 
 
 def launcher_of_copy(folder, file, old, new):
-    try:
-        host_build.compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     (folder / file).write_text(edited(folder, Edit(file, old, new)))
     for source in folder.glob("*.cu"):  # scalar instances of float alone: a quarter of the time to compile

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hongtu.cuda_ext import kernels
-from hongtu.cuda_ext.host_build import compiler
-from hongtu.cuda_ext.sources import FOLDER, KernelError
-from tests.kernel_machine import Machine
+from hongtu.cuda_ext.sources import FOLDER
+from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, agrees, graph_of, random
 from tests.sanitizing import SanitizingLauncher, works
 
@@ -19,10 +18,7 @@ DTYPE, GRAPHS = np.float32, ("mixed", "one_hub")
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    try:
-        compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
     folder = tmp_path_factory.mktemp("sanitized")
     if why := works(folder):
         pytest.skip(why)

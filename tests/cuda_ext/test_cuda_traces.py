@@ -11,19 +11,15 @@ import pytest
 import torch
 
 from hongtu.cuda_ext import kernels
-from hongtu.cuda_ext.host_build import compiler
-from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
-from tests.kernel_machine import Machine
+from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF
+from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 from tests.tracing import ACCESS, ADDS, READS, SECTOR, WRITES, TracingLauncher, inside, races, requests
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    try:
-        compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    skip_without_compiler()
     return TracingLauncher()
 
 
