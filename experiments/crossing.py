@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node K -m experiments.crossing ARTIFACT --hidden 256 --layers 2 [--epochs 5]
 
-Prints a line of JSON for every epoch: its seconds.
+Prints a line of JSON for every epoch: its seconds, and those of what crosses beside each pass.
 """
 
 from __future__ import annotations
@@ -45,17 +45,14 @@ def crossing_bytes(plans: list[ExecutionPlan]) -> float:
     return max(predict_seconds(plan, FREE).network for plan in plans)
 
 
-def busy_beside(plan: ExecutionPlan) -> list[str]:
-    """The passes during which rows cross."""
-    return [p.name for p in plan.program.train if any(isinstance(x, moves.Post) for x in p.body)]
-
-
-def exchanges(plan: ExecutionPlan) -> Iterator[tuple[Crossing, str, int]]:
-    """Those of an epoch: who gives what, which way, in how many columns."""
+def exchanges(plan: ExecutionPlan) -> Iterator[tuple[str, Crossing, str, int]]:
+    """Those of an epoch: beside which pass, who gives what, which way, in how many columns."""
+    beside: dict[str, str] = {}
     for p in plan.program.train:
+        beside |= {x.tensor: p.name for x in p.body if isinstance(x, moves.Post)}
         for x in (*p.before, *p.after):
             if isinstance(x, moves.Fetch | moves.SendBack):
-                yield x.crossing, x.link, plan.passes.width[x.tensor]
+                yield beside.get(x.tensor, p.name), x.crossing, x.link, plan.passes.width[x.tensor]
 
 
 def main() -> None:
@@ -69,18 +66,20 @@ def main() -> None:
     ranks = hongtu.Ranks()
     plan = plans_of(hongtu.open_artifact(options.artifact), options.hidden, options.layers)[ranks.rank]
     rows = [
-        ([torch.zeros(len(part), columns) for part in crossing.leaving(link)],
+        (name, [torch.zeros(len(part), columns) for part in crossing.leaving(link)],
          [torch.zeros(len(part), columns) for part in crossing.arriving(link)])
-        for crossing, link, columns in exchanges(plan)
+        for name, crossing, link, columns in exchanges(plan)
     ]  # fmt: skip
     for _ in range(options.epochs):
         ranks.gather(None)
-        start = perf_counter()
-        for out, into in rows:
+        seconds: dict[str, float] = {}
+        for name, out, into in rows:
+            start = perf_counter()
             ranks.exchange(out, into)
-        ranks.gather(None)
+            ranks.gather(None)
+            seconds[name] = seconds.get(name, 0.0) + perf_counter() - start
         if ranks.rank == 0:
-            print(json.dumps({"seconds": perf_counter() - start, "loss": None}), flush=True)
+            print(json.dumps({"seconds": sum(seconds.values()), "pass_seconds": seconds, "loss": None}), flush=True)
     dist.destroy_process_group()
 
 

@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 import hongtu
-from experiments.crossing import busy_beside, crossing_bytes, plans_of
+from experiments.crossing import crossing_bytes, exchanges, plans_of
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
 from hongtu.train.dependencies import DEPENDENCIES
@@ -114,15 +114,20 @@ def main() -> None:
 
 
 def measure_equal(options: argparse.Namespace, layers: int) -> None:
-    """An epoch where what crosses takes as long as the passes that it crosses beside; ``of_longer``: these passes, by
-    what is longer, themselves without a limit or the crossing alone."""
+    """An epoch where what crosses takes as long as the passes that it crosses beside. These passes, with the waits for
+    what crosses, by what is longer: ``of_longer`` pass by pass, the pass without a limit or its crossing alone;
+    ``of_total`` all passes or all crossings. The rate is the one at which the latter are equal."""
     plans = plans_of(hongtu.open_artifact(options.artifact), options.hidden, layers)
+    crossed = {name for name, *_ in exchanges(plans[0])}
     free = measured(options, layers, ["comm"], FREE)["comm"]
-    beside = sum(free["passes"][name] for name in busy_beside(plans[0]))
-    found = measured(options, layers, ["alone", "comm"], crossing_bytes(plans) * 8 / 1e6 / beside)
-    alone, epoch = found["alone"]["seconds"], found["comm"]["seconds"]
-    row = machine("ranks_network") | {"layers": layers, "free": free["seconds"], "beside": beside, "alone": alone}
-    row |= {"epoch": epoch, "of_longer": (epoch - free["seconds"] + beside) / max(beside, alone)}
+    beside = {name: seconds for name, seconds in free["passes"].items() if name in crossed}
+    total = sum(beside.values())
+    found = measured(options, layers, ["alone", "comm"], crossing_bytes(plans) * 8 / 1e6 / total)
+    alone, epoch = found["alone"], found["comm"]["seconds"]
+    longer, taken = sum(max(beside[name], alone["passes"][name]) for name in beside), epoch - free["seconds"] + total
+    row = machine("ranks_network") | {"layers": layers, "free": free["seconds"], "beside": total}
+    row |= {"alone": alone["seconds"], "epoch": epoch, "of_longer": taken / longer}
+    row |= {"of_total": taken / max(total, alone["seconds"])}
     append(options.out, row)
     print({name: value for name, value in row.items() if isinstance(value, float)}, flush=True)
 

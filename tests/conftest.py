@@ -48,17 +48,18 @@ GOLDEN = 0.6180339887  # of a grid, steps of this part of it meet no period of i
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="of each grid a few cases, of a long one one: `make test`")
+    parser.addoption("--whole", action="store_true", help="every case of the grids of which pairs are else enough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the pairs of a grid that is marked so. With ``--sample``, keep a few spread cases of every test function,
-    one of a long grid or as many as its mark says, and no long test that is no grid."""
+    """Keep the pairs of a grid that is marked so, without ``--whole``. With ``--sample``, keep a few spread cases of
+    every test function, one of a long grid or as many as its mark says, and no long test that is no grid."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     kept = set()
     for grid in grids.values():
-        if grid[0].get_closest_marker("pairs") is not None:
+        if grid[0].get_closest_marker("pairs") is not None and not config.getoption("--whole"):
             cases = [tuple(map(_known, item.callspec.params.values())) for item in grid]  # type: ignore[attr-defined]
             grid = [grid[k] for k in every_pair(cases)]
         long = grid[0].get_closest_marker("long")

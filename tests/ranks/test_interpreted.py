@@ -23,7 +23,7 @@ from tests.interpreter import Interpreter, run_ranks
 from tests.plan.test_interpreter import Model, random_shape
 from tests.plan.test_transfer_plan import random_case
 
-PROGRAMS = 2000
+PROGRAMS = 2600
 
 
 def artifact_of(topology, schedule, shape, mask, rng):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import problems
-from tests.additions import CONNECTIONS, NORMS
+from tests import problems, training
+from tests.additions import NORMS
 from tests.models import SIX
 from tests.ranks.test_dependencies import DROPPED, JUMPING, check_ranks
 
@@ -16,33 +16,41 @@ def small_steps(parameters):
     return torch.optim.SGD(parameters, lr=1e-3)
 
 
-DEPENDENCIES = ("cache", "comm", "hybrid")
-MODELS = (*SIX, NORMS[0], CONNECTIONS[0], DROPPED)
+GRAIN = (4, 4)
+MODELS = (*SIX, NORMS[0], JUMPING, DROPPED)
+
+
+def over_all(*budgets):
+    """Models, numbers of ranks, what they depend on, strategies and budgets of device memory."""
+    values = {"model": MODELS, "ranks": (2, 3, 4), "dependencies": ("cache", "comm", "hybrid"),
+              "strategy": ("none", "paper", "full"), "budget": budgets}  # fmt: skip
+
+    def mark(test):
+        for name, of_name in reversed(values.items()):
+            test = pytest.mark.parametrize(name, of_name, ids=repr if name == "model" else None)(test)
+        return pytest.mark.pairs(test)
+
+    return mark
+
+
+def check(model, ranks, problem, budget, **options):
+    """``budget`` is in the smallest one that works for one process."""
+    if budget is not None:
+        numbers = {"dtype": torch.float64, "loss": model.loss} | options
+        options["device_memory"] = int(budget * training.smallest_of(model, problem, GRAIN, **numbers))
+    check_ranks(ranks, model, problem, GRAIN, **options)
 
 
 @pytest.mark.long
-@pytest.mark.pairs
-@pytest.mark.parametrize("strategy", ("none", "paper", "full"))
-@pytest.mark.parametrize("dependencies", DEPENDENCIES)
-@pytest.mark.parametrize("ranks", (2, 3, 4))
-@pytest.mark.parametrize("model", MODELS, ids=repr)
-def test_cora(model, ranks, dependencies, strategy, data_graph):
+@over_all(None, 1.5)
+def test_cora(model, ranks, dependencies, strategy, budget, data_graph):
     problem = problems.planetoid(data_graph("planetoid-cora"), 4)
-    check_ranks(ranks, model, problem, (4, 4), dependencies=dependencies, strategy=strategy)
+    check(model, ranks, problem, budget, dependencies=dependencies, strategy=strategy)
 
 
 @pytest.mark.long(sample=0)
 @pytest.mark.parametrize("graph", ("ogbn-arxiv", "web-cnr-2000"))
-@pytest.mark.parametrize(
-    ("model", "ranks", "dependencies", "strategy", "budget"),
-    [
-        (SIX[0], 4, "hybrid", "full", "30%"), (SIX[1], 3, "comm", "paper", None), (SIX[2], 2, "cache", "none", None),
-        (SIX[3], 3, "hybrid", "paper", None), (SIX[4], 4, "comm", "full", "60%"), (SIX[5], 2, "comm", "none", None),
-        (NORMS[0], 3, "hybrid", "full", None), (JUMPING, 4, "cache", "full", None), (DROPPED, 2, "comm", "full", None),
-    ],
-    ids=repr,
-)  # fmt: skip
+@over_all(None, 1.5)
 def test_large_graphs(graph, model, ranks, dependencies, strategy, budget, data_graph):
-    problem = problems.real(data_graph(graph))
-    options = {"optimizer": small_steps, "dependencies": dependencies, "strategy": strategy, "device_memory": budget}
-    check_ranks(ranks, model, problem, (4, 4), **options)
+    problem, options = problems.real(data_graph(graph)), {"dependencies": dependencies, "strategy": strategy}
+    check(model, ranks, problem, budget, optimizer=small_steps, **options)
