@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.plan.passes.strategy import Strategy
     from hongtu.preprocess.pipeline import preprocess_graph
     from hongtu.preprocess.read.formats.dgl_graph import from_dgl
-    from hongtu.ranks.together import Ranks
+    from hongtu.ranks.group import Ranks
     from hongtu.train import callbacks, evaluators
     from hongtu.train.planning import plan_model
     from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
@@ -62,7 +62,7 @@ _LAZY = {
     "from_pyg": ("hongtu.model.pyg", "from_pyg"),
     "to_pyg": ("hongtu.model.pyg", "to_pyg"),
     "LinkLoss": ("hongtu.model.link_loss", "LinkLoss"),
-    "Ranks": ("hongtu.ranks.together", "Ranks"),
+    "Ranks": ("hongtu.ranks.group", "Ranks"),
     "LossTerm": ("hongtu.model.loss_terms", "LossTerm"),
     "Propagation": ("hongtu.train.propagation", "Propagation"),
     "LabelPropagation": ("hongtu.train.postprocess", "LabelPropagation"),

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from hongtu.bench.dgl import GCN, LAYERS, load
 from hongtu.bench.spec import Model
 from hongtu.graph.artifact import Artifact
+from hongtu.ranks.group import Ranks
 from hongtu.ranks.share import deal_partitions
-from hongtu.ranks.together import Ranks
 from hongtu.train.scores import scores
 
 RELATION = ("_N", "_E", "_N")  # as DGL names what has one kind

@@ -24,8 +24,9 @@ from hongtu.pyg.row_cache import RowCache
 from hongtu.pyg.sampler import NeighborSampler
 from hongtu.pyg.steps import Step
 from hongtu.pyg.stores import feature_rows
+from hongtu.ranks.group import Ranks
 from hongtu.ranks.share import deal_partitions
-from hongtu.ranks.together import Alone, Ranks, Together
+from hongtu.ranks.together import Alone, Together
 
 
 def group_of_its_own() -> Together:

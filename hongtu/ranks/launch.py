@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from hongtu.ranks.together import Alone, Ranks, Together
+from hongtu.ranks.group import Ranks
+from hongtu.ranks.together import Alone, Together
 from hongtu.threads import usable_cores
 
 TIMEOUT = 1800

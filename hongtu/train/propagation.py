@@ -29,7 +29,7 @@ from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
-from hongtu.ranks.together import current
+from hongtu.ranks.group import current
 from hongtu.train.budget import budget_bytes
 from hongtu.train.planning import check_precision
 from hongtu.train.ranked import ALONE

@@ -36,9 +36,10 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import fabric_between
+from hongtu.ranks.group import current
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
-from hongtu.ranks.together import Alone, Together, current
+from hongtu.ranks.together import Alone, Together
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import Tried, choose_stages, try_plan

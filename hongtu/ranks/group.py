@@ -1,0 +1,160 @@
+"""The processes of a group of torch.distributed, as ``Together``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hongtu.errors import InputError, RankLost
+from hongtu.ranks.together import Alone, Together
+from hongtu.ranks.words import Heard, own_pulse
+
+T = TypeVar("T")
+
+
+class Ranks(Together):
+    """The processes of a group of torch.distributed.
+
+    Args:
+        group: made by ``torch.distributed.new_group``; None: all processes. What ranks exchange is in host memory:
+            where the group's backend cannot send that, a gloo group of the same processes is made beside it.
+
+    Raises:
+        InputError: when torch.distributed is not initialised.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise InputError(
+                "hongtu.Ranks: no process group; call torch.distributed.init_process_group('gloo') first, in a script "
+                "that torchrun starts"
+            )
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise InputError("hongtu.Ranks: this process is not in the group")
+        self._members = [dist.get_global_rank(group, r) if group is not None else r for r in range(self.size)]
+        if "gloo" not in dist.get_backend(group):
+            group = dist.new_group(self._members, backend="gloo")
+        self._weakly = None if group is None else weakref.ref(group)
+        self._pulse = own_pulse(dist.get_rank(), dist.get_world_size()) if self.size > 1 else None
+        self._names = [f"rank {rank}" for rank in range(self.size)]
+        self._names = self.gather(self._names[self.rank] if self._pulse is None else self._pulse.who)
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        """torch.distributed holds it until it is destroyed; its threads must not outlive Python, as they would if a
+        trainer held it, too."""
+        return self._weakly() if self._weakly is not None else None
+
+    def gather(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.size
+        with self._there():
+            dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def each(self, tensor: Tensor) -> Iterator[Tensor]:
+        tensor = tensor.detach().cpu().contiguous()
+        for rank, shape in enumerate(self.gather(tuple(tensor.shape))):
+            part = tensor if rank == self.rank else tensor.new_empty(shape)
+            if part.numel():
+                with self._there():
+                    dist.broadcast(part, self._members[rank], group=self._group)
+            yield part
+
+    def told(self, value: T) -> T:
+        found: list[Any] = [value]
+        with self._there():
+            dist.broadcast_object_list(found, self._members[0], group=self._group)
+        return found[0]
+
+    def take_from_first(self, tensor: Tensor) -> None:
+        there = tensor.detach().cpu().contiguous()
+        with self._there():
+            dist.broadcast(there, self._members[0], group=self._group)
+        tensor.detach().copy_(there)
+
+    def begin(self, out: Iterable[tuple[int, Tensor]], into: Iterable[tuple[int, Tensor]]) -> list[Any]:
+        begun: list[tuple[int, Any]] = []
+        for call, parts in ((dist.irecv, into), (dist.isend, out)):
+            for rank, tensor in parts:
+                if tensor.numel():
+                    with self._there(rank):
+                        begun.append((rank, call(tensor, self._members[rank], group=self._group)))
+        return begun
+
+    def end(self, begun: Iterable[tuple[int, Any]]) -> None:
+        for rank, work in begun:
+            with self._there(rank):
+                work.wait()
+
+    @property
+    def where(self) -> str:
+        return "" if self._pulse is None else self._pulse.where
+
+    @where.setter
+    def where(self, text: str) -> None:
+        if self._pulse is not None:
+            self._pulse.where = text
+
+    def reason(self, error: BaseException) -> BaseException:
+        if self._pulse is None or not isinstance(error, KeyboardInterrupt):
+            return error
+        lost = self._pulse.missed(interrupted=True)
+        return RankLost(self._said(lost, "", "was")) if lost else error
+
+    def leave(self, error: BaseException | None) -> None:
+        """Say good-bye to the others: this process ends, with an error that they should know or without."""
+        if self._pulse is None:
+            return
+        cause = error and (error.__cause__ or error)
+        if error is not None and not isinstance(cause, RankLost):
+            text = str(error) or type(error).__name__
+            self._pulse.leave_words(text, interrupted=isinstance(cause, KeyboardInterrupt))
+        self._pulse.end()
+
+    @contextmanager
+    def _there(self, rank: int | None = None) -> Iterator[None]:
+        """Say what became of the others where the network fails.
+
+        Args:
+            rank: that this one waits for, where it is one.
+        """
+        if self._pulse is not None:
+            self._pulse.waits = True
+        try:
+            yield
+        except RuntimeError as error:
+            lost = [] if self._pulse is None else self._pulse.missed()
+            text = self._said(lost, f", or its network ({error})", "waited for it", rank)
+            if self._pulse is not None:
+                self._pulse.end()  # none that is lost
+            raise RankLost(text) from error
+        if self._pulse is not None:
+            self._pulse.waits = False
+
+    def _said(self, lost: str | list[Heard], why: str, did: str, rank: int | None = None) -> str:
+        """Who is lost, and what this rank did then.
+
+        Args:
+            lost: what the pulse missed.
+            rank: that this one waited for.
+        """
+        own = self.where and f"; this rank {did} {self.where}"
+        if isinstance(lost, str):
+            return lost + own
+        known = [heard.who for heard in lost] or ([] if rank is None else [self._names[rank]])
+        last = {heard.where for heard in lost if heard.where}
+        was = f"; it was {' and '.join(sorted(last))}" if last else ""
+        return f"{' and '.join(known) or 'another rank'} does not answer{why}{was}{own}"
+
+
+def current() -> Together:
+    """The default process group, where there is one of several processes."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Ranks()
+    return Alone()
