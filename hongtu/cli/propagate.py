@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from hongtu.config import size
+from hongtu.cli.train import bytes_of, scores_of
 from hongtu.errors import InputError
 
 
@@ -68,14 +68,5 @@ def run(options: argparse.Namespace) -> None:
         "bytes": record.bytes,
         "rows": record.rows,
     }
-    print(json.dumps(result) if options.json else _summary(result))
-
-
-def _summary(result: dict[str, Any]) -> str:
-    shown = "  ".join(f"{split} {result[split]:.4f}" for split in ("train", "val", "test") if result[split] is not None)
-    peak = "  ".join(f"{name} {size(nbytes)}" for name, nbytes in result["peak_bytes"].items())
-    moved = "  ".join(f"{link} {size(nbytes)}" for link, nbytes in result["bytes"].items() if nbytes)
-    return (
-        f"{result['steps']} steps, {result['seconds_per_step']:.3f} s each\n{shown}\n"
-        f"peak bytes: {peak}\nmoved per step: {moved}"
-    )
+    lines = f"{options.steps} steps, {result['seconds_per_step']:.3f} s each\n{scores_of(found).strip()}"
+    print(json.dumps(result) if options.json else f"{lines}\n{bytes_of(result, 'step')}")

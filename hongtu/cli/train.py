@@ -131,23 +131,27 @@ def _kept(epoch: int, run: str | None) -> str:
 def _print_epoch(record: Any) -> None:
     from hongtu.train.progress import bar
 
-    scores = _scores(record.metrics)
+    scores = scores_of(record.metrics)
     if scores or record.epoch == 1:
         bar.write(f"epoch {record.epoch:4d}  loss {record.loss:.4f}{scores}  {record.seconds:.3f} s")
         sys.stdout.flush()
 
 
-def _scores(metrics: dict[str, Any]) -> str:
+def scores_of(metrics: dict[str, Any]) -> str:
     """Those that exist: a graph may have no validation or test vertices."""
     scores = {split: metrics.get(split) for split in ("train", "val", "test")}
     return "".join(f"  {split} {score:.4f}" for split, score in scores.items() if score is not None and score == score)
 
 
-def _summary(result: dict[str, Any]) -> str:
+def bytes_of(result: dict[str, Any], step: str) -> str:
+    """Peaks of memory, and what a step moved, in two lines."""
     peak = "  ".join(f"{name} {size(nbytes)}" for name, nbytes in result["peak_bytes"].items())
     moved = "  ".join(f"{link} {size(nbytes)}" for link, nbytes in result["bytes"].items() if nbytes)
+    return f"peak bytes: {peak}\nmoved per {step}: {moved}"
+
+
+def _summary(result: dict[str, Any]) -> str:
     return (
         f"{result['epochs']} epochs, {result['seconds_per_epoch']:.3f} s each (median)\n"
-        f"loss {result['loss']:.4f}{_scores(result)}\n"
-        f"peak bytes: {peak}\nmoved per epoch: {moved}"
+        f"loss {result['loss']:.4f}{scores_of(result)}\n{bytes_of(result, 'epoch')}"
     )
