@@ -12,7 +12,8 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 
-NO_ROWS = (getattr, len, "size", "dim", "numel")  # what gives no rows
+_NO_ROWS = (len, "size", "dim", "numel")  # what gives no rows
+_SIZES = ("shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad")  # and attributes
 _AUGMENTED = tuple(f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"))
 _MAY_SHARE = {  # functions and methods whose result may lie where their input does
     "getitem", "view", "view_as", "reshape", "reshape_as", "t", "transpose", "permute", "movedim", "moveaxis",
@@ -26,11 +27,14 @@ _SHARING_MODULES = ("Identity", "Dropout", "Dropout1d", "AlphaDropout", "Feature
 
 
 class ChangingProxy(fx.Proxy):
-    """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same."""
+    """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same, and sees ``h[h < 0] = 0``."""
+
+    def __setitem__(self, where: Any, values: Any) -> None:
+        self.tracer.create_proxy("call_function", write_, (self, where, values), {})
 
 
 class ChangesTracer(fx.Tracer):
-    """Sees changes in place by ``+=`` and its like."""
+    """Sees changes in place by ``+=`` and its like, and by assignment to a part."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return ChangingProxy(node, self)
@@ -38,21 +42,27 @@ class ChangesTracer(fx.Tracer):
 
 def _augmented(name: str) -> Callable[[ChangingProxy, Any], fx.Proxy]:
     def method(self: ChangingProxy, other: Any) -> fx.Proxy:
-        target = getattr(operator, name if _is_rows(self.node) else name[1:])
+        target = getattr(operator, name if gives_rows(self.node) else name[1:])
         return self.tracer.create_proxy("call_function", target, (self, other), {})
 
     return method
+
+
+def write_(rows: Any, where: Any, values: Any) -> Any:
+    """Set a part of rows, and give them."""
+    rows[where] = values
+    return rows
 
 
 for _name in _AUGMENTED:
     setattr(ChangingProxy, f"__{_name}__", _augmented(_name))
 
 
-def _is_rows(node: fx.Node) -> bool:
+def gives_rows(node: fx.Node) -> bool:
     """Whether a value may be a tensor, and no size."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        return _is_rows(node.args[0])
-    return node.target not in NO_ROWS or _shares(node, None)
+        return gives_rows(node.args[0])
+    return node.args[1] not in _SIZES if node.target is getattr else node.target not in _NO_ROWS
 
 
 def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], title: str) -> None:
@@ -71,6 +81,8 @@ def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], ti
         if source is not None and (changed is not None or _shares(node, module)):
             group = together[source]
         if changed is not None:
+            if changed.op == "get_attr":
+                raise InputError(f"{title}.forward changes a parameter or buffer of its own; leave that out")
             for other in group:
                 later = [user for user in other.users if position[user] > position[node]]
                 if later and (other is not changed or (module is not None and not hasattr(module, "inplace"))):

@@ -18,7 +18,7 @@ from hongtu.kernels.torch_private import compiled_from
 from hongtu.model.checks import drops
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import FEATURES, Part, is_convolution, traced_layers
+from hongtu.model.traced import FEATURES, WEIGHTS, Part, is_convolution, traced_layers
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout
 
@@ -49,11 +49,16 @@ def from_pyg(model: Any) -> list[Entry]:
             "matrix; train hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) and "
             "hongtu.nn.RGCNConv(columns, columns, artifact.num_edge_types) on an artifact of the HeteroData"
         )
+    if any(type(part).__name__ == "DirGNNConv" for part in model.modules()):
+        raise InputError(
+            f"from_pyg: {name} has a DirGNNConv, which adds up out-edges, too, and layers in-edges alone; preprocess "
+            "edges both ways, with edge_type 0 and 1, and train hongtu.nn.RGCNConv(columns, columns, 2)"
+        )
     model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if is_convolution(model):
         return [_tagged(layer, "") for layer in layers_of(model, name)]
 
-    unknown = None if FEATURES in inspect.signature(model.forward).parameters else False  # it may have a default
+    optional = {p.name for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty}
 
     def convert(module: nn.Module, place: str, edges: set[str], encoder: list[Part]) -> list[nn.Module]:
         if type(module) is nn.Dropout:
@@ -62,12 +67,15 @@ def from_pyg(model: Any) -> list[Entry]:
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
         if edges:
-            found = layers_of(module, f"{name}.{index}", FEATURES in edges or unknown)
+            features = True if FEATURES in edges else None if FEATURES in optional else False
+            found = layers_of(module, f"{name}.{index}", features)
         else:  # a chain's normalisations have to stand in the list
             found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
         layers = [_tagged(layer, place) for layer in found]
         if encoder:
             _encode(layers[0], encoder, f"{name}.{index}")
+        if edges and {WEIGHTS, FEATURES}.isdisjoint(edges) and WEIGHTS not in optional:
+            layers[0].pyg_unweighted = True  # type: ignore
         return layers
 
     entries = traced_layers(model, convert)

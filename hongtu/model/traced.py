@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
-from hongtu.model.in_place import NO_ROWS, ChangesTracer, settle
-from hongtu.model.wiring import FIRST_NAME, Entry, RowFunction
-from hongtu.nn import Dropout
+from hongtu.model.expression import Own, expression, is_expression, label
+from hongtu.model.in_place import ChangesTracer, gives_rows, settle
+from hongtu.model.wiring import FIRST_NAME, Entry
 
 Part = tuple[nn.Module, str]  # and its name
 Convert = Callable[[nn.Module, str, set[str], list[Part]], list[nn.Module]]
-_OF_ROWS = ("call_function", "call_method")
-FEATURES = "edge_attr"
+WEIGHTS, FEATURES = "edge_weight", "edge_attr"
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
-_OF_EDGES = ("edge_weight", FEATURES, "edge_type")  # arguments of a model that layers read of the graph themselves
+_OF_EDGES = (WEIGHTS, FEATURES, "edge_type")  # arguments of a model that layers read of the graph themselves
 
 
 class _Root(nn.Module):
@@ -102,19 +101,31 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     entries: list[tuple[nn.Module, tuple[str, ...], str]] = []
     encoders: dict[fx.Node, list[Part]] = {node: [] for node in of_edges if node.target == FEATURES}
     made: dict[str, tuple[list[Part], list[nn.Module]]] = {}  # what is called twice keeps one set of weights
+    own: dict[fx.Node, Own] = {}  # tensors of the model itself
+    fixed: set[fx.Node] = set()  # these, and what is made of them alone
     output = rows
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
             output = node.args[0] if node.op == "output" else output
             continue
         place = str(node.target).removeprefix("model.")
+        if node.op == "get_attr":
+            own[node] = place, _tensor_at(root, node, title)
+        if node.op == "get_attr" or (is_expression(node) and fixed.issuperset(node.all_input_nodes)):
+            fixed.add(node)
+            continue
         called = model.get_submodule(place) if node.op == "call_module" else None
         given = node.all_input_nodes if called is None else _given(node, called, f"{title}.forward calls {place}")
         taken = [other for other in given if other not in (*of_edges, *encoders)]
         edges = {str(other.target) for other in node.all_input_nodes if other in of_edges}
         encoded = [other for other in node.all_input_nodes if other in encoders]
-        if len(encoded) == 1 and encoded == node.all_input_nodes and node.target not in NO_ROWS:
-            modules = [called] if called is not None else _expression(node, {encoded[0]: FEATURES})[1]
+        if (called is not None or node.target is nn.functional.dropout) and not fixed.isdisjoint(taken):
+            raise InputError(
+                f"{title}.forward calls {place if called is not None else 'dropout'} with a parameter or buffer; give "
+                "it rows, or write a hongtu.nn.Layer"
+            )
+        if len(encoded) == 1 and encoded == node.all_input_nodes and gives_rows(node):
+            modules = [called] if called is not None else expression(node, {encoded[0]: FEATURES}, {})[1]
             encoders[node] = [*encoders[encoded[0]], *((module, place) for module in modules)]
             continue
         if called is not None:
@@ -125,21 +136,17 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             before, modules = made[place]
             if encoder != before:
                 raise InputError(f"{title}.forward calls {place} with edge features in two forms; give each its own")
-        elif node.op == "get_attr":
-            raise InputError(
-                f"{title}.forward uses a parameter or buffer of its own ({node.target}); put it into a module, or "
-                "write a hongtu.nn.Layer"
-            )
         elif edges or encoded or not taken:
-            raise InputError(f"{title}.forward calls {_name(node)}, no function of rows alone; write a hongtu.nn.Layer")
-        elif node.target is not nn.functional.dropout and all(map(_is_expression, node.users)):
+            remedy = "change edges before hongtu.preprocess_graph" if edges else "write a hongtu.nn.Layer"
+            raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; {remedy}")
+        elif node.target is not nn.functional.dropout and all(map(is_expression, node.users)):
             continue  # a part of what its users compute, such as a size for a view
-        elif node.target in NO_ROWS:
+        elif not gives_rows(node):
             raise InputError(
-                f"{title}.forward takes {_name(node)} of rows, which is a chunk's; write a hongtu.nn.Layer"
+                f"{title}.forward takes {label(node)} of rows, which is a chunk's; write a hongtu.nn.Layer"
             )
         else:
-            taken, modules = _expression(node, names)
+            taken, modules = expression(node, names, own)
         source = tuple(names[other] for other in taken)
         for module in modules:
             entries.append((module, source, f"v_{node.name}"))
@@ -168,8 +175,13 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
     for node in [*training.nodes, *evaluation.nodes]:
         if node.target is nn.functional.dropout:
             given = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
-            if given.pop("training", True) is False and node.graph is training:
+            trains = given.pop("training", True)
+            if trains is False and node.graph is training:
                 off.add(node.name)
+            if trains and node.graph is evaluation and given.get("p", 0.5):
+                raise InputError(
+                    f"{title}.forward calls dropout so that it drops in evaluation, too; pass training=self.training"
+                )
             node.args = (given.pop("input"),)
             node.kwargs = {**given, "p": 0.0} if node.name in off else given
     calls = [[_CONSTANT.sub("", str(node.format_node())) for node in graph.nodes] for graph in (training, evaluation)]
@@ -178,7 +190,27 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
             f"{title}.forward does something else in evaluation (self.training) than in training; only "
             "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"
         )
+    for one, other in zip(training.nodes, evaluation.nodes, strict=True):
+        if one.op == "get_attr" and not torch.equal(_tensor_at(root, one, title), _tensor_at(root, other, title)):
+            raise InputError(f"{title}.forward makes other numbers in every call; make them once, as a buffer")
     return training
+
+
+def _tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
+    """A parameter, a buffer or a constant tensor, which no module of its own uses, too.
+
+    Raises:
+        InputError: where one does, whose counterpart has a copy.
+    """
+    owner, _, name = str(node.target).rpartition(".")
+    found = getattr(root.get_submodule(owner), name)
+    places = [place for place, parameter in root.named_parameters(remove_duplicate=False) if parameter is found]
+    if len(places) > 1 or _Tracer().is_leaf_module(root.get_submodule(owner), owner):
+        raise InputError(
+            f"{title}.forward uses {node.target}, a weight of a module that it calls as well; call that module, or "
+            "write a hongtu.nn.Layer"
+        )
+    return found
 
 
 def _given(node: fx.Node, module: nn.Module, call: str) -> list[fx.Node]:
@@ -218,58 +250,3 @@ def _unnamed(entries: list[tuple[nn.Module, tuple[str, ...], str]]) -> list[Entr
     if all(takes == (before,) for (_, takes, _), before in zip(entries, given)):
         return [module for module, _, _ in entries]
     return [(module, f"{', '.join(takes)} -> {gives}") for module, takes, gives in entries]
-
-
-def _is_expression(node: fx.Node) -> bool:
-    return node.op in _OF_ROWS and node.target is not nn.functional.dropout
-
-
-def _expression(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[list[fx.Node], list[nn.Module]]:
-    """The values that a function takes, directly or by way of others, and the module that computes it of them."""
-    taken: list[fx.Node] = []
-    order: list[fx.Node] = []
-
-    def visit(other: fx.Node) -> None:
-        for before in () if other in names else other.all_input_nodes:
-            visit(before)
-        found = taken if other in names else order
-        if other not in found:
-            found.append(other)
-
-    visit(node)
-    position = {other: k for k, other in enumerate(node.graph.nodes)}
-    order.sort(key=position.__getitem__)  # what changes rows in place runs when the forward runs it
-    if node.target is nn.functional.dropout:
-        bound = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
-        rest = [] if node.args[0] in names else _expression(node.args[0], names)[1]  # type: ignore[arg-type]
-        return taken, [*rest, Dropout(float(bound.get("p", 0.5)))]
-    if order == [node] and node.args == tuple(taken) and not node.kwargs:
-        return taken, [RowFunction(_call(node))]
-
-    def apply(*rows: Any) -> Any:
-        at = dict(zip(taken, rows, strict=True))
-        for step in order:
-            args, kwargs = fx.node.map_arg((step.args, step.kwargs), at.__getitem__)
-            at[step] = _call(step)(*args, **kwargs)
-        return at[node]
-
-    apply.__name__ = "_".join(map(_name, order))
-    return taken, [RowFunction(apply)]
-
-
-def _call(node: fx.Node) -> Callable[..., Any]:
-    return node.target if callable(node.target) else _Method(str(node.target))
-
-
-class _Method:
-    """A method of tensors, as a function."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, rows: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return getattr(rows, self.__name__)(*args, **kwargs)
-
-
-def _name(node: fx.Node) -> str:
-    return getattr(node.target, "__name__", str(node.target))

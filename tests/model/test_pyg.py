@@ -249,6 +249,7 @@ class InPlace(torch.nn.Module):
         super().__init__()
         self.first, self.second, self.last = pyg.GCNConv(features, 8), pyg.SAGEConv(8, 8), pyg.SAGEConv(8, classes)
         self.lin, self.act = torch.nn.Linear(features, 8), torch.nn.ReLU(inplace=True)
+        self.shrink = torch.nn.Tanhshrink()
         self.halved, self.chain = Halved(), torch.nn.Sequential(torch.nn.Identity(), self.act, torch.nn.Tanh())
         self.change = change
 
@@ -299,9 +300,23 @@ def writes_zeros(self, h, x, edges):
     return h.clamp_(min=-0.1)
 
 
+def writes_a_part(self, h, x, edges):
+    small = h < 0
+    h[small] = 0
+    h[:, 1:3] = self.lin(x)[:, :2]
+    return h + small
+
+
+def sorts(self, h, x, edges):
+    values, order = h.sort(1)
+    return self.shrink(h.sort(1).values) + h.topk(8)[0] * order + values.T.mT
+
+
 @pytest.mark.parametrize(
-    "change", [adds_by_another_name, leaves_what_it_gets, before_and_after, between_layers, of_sizes, writes_zeros]
-)
+    "change",
+    [adds_by_another_name, leaves_what_it_gets, before_and_after, between_layers, of_sizes, writes_zeros,
+     writes_a_part, sorts],
+)  # fmt: skip
 def test_what_a_forward_changes_in_place_is_changed(change):
     problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     model = shaken(InPlace(problem.width, problem.classes, change)).double()
@@ -384,7 +399,11 @@ class Encoded(torch.nn.Module):
         x = self.second(self.first(x, edge_index, encoded).relu(), edge_index, edge_attr=torch.tanh(encoded))
         if self.kind == "twice":
             x = self.second(x, edge_index, encoded)
-        e = self.chain(edge_attr) if self.kind != "drops" else torch.nn.functional.dropout(self.chain(edge_attr), 0.2)
+        e = (
+            self.chain(edge_attr)
+            if self.kind != "drops"
+            else torch.nn.functional.dropout(self.chain(edge_attr), 0.2, self.training)
+        )
         return self.last(self.third(x, edge_index, e), edge_index, edge_attr.abs())
 
 
@@ -415,6 +434,28 @@ def test_edge_features_through_an_encoder():
         torch.testing.assert_close(trainer.predict(), model(*given), rtol=1e-9, atol=1e-9)
         again = hongtu.to_pyg(trainer.model, Encoded().double())
         torch.testing.assert_close(again(*given), model(*given), rtol=1e-9, atol=1e-9)
+
+
+class MayWeigh(torch.nn.Module):
+    """One of its convolutions is given weights, where there are some."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.first, self.second = pyg.GraphConv(6, 6), conv
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.second(self.first(x, edge_index, edge_weight), edge_index)
+
+
+def test_weights_that_a_model_leaves_out_are_not_used():
+    problem = problems.awkward()
+    assert problem.weights is not None
+    artifact = problems.prepare(problem)
+    for conv in (pyg.GCNConv(6, 4), pyg.GraphConv(6, 4), pyg.GraphConv(6, 4, aggr="median")):
+        with pytest.raises(InputError, match=r"layers\[1\] .*uses edge weights, .* or preprocess the graph without"):
+            hongtu.Trainer(artifact, hongtu.from_pyg(MayWeigh(conv)))
+    hongtu.Trainer(artifact, hongtu.from_pyg(MayWeigh(pyg.SAGEConv(6, 4))))
+    hongtu.Trainer(artifact, hongtu.from_pyg(pyg.GCN(6, 8, 2, 4)))  # which may be given some
 
 
 class FromTheTutorial(pyg.MessagePassing):
@@ -502,6 +543,51 @@ def test_a_convolution_that_fails_without_edges_is_named():
         hongtu.Trainer(problems.prepare(problem, 3, 3), hongtu.from_pyg(model)).fit(1)
 
 
+class Keeps(torch.nn.Module):
+    """Has parameters, a buffer and constants of its own."""
+
+    def __init__(self, features=4, classes=3, kind=""):
+        super().__init__()
+        self.first, self.second, self.last = pyg.GCNConv(features, 8), pyg.SAGEConv(8, 8), pyg.SAGEConv(8, classes)
+        self.lin, self.kind = torch.nn.Linear(8, 8), kind
+        self.shares, self.scale = torch.nn.Parameter(torch.rand(2)), torch.nn.Parameter(torch.rand(8))
+        self.register_buffer("order", torch.randperm(8))
+
+    def forward(self, x, edge_index):
+        h = self.first(x, edge_index)
+        parts, shares = [h, self.second(h, edge_index)], self.shares.softmax(0)
+        h = sum(shares[k] * part for k, part in enumerate(parts))[:, self.order]
+        if self.kind == "weight":
+            h = self.lin(h) @ self.lin.weight
+        if self.kind == "drops":
+            h = h * torch.nn.functional.dropout(self.scale, training=self.training)
+        if self.kind == "draws":
+            h = h[:, torch.randperm(8)]
+        if self.kind == "counts":
+            self.order.add_(1)
+        return self.last(torch.nn.functional.elu(h * self.scale + torch.arange(8) / 8), edge_index)
+
+
+def test_a_models_own_parameters_are_trained():
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    model = Keeps(problem.width, problem.classes).double()
+    trainer = hongtu.Trainer(
+        problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64, device_memory="95%",
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )  # fmt: skip
+    optimizer, mask = torch.optim.SGD(model.parameters(), lr=0.1), problem.masks["train"]
+    for record in trainer.fit(3):
+        optimizer.zero_grad()
+        out = model(torch.from_numpy(problem.features).double(), problem.edge_index)
+        loss = torch.nn.functional.cross_entropy(out[mask], torch.from_numpy(problem.labels)[mask])
+        assert record.loss == pytest.approx(loss.item(), rel=1e-12)
+        loss.backward()
+        optimizer.step()
+    trained = hongtu.to_pyg(trainer.model, Keeps(problem.width, problem.classes).double())
+    torch.testing.assert_close(trained.scale, model.scale, rtol=1e-12, atol=0)
+    torch.testing.assert_close(trained.shares, model.shares, rtol=1e-12, atol=0)
+
+
 class Modes(torch.nn.Module):
     """Does in evaluation something else than in training, or drops in neither."""
 
@@ -516,7 +602,7 @@ class Modes(torch.nn.Module):
         elif self.kind == "alpha":
             h = torch.nn.functional.alpha_dropout(h, 0.5, self.training)
         else:
-            h = torch.nn.functional.dropout(h, 0.5, training=False)
+            h = torch.nn.functional.dropout(h, 0.5, **({} if self.kind == "always" else {"training": False}))
         return self.last(h, edge_index)
 
 
@@ -540,7 +626,7 @@ REFUSED = {
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
     "other model": (lambda: pyg.TAGConv(4, 8), "PyGLayer.TAGConv"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
-    "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip"),
+    "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip, .*before hongtu.preprocess_graph"),
     "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
     "another argument": (lambda: AsksForMore(), "AsksForMore.forward asks for 'batch', expected rows, edges and some"),
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
@@ -556,8 +642,12 @@ REFUSED = {
     "a chain that writes": (lambda: InPlace(4, 3, calls_a_chain_that_changes_it), r"in place \(Sequential\) that it"),
     "evaluation": (lambda: Modes("halves"), r"Modes.forward does something else in evaluation \(self.training\)"),
     "other dropout": (lambda: Modes("alpha"), r"Modes.forward does something else in evaluation \(self.training\)"),
-    "edges both ways": (lambda: Changes("directed"), "Changes.forward calls flip"),
-    "a parameter of its own": (lambda: Changes("scale"), r"uses a parameter or buffer of its own \(model.scale\)"),
+    "edges both ways": (lambda: Changes("directed"), "DirGNNConv, which adds up out-edges, .*RGCNConv"),
+    "dropout that never ends": (lambda: Modes("always"), r"drops in evaluation, too; pass training=self.training"),
+    "a weight of a module": (lambda: Keeps(kind="weight"), r"uses model.lin.weight, a weight of a module that it"),
+    "a parameter that drops": (lambda: Keeps(kind="drops"), r"calls dropout with a parameter or buffer"),
+    "numbers of each call": (lambda: Keeps(kind="draws"), r"makes other numbers in every call"),
+    "a buffer that changes": (lambda: Keeps(kind="counts"), r"changes a parameter or buffer of its own"),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
@@ -28,6 +28,7 @@ _EQUIVALENT = {
 }
 
 
+@names_known
 class PyGLayer(Layer):
     """Runs ``conv((h, h[:D]), edge_index)`` on every block, or with ``square`` ``conv(h, edge_index)[:D]``; the whole
     layer is recomputed in backward.
@@ -58,7 +59,7 @@ class PyGLayer(Layer):
         self.conv = conv
         self._takes_size = "size" in parameters
         self._of_ones_own = not type(conv).__module__.startswith("torch_geometric.")
-        self._takes_weight = "edge_weight" in parameters
+        self.weighted = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
         self._local = not square
@@ -70,7 +71,7 @@ class PyGLayer(Layer):
     def forward(self, block: Block, h: Tensor) -> Tensor:
         bipartite = self._takes_size and not self.square
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
-        if self._takes_weight and block.edge_weight is not None:
+        if self.weighted and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
         if block.edge_features is not None:
             options["edge_attr"] = block.edge_features
