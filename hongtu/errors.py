@@ -90,7 +90,7 @@ def nearest(word: str, known: Iterable[str], before: str = "") -> str:
 
 
 def names_known(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """The function, which refuses an argument by a name that it does not have, with the nearest one.
+    """The function, or the class, which refuses an argument by a name that it does not have, with the nearest one.
 
     >>> names_known(lambda epochs: epochs)(epoch=3)
     Traceback (most recent call last):
@@ -99,6 +99,9 @@ def names_known(function: Callable[_P, _T]) -> Callable[_P, _T]:
     Raises:
         InputError: by the call.
     """
+    if isinstance(function, type):
+        function.__init__ = names_known(function.__init__)  # type: ignore[misc]
+        return function
     known = inspect.signature(function).parameters
 
     @wraps(function)

@@ -105,6 +105,8 @@ def preprocess_graph(
     if isinstance(labels, str):
         config["labels"], labels = labels, None
     settings = PreprocessConfig(partitions=partitions, chunks=chunks, **config)
+    if masks is not None and settings.random_split:
+        raise InputError("preprocess_graph: masks, and a random_split that would replace them; leave one out")
     if artifact is None or (data is None) == (edges is None):
         raise InputError("preprocess_graph: pass artifact=DIRECTORY, and either edges and num_vertices or data")
     beside = {"edge_features": edge_features, "edge_type": edge_type}

@@ -46,7 +46,16 @@ def _own_layers(name: str, artifact: Artifact) -> list[Any]:
     """What a person's function makes of the artifact."""
     from hongtu.model.pyg import from_pyg
 
-    made = _own("--model", name)(artifact)
+    make = _own("--model", name)
+    try:
+        made = make(artifact)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"--model {name}: {type(error).__name__}: {error}; expected a function of the artifact that returns "
+            "layers, or a model of torch_geometric"
+        ) from error
     return list(made) if isinstance(made, list | tuple) else from_pyg(made)
 
 

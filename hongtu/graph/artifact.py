@@ -190,6 +190,8 @@ class Artifact:
         Raises:
             InputError: for a vertex that is not there.
         """
+        if isinstance(vertices, str) or not hasattr(vertices, "__iter__") or getattr(vertices, "ndim", 1) == 0:
+            raise InputError(f"vertices is {vertices!r}, expected a list or an array of them; pass [it]")
         if self.vertex_ids is not None:
             return self.vertex_ids.numbers(vertices)
         numbers = np.array(list(vertices))

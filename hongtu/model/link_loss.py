@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 
 DECODER = "decoder"  # what its weights are called, before their own names
 CORRUPT = ("destination", "both")  # ends of an edge that its uniform negatives have anew
@@ -32,6 +32,7 @@ def logistic(positive: Tensor, negative: Tensor) -> Tensor:
     return -losses / (1 + negative.shape[1])
 
 
+@names_known
 @dataclass(frozen=True)
 class LinkLoss:
     """A training loss: the mean over positive edges of ``loss(score of the edge, scores of its negatives)``.
@@ -53,6 +54,9 @@ class LinkLoss:
         val_negatives, test_negatives: integers [P', K'] or [2, P', K'], their negatives; None: as many uniform ones.
         val_negative_edges, test_negative_edges: integers [2, Q], pairs that are negatives of all edges of the split.
         block: pairs scored at a time.
+
+    Raises:
+        InputError: for a decoder or a loss that is no function.
     """
 
     edges: Any = None
@@ -67,6 +71,17 @@ class LinkLoss:
     test_negative_edges: Any = None
     block: int = 1 << 16
     corrupt: str = "destination"
+
+    def __post_init__(self) -> None:
+        for name, takes, default in (
+            ("decoder", "rows [B, C] of sources and destinations", "inner products"),
+            ("loss", "scores [B] of edges and [B, K] of their negatives", "binary cross-entropy"),
+        ):
+            given = getattr(self, name)
+            if not callable(given):
+                raise InputError(
+                    f"LinkLoss: {name} is {given!r}, expected a function of {takes}; leave it out for {default}"
+                )
 
     @classmethod
     def from_split(cls, train: Any, val: Any = None, test: Any = None, **options: Any) -> LinkLoss:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.config import LOSSES
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 from hongtu.model.link_loss import LinkLoss
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
@@ -29,6 +29,7 @@ DEFAULT: dict[str, Any] = {
 KINDS = {"multiclass": "one class per vertex", "multilabel": "multi-label", "regression": "numbers"}
 
 
+@names_known
 @dataclass(frozen=True)
 class LossTerm:
     """One part of a training loss.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,8 @@ def as_modules(layers: Sequence[Entry]) -> Modules:
     if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
         name = type(layers).__name__
         raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
+    if not isinstance(layers, Iterable):
+        raise InputError(f"layers is {layers!r}: expected a list, as [hongtu.nn.GCNConv(32, 8)]")
     modules, headers = [], []
     for index, entry in enumerate(layers):
         module, header = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)

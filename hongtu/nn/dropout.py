@@ -12,6 +12,7 @@ from numba import njit, prange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hongtu.errors import names_known
 from hongtu.kernels.dispatch import kernels_for, on_numba
 from hongtu.nn.context import RowContext
 
@@ -19,6 +20,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
+@names_known
 class Dropout(torch.nn.Module):
     """Drops elements of ``x`` with probability ``p`` and scales the others by 1 / (1 - p).
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 
 Columns = tuple[Tensor, Tensor]  # mean and biased variance, float64 [F] each
 
@@ -64,6 +64,7 @@ def affine(x: Tensor, mean: Tensor, scale: Tensor, bias: Tensor | None = None) -
     return torch.addcmul(offset.to(x.dtype), x - near, scale.to(x.dtype))
 
 
+@names_known
 class BatchNorm(Normalization):
     """(x - mean) / sqrt(var + eps) * weight + bias, as torch_geometric's BatchNorm; running statistics in evaluation.
 
@@ -139,6 +140,7 @@ def _running(module: Any) -> Columns:
     return module.running_mean.double(), module.running_var.double()
 
 
+@names_known
 class GraphNorm(Normalization):
     """With c = x - mean_scale * mean: c / sqrt(mean of c^2 + eps) * weight + bias, as torch_geometric's GraphNorm.
 
@@ -164,6 +166,7 @@ class GraphNorm(Normalization):
         return f"{self.in_channels}, eps={self.eps}"
 
 
+@names_known
 class PairNorm(Normalization):
     """scale * c / sqrt(eps + mean of |c|^2) with c = x - mean, as torch_geometric's PairNorm.
 
@@ -187,6 +190,7 @@ class PairNorm(Normalization):
         return f"scale={self.scale}, scale_individually={self.scale_individually}, eps={self.eps}"
 
 
+@names_known
 class LayerNorm(Normalization):
     """As torch_geometric's LayerNorm; mode "graph": (x - mean) / (std + eps) * weight + bias over all elements of all
     rows; mode "node": torch.nn.LayerNorm, row by row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
-        if any(hasattr(callbacks, hook) for hook in HOOKS):
+        if not isinstance(callbacks, Iterable) or any(hasattr(callbacks, hook) for hook in HOOKS):
             raise InputError(f"callbacks: one {type(callbacks).__name__}, expected a list; pass [it]")
         for callback in callbacks:
+            if isinstance(callback, type):
+                raise InputError(f"callbacks: the class {callback.__name__}, expected an object of it")
             if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
                 raise InputError(f"callbacks: {callback!r} has none of the methods {', '.join(HOOKS)}")
         self._callbacks = list(callbacks)

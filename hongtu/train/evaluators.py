@@ -6,6 +6,7 @@ torchmetrics (reset before every use), or an :class:`OGBEvaluator`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ class Evaluation:
         self._evaluators: dict[str, Evaluator] = {}
         for name, given in named.items():
             evaluator = NAMED.get(given) if isinstance(given, str) else given
-            if not callable(evaluator):
+            if not callable(evaluator) or isinstance(evaluator, type) or not _takes_two(evaluator):
                 title = f"metric[{name!r}]" if name else "metric"
                 raise InputError(
                     f"{title} is {given!r}: expected a callable (out, target) -> number, or one of {', '.join(NAMED)}; "
@@ -117,6 +118,16 @@ class Evaluation:
             for k, (name, evaluator) in enumerate(self._evaluators.items()):
                 found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, *whole)
         return found
+
+
+def _takes_two(evaluator: Evaluator) -> bool:
+    try:
+        inspect.signature(evaluator).bind(None, None)
+    except ValueError:  # it has none
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _evaluate(evaluator: Evaluator, name: str, out: Tensor, target: Tensor) -> float:

@@ -62,6 +62,10 @@ class FitOptions:
             value = getattr(self, name)
             if not isinstance(value, Integral) and not (name == "patience" and value is None):
                 raise InputError(f"fit: {name} is {value!r}, expected a whole number")
+        if not isinstance(self.run_dir, str | os.PathLike | None):
+            raise InputError(f"fit: run_dir is {self.run_dir!r}, expected a directory")
+        if not (self.on_epoch is None or callable(self.on_epoch)):
+            raise InputError(f"fit: on_epoch is {self.on_epoch!r}, expected a function of an epoch's record")
         if self.epochs < 1 or self.eval_every < 0 or (self.patience is not None and self.patience < 1):
             raise InputError(
                 f"fit: epochs {self.epochs}, eval_every {self.eval_every}, patience {self.patience}; expected at "

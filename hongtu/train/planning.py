@@ -96,7 +96,19 @@ def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Paramete
     if not callable(optimizer):
         raise InputError(f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)")
     given = [*parameters] or [nn.Parameter(torch.empty(0))]  # torch's take no empty list
-    made = optimizer(given)
+    try:
+        made = optimizer(given)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"optimizer: {error}; pass what torch takes, as lambda p: torch.optim.Adam(p, lr=0.01)"
+        ) from error
+    if isinstance(made, torch.optim.SparseAdam | torch.optim.LBFGS):
+        wants = "sparse gradients" if isinstance(made, torch.optim.SparseAdam) else "the loss several times a step"
+        raise InputError(
+            f"optimizer is {type(made).__name__}, which wants {wants}; use another, such as torch.optim.Adam"
+        )
     if not hasattr(made, "param_groups"):
         raise InputError(
             f"optimizer gave {made!r}: expected an optimizer, as of lambda p: torch.optim.Adam(p, lr=0.01)"
@@ -144,7 +156,8 @@ def plan_model(
     fill_widths(modules, artifact, dtype)
     network = Network(modules.to(dtype=dtype), RowContext())
     mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)
-    made = optimizer([*network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())])
+    learned = *network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())
+    made = make_optimizer(optimizer, learned)
     hardware = load_hardware(hardware)
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     make = partial(

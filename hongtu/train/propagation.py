@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
-from hongtu.errors import InputError
+from hongtu.errors import InputError, names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware
 from hongtu.metrics import EpochRecord
@@ -69,6 +69,7 @@ class _Neighbours(Layer):
         return x * scale_R.masked_fill(scale_R == torch.inf, 0).unsqueeze(1)
 
 
+@names_known
 class Propagation:
     """Steps y <- f(P y) over the whole graph of an artifact, in a device-memory budget.
 
@@ -107,8 +108,8 @@ class Propagation:
         self.artifact.check_bounds()
         if normalize not in NORMALIZE:
             raise InputError(f"normalize {normalize!r}: expected {', '.join(map(repr, NORMALIZE))}")
-        if columns < 1:
-            raise InputError(f"columns {columns}: expected at least 1")
+        if not hasattr(columns, "__index__") or columns < 1:
+            raise InputError(f"columns {columns!r}: expected a whole number of at least 1")
         check_precision(dtype)
         self.columns, self.dtype = columns, dtype
         backend = get_backend(device)

@@ -165,6 +165,11 @@ class Trainer(Resumable):
         topology: str | os.PathLike[str] | None = None,
         ranks: Together | None = None,
     ) -> None:
+        if not isinstance(ranks, Together | None):
+            raise InputError(
+                f"ranks is {ranks!r}: expected hongtu.Ranks(group), or nothing for all processes; as many are started "
+                "by torchrun --nproc-per-node (docs/machines.md)"
+            )
         self.ranks = current() if ranks is None else ranks
         with self.ranks.agreed():
             self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)

@@ -93,7 +93,9 @@ def _check_edge_form(raw: RawGraph) -> None:
     edges = raw.edges
     good_dtype = edges.dtype in (np.dtype(np.int32), np.dtype(np.int64))
     good = good_dtype and edges.ndim == 2 and edges.shape[0] == 2
-    if not good_dtype:
+    if edges.ndim == 2 and edges.shape[0] == edges.shape[1] > 2:
+        remedy = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
+    elif not good_dtype:
         remedy = "save them as numpy.int64"
     elif edges.ndim == 2 and edges.shape[1] == 2:
         remedy = "transpose it"

@@ -25,6 +25,8 @@ def check_labels(raw: RawGraph) -> None:
     kind, rank = labels.dtype.kind, labels.ndim
     good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
     remedy = NAMES_REMEDY if kind in "UO" and rank == 1 else LABEL_REMEDY
+    if rank == 2 and kind in "biu" and (labels.sum(axis=1) == 1).all():
+        remedy = "they are one-hot: pass labels.argmax(1)"
     expect(
         raw, "labels", labels, good,
         f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {remedy}",
@@ -123,7 +125,9 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
         mask = of_numbers(mask, vertices, raw.name(name))
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
         remedy = "save one value for each vertex"
-        if mask.dtype != bool:
+        if mask.ndim == 2 and mask.shape[0] == vertices:
+            remedy = "save its .T, and say which split by --split 0"
+        elif mask.dtype != bool:
             remedy = "save it as numpy." + ("bool_" if mask.shape[-1:] == (vertices,) else "int64")
         expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
         expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")

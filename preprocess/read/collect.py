@@ -5,6 +5,7 @@ Legend: V vertices, E edges, B edges of a block.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def complete(raw: RawGraph, config: PreprocessConfig, scratch: Path | None = Non
     """
     for piece, made in (("features", config.features), ("labels", config.labels), ("masks", config.random_split)):
         if made or (piece != "features" and config.task == "links"):
+            if made and getattr(raw, piece) is not None:
+                print(f"hongtu: note: {raw.title}: its {piece} are left out for others, as was asked", file=sys.stderr)
             setattr(raw, piece, None)
     if raw.blocks is not None:
         refuse_relabel(raw, config)

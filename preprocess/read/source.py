@@ -108,8 +108,11 @@ def to_numpy(value: Any) -> np.ndarray:
     """An array of what numpy takes, and of a tensor of a type that it has not (bfloat16), as float32.
 
     Raises:
-        TypeError, ValueError, RuntimeError: numpy's or torch's, for anything else.
+        TypeError, ValueError, RuntimeError: numpy's or torch's, for anything else; for masked numbers, which would be
+            there again.
     """
+    if np.ma.is_masked(value):
+        raise ValueError("some of its numbers are masked; put others there, as array.filled(0)")
     try:
         return np.asarray(value)
     except TypeError:

@@ -70,6 +70,8 @@ def _parts(value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple
         long = np.repeat(np.arange(len(start()) - 1), np.diff(np.asarray(start())))
         pair = (long, np.asarray(other())) if by_row else (np.asarray(other()), long)
         return *pair, np.asarray(value.values()), tuple(value.shape[:2])
+    if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
+        raise TypeError("it holds blocks; pass matrix.to_dense().to_sparse()")
     return None
 
 

@@ -109,8 +109,49 @@ WRONG = {
     ),
     "labels as one-hot integers": (
         lambda: preprocess(labels=np.eye(C, dtype=int)[LABELS]),
-        "labels: int64 of shape (64, 3)",
-        "float32 [64, C] for multi-label",
+        "labels: int64 of shape (64, 3), expected integers [64], or float32 [64, C] for multi-label",
+        "pass labels.argmax(1)",
+    ),
+    "a dense adjacency matrix": (
+        lambda: preprocess(edges=np.eye(V)),
+        "edges: float64 of shape (64, 64), expected int32 or int64 [2, E]",
+        "pass scipy.sparse.csr_matrix(matrix)",
+    ),
+    "a dense adjacency matrix as data": (
+        lambda: preprocess(edges=None, num_vertices=None, data=np.eye(V)),
+        "no edge_index",
+        "pass scipy.sparse.csr_matrix(matrix)",
+    ),
+    "a sparse matrix of blocks": (
+        lambda: preprocess(edges=torch.eye(V).to_sparse_bsr((2, 2)), num_vertices=None),
+        "it holds blocks",
+        "to_dense().to_sparse()",
+    ),
+    "masked features": (
+        lambda: preprocess(features=np.ma.masked_invalid(nan_features())),
+        "features: not convertible",
+        "array.filled(0)",
+    ),
+    "masked labels of a Data": (
+        lambda: preprocess(
+            edges=None,
+            num_vertices=None,
+            labels=None,
+            masks=None,
+            data={"edge_index": problems.awkward().edges, "y": np.ma.masked_equal(LABELS, 0)},
+        ),
+        "data.y: not convertible",
+        "array.filled(0)",
+    ),
+    "masks, and a split that is drawn": (
+        lambda: preprocess(random_split=(0.5, 0.5, 0)),
+        "masks, and a random_split that would replace them",
+        "leave one out",
+    ),
+    "masks whose splits are columns": (
+        lambda: preprocess(masks={"train": np.stack([MASKS["train"]] * 2, axis=1)}),
+        "masks['train']: bool of shape (64, 2), expected bool [64] or [S, 64]",
+        "save its .T, and say which split by split=0",
     ),
     "forgotten masks": (lambda: preprocess(masks=None), "masks: missing", "random_split=(0.6, 0.2, 0.2)"),
     "masks of zeros and ones": (
@@ -220,7 +261,65 @@ WRONG = {
         "did you mean verify?",
     ),
     "a misspelt argument of preprocess_graph": (lambda: preprocess(mask=MASKS), "'mask'", "did you mean masks?"),
+    "one vertex": (lambda: make().predict(3), "vertices is 3", "pass [it]"),
+    "one vertex of a tensor": (lambda: make().predict(torch.tensor(3)), "vertices is tensor(3)", "pass [it]"),
+    "a number of ranks": (lambda: make(ranks=2), "ranks is 2: expected hongtu.Ranks(group)", "torchrun"),
+    "callbacks that are none": (lambda: make().fit(1, callbacks=3), "callbacks: one int, expected a list", "pass [it]"),
+    "a class of callbacks": (
+        lambda: make().fit(1, callbacks=[hongtu.callbacks.CSVLogger]),
+        "callbacks: the class CSVLogger",
+        "an object",
+    ),
+    "a run directory that is none": (lambda: make().fit(1, run_dir=3), "run_dir is 3", "expected a directory"),
+    "what is called after an epoch": (lambda: make().fit(1, on_epoch=3), "on_epoch is 3", "a function"),
+    "a metric of outputs alone": (
+        lambda: make(metric=lambda out: 1.0),
+        "metric is <function",
+        "(out, target) -> number",
+    ),
+    "a learning rate below 0": (
+        lambda: make(optimizer=lambda p: torch.optim.Adam(p, lr=-1)),
+        "optimizer: Invalid learning rate: -1",
+        "lambda p: torch.optim.Adam(p, lr=0.01)",
+    ),
+    "an optimizer of sparse gradients": (
+        lambda: make(optimizer=torch.optim.SparseAdam),
+        "SparseAdam, which wants sparse gradients",
+        "use another, such as torch.optim.Adam",
+    ),
+    "an optimizer of several losses": (lambda: make(optimizer=torch.optim.LBFGS), "LBFGS, which wants", "use another"),
+    "a link loss by name": (
+        lambda: hongtu.LinkLoss(loss="bce"),
+        "loss is 'bce', expected a function of scores [B]",
+        "leave it out for binary cross-entropy",
+    ),
+    "a decoder by name": (
+        lambda: hongtu.LinkLoss(decoder="dot"),
+        "decoder is 'dot', expected a function of rows [B, C]",
+        "leave it out for inner products",
+    ),
+    "a misspelt argument of LinkLoss": (
+        lambda: hongtu.LinkLoss(negative=2),
+        "LinkLoss: no argument is named 'negative'",
+        "did you mean negatives?",
+    ),
+    "columns as text": (
+        lambda: hongtu.Propagation(problems.prepare(problems.awkward(), 2, 3), columns="3"),
+        "columns '3'",
+        "a whole number of at least 1",
+    ),
+    "a misspelt argument of a norm": (
+        lambda: hnn.BatchNorm(8, epss=1),
+        "BatchNorm: no argument is named 'epss'",
+        "did you mean eps?",
+    ),
+    "a misspelt argument of jumping knowledge": (
+        lambda: hnn.JumpingKnowledge(mod="cat"),
+        "JumpingKnowledge: no argument is named 'mod'",
+        "did you mean mode?",
+    ),
     # the layers
+    "no layers": (lambda: hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), None), "layers is None", "a list"),
     "one layer instead of a list": (lambda: make(hnn.GCNConv(F, C)), "layers", "a list"),
     "a function among the layers": (
         lambda: make([hnn.GCNConv(F, 8), torch.relu, hnn.GCNConv(8, C)]),

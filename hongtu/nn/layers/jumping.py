@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hongtu.errors import names_known
 
+
+@names_known
 class JumpingKnowledge(torch.nn.Module):
     """Concatenation, maximum or an LSTM's attention over layers, as torch_geometric's JumpingKnowledge.
 

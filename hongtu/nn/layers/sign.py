@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hongtu.errors import names_known
 from hongtu.nn.layer import Layer, Skip
 from hongtu.nn.layers.normalized import NormalizedSum
 
 
+@names_known
 class SIGN(NormalizedSum):
     """h' = [h, B h, ..., B^K h] with B = D^-1/2 A D^-1/2; K layers for the engine, without parameters.
 

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hongtu.errors import names_known
 from hongtu.nn.layer import linear
 
 
+@names_known
 class TypedLinear(torch.nn.Module):
     """h = W_k x + b_k for a vertex of type k, as torch_geometric's ``HeteroDictLinear`` with the keys "0", "1", ...
 

@@ -14,6 +14,7 @@ from hongtu.preprocess.read.source import array_blocks, to_numpy
 from hongtu.preprocess.read.sparse import to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
+DENSE = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
 
 
@@ -96,7 +97,9 @@ def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray
         if value is not None and key == "edge_index":
             edges = _array(title, value)
             if edges.ndim != 2 or edges.shape[0] != 2:
-                raise InputError(f"{title}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination")
+                raise InputError(
+                    f"{title}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination; {DENSE}"
+                )
             return edges[0], edges[1], None, None, title
     raise InputError(
         f"{name}: no edge_index and no sparse adj_t (fields of one graph are expected), found {_fields(data)}"
@@ -157,6 +160,6 @@ def _num_vertices(data: Any, name: str) -> int | None:
 
 def _fields(data: Any) -> str:
     if not hasattr(data, "keys") and not hasattr(data, "__dict__"):
-        return f"a {type(data).__name__}"
+        return f"a {type(data).__name__}" + f"; {DENSE}" * (getattr(data, "ndim", 0) == 2)
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
     return ", ".join(map(str, keys))[:200] or "nothing"
