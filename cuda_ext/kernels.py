@@ -145,14 +145,24 @@ gated_sum_transpose = EdgeKernel("gated_sum_transpose", f"{_GATES} grad[D,F] out
 
 
 def dropout(
-    launcher: Launcher, stream: Any, x_RF: Tensor, ids: Tensor, key: int, threshold: int, scale: float, out_RF: Tensor
+    launcher: Launcher,
+    stream: Any,
+    x_RF: Tensor,
+    ids: Tensor,
+    key: Tensor,
+    site: int,
+    call: int,
+    threshold: int,
+    scale: float,
+    out_RF: Tensor,
 ) -> None:
-    """out = x * scale where the 32-bit hash of (key, row id, column) reaches ``threshold``, else 0.
+    """out = x * scale where the 32-bit hash of (key, site, call, row id, column) reaches ``threshold``, else 0.
 
     Args:
         x_RF, out_RF: float [R, F].
         ids: int64 [R], identity of each row.
-        key: 64 bits, ``hongtu.nn.dropout.dropout_key``.
+        key: int64 [1], of the seed and the epoch: read when the kernel runs.
+        site, call: what else the mask depends on.
         threshold: p * 2^32, rounded.
         scale: 1 / (1 - p), rounded to the dtype of ``x`` before it multiplies; 0 for p = 1.
     """
@@ -162,12 +172,12 @@ def dropout(
     x_at = address(launcher, "dropout", "x", x_RF, dtype, (num_rows, width))
     out_at = address(launcher, "dropout", "out", out_RF, dtype, (num_rows, width))
     ids_at = address(launcher, "dropout", "ids", ids, torch.int64, (num_rows,))
-    key_bits = key - (1 << 64) if key >> 63 else key
+    key_at = address(launcher, "dropout", "key", key, torch.int64, (1,))
     [scale_bits] = struct.unpack("q", struct.pack("d", scale))
-    args = (x_at, ids_at, key_bits, threshold, scale_bits, out_at, num_rows, width)
+    args = (x_at, ids_at, key_at, site, call, threshold, scale_bits, out_at, num_rows, width)
     block = block_of((width + 1) // 2)
     blocks = min(-(-num_rows // block[1]), MAX_BLOCKS)
-    launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream, (x_RF, ids, out_RF))
+    launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream, (x_RF, ids, key, out_RF))
 
 
 def _move(

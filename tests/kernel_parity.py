@@ -280,8 +280,8 @@ class DropoutParity:
     def test_dropout(self, machine, width, p, dtype, shift):
         for count in (0, 1, 37):
             x, ids = random(count, width, dtype=dtype), np.arange(count) * 2**33 + np.arange(count) % 5
-            key, scale = dropout_key(1, 2, 3, width), 0.0 if p == 1 else 1 / (1 - p)
-            keep = keep_mask(torch.from_numpy(ids), width, key, p).numpy()
-            inputs = [x, ids, key, round(p * 2**32), scale]
+            seed, scale = 2**64 - width, 0.0 if p == 1 else 1 / (1 - p)  # its first bit is set
+            keep = keep_mask(torch.from_numpy(ids), width, dropout_key(3, 2**40 + width, key=seed), p).numpy()
+            inputs = [x, ids, np.array([-width]), 3, 2**40 + width, round(p * 2**32), scale]
             [found] = machine.run(kernels.dropout, inputs, [np.full_like(x, np.nan)], shift)
             np.testing.assert_array_equal(found, np.where(keep, x * dtype(scale), dtype(0)))

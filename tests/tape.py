@@ -238,7 +238,8 @@ class TapedKernels:
                 note(*args, **options)
             else:
                 assert isinstance(declared, EdgeKernel) or name == "dropout", name
-                names = [p.name for p in declared.parameters] if isinstance(declared, EdgeKernel) else ["x", "ids"]
+                edge = isinstance(declared, EdgeKernel)
+                names = [p.name for p in declared.parameters] if edge else ["x", "ids", "key"]
                 for k, x in enumerate(args):
                     out = names[k].startswith(("out", "grad_logits")) if k < len(names) else True
                     if isinstance(x, Tensor):

@@ -8,6 +8,7 @@ import torch
 
 from hongtu.device.backends import Backend
 from hongtu.model.network import Network
+from hongtu.nn.dropout import epoch_key, key_bytes
 from hongtu.nn.layer import is_setting
 
 
@@ -32,15 +33,18 @@ class Replicas:
                 on[gpu].modules.to(backend.where(gpu))
         self.of = [on[backend.gpu_of(i)] for i in range(partitions)]
         self.every = list(on.values())
+        self._where = [backend.where(gpu) for gpu in on]
 
     def spread(self, *, training: bool, epoch: int | None = None) -> None:
         """Before passes: make all networks those of this run, with the same parameters, as the home's modules train or
         evaluate, and in training with no gradients."""
         home = self.every[0]
-        for network in self.every:
+        for network, where in zip(self.every, self._where, strict=True):
             network.activate()
             network.context.training, network.context.seed = training, home.context.seed
             network.context.epoch = network.context.epoch if epoch is None else epoch
+            if key_bytes(network.modules):
+                epoch_key(network.context, where)
             if network is not home:
                 self._copy(network)
             for parameter in network.modules.parameters() if training else ():

@@ -129,7 +129,7 @@ class Block:
     @cached_property
     def has_loops(self) -> bool:
         """Whether any edge is a self-loop; on a GPU, which would have to be waited for, whether one may be."""
-        return self.indptr.is_cuda or bool(self.loop_mask.any())
+        return not has_numba_kernel(self.indptr) or bool(self.loop_mask.any())
 
     def sum(self, x: Tensor, weighted: bool = False) -> Tensor:
         """[S, F] -> [D, F]: sum over in-edges, times the edge weights if ``weighted`` and the graph has any."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from hongtu.nn.block import Rows
 
@@ -11,7 +13,7 @@ from hongtu.nn.block import Rows
 class RowContext:
     """Shared by all modules of a model; the executor sets it before every call of a layer's method.
 
-    It is no part of the model: not in ``state_dict``, shared by ``copy.deepcopy``, pickled without its rows.
+    It is no part of the model: not in ``state_dict``, shared by ``copy.deepcopy``, pickled without its tensors.
 
     Attributes:
         seed: of the run.
@@ -20,6 +22,7 @@ class RowContext:
         rows: the vertices of the current call.
         gradients_only: a chunk is computed again, and nobody looks at the numbers that a method returns.
         calls: dropout calls so far within the current layer call; the executor resets it before each.
+        keys: by device, what kernels read of seed and epoch there, and of which ones it is: ``nn.dropout.epoch_key``.
     """
 
     seed: int = 0
@@ -28,6 +31,7 @@ class RowContext:
     rows: Rows | None = None
     gradients_only: bool = False
     calls: int = 0
+    keys: dict[torch.device, tuple[tuple[int, int], torch.Tensor]] = field(default_factory=dict)
 
     def next_call(self) -> int:
         """The number of this dropout call within the layer call, counted from ``calls``."""
@@ -39,4 +43,4 @@ class RowContext:
         return self
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "rows": None}
+        return {**self.__dict__, "rows": None, "keys": {}}

@@ -6,6 +6,8 @@ below p * 2^32. The hash is splitmix64's mixing; one 64-bit hash serves two colu
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numba import njit, prange
@@ -14,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from hongtu.errors import names_known
 from hongtu.kernels.dispatch import kernels_for, on_numba
+from hongtu.kernels.torch_private import times_written
 from hongtu.nn.context import RowContext
 
 _MASK = (1 << 64) - 1
@@ -53,8 +56,8 @@ class Dropout(torch.nn.Module):
             assert context.rows is not None, "RowContext.rows is not set"
             ids = context.rows.ids
         assert len(ids) == len(x), f"{len(ids)} row ids for {len(x)} rows"
-        key = dropout_key(context.seed, context.epoch, self.site, context.next_call())
-        return _Dropout.apply(x.reshape(len(x), x.shape[1:].numel()), ids, key, self.p).view(x.shape)
+        mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), self.p)
+        return _Dropout.apply(x.reshape(len(x), x.shape[1:].numel()), ids, mask).view(x.shape)
 
     @property
     def drops(self) -> bool:
@@ -65,9 +68,40 @@ class Dropout(torch.nn.Module):
         return f"p={self.p}"
 
 
-def dropout_key(*parts: int) -> int:
-    """One 64-bit key of what tells random numbers apart: for dropout (seed, epoch, site, call)."""
-    key = 0
+class Mask(NamedTuple):
+    """What a mask depends on beside rows and columns.
+
+    Attributes:
+        key: int64 [1], of the seed and the epoch: kernels read it where it is.
+        site, call: of the dropout.
+        p: the probability.
+    """
+
+    key: Tensor
+    site: int
+    call: int
+    p: float
+
+
+def epoch_key(context: RowContext, where: torch.device) -> Tensor:
+    """int64 [1], at one address of a device for the whole run: the key of (seed, epoch), written anew where these have
+    changed. The engine asks for it before the passes of an epoch, so that nothing is written inside."""
+    now, (then, key) = (context.seed, context.epoch), context.keys.get(where, (None, None))
+    if key is None or then != now:
+        with torch.inference_mode(False):
+            key = torch.empty(1, dtype=torch.int64, device=where) if key is None else key
+            context.keys[where] = now, key.fill_(_signed(dropout_key(*now)))
+    return key
+
+
+def key_bytes(model: torch.nn.Module) -> int:
+    """What the key takes of a device that runs a model."""
+    return 8 if any(isinstance(module, Dropout) for module in model.modules()) else 0
+
+
+def dropout_key(*parts: int, key: int = 0) -> int:
+    """One 64-bit key of what tells random numbers apart: for dropout (seed, epoch, site, call). The first parts may be
+    in a ``key`` already."""
     for part in parts:
         key = _mix_int(key ^ _mix_int((int(part) + _GOLDEN) & _MASK))
     return key
@@ -90,29 +124,31 @@ class _Dropout(torch.autograd.Function):
     """Recomputes the mask in backward: nothing but the ids is kept."""
 
     @staticmethod
-    def forward(ctx, x_RF, ids, key, p):
-        ctx.key, ctx.p = key, p
+    def forward(ctx, x_RF, ids, mask):
+        ctx.mask, ctx.written = mask, times_written(mask.key)
         ctx.save_for_backward(ids)
-        return _apply_mask(x_RF, ids, key, p)
+        return _apply_mask(x_RF, ids, mask)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_RF):
-        return _apply_mask(grad_RF, *ctx.saved_tensors, ctx.key, ctx.p), None, None, None
+        assert times_written(ctx.mask.key) == ctx.written, "another epoch has begun"
+        return _apply_mask(grad_RF, *ctx.saved_tensors, ctx.mask), None, None
 
 
-def _apply_mask(x_RF: Tensor, ids: Tensor, key: int, p: float) -> Tensor:
-    scale = 0.0 if p == 1 else 1 / (1 - p)
-    if x_RF.dtype not in (torch.float32, torch.float64):
-        return (x_RF * scale).masked_fill(~keep_mask(ids, x_RF.shape[1], key, p), 0)
-    out_RF = x_RF.new_empty(x_RF.shape)
+def _apply_mask(x_RF: Tensor, ids: Tensor, mask: Mask) -> Tensor:
+    key, site, call, p = mask
+    scale, out_RF = 0.0 if p == 1 else 1 / (1 - p), x_RF.new_empty(x_RF.shape)
     if not on_numba(x_RF):
-        kernels_for(x_RF).dropout(x_RF.detach().contiguous(), ids.contiguous(), key, _threshold(p), scale, out_RF)
+        numbers = site, call, _threshold(p), scale
+        kernels_for(x_RF).dropout(x_RF.detach().contiguous(), ids.contiguous(), key, *numbers, out_RF)
         return out_RF
     _dropout(
         x_RF.detach().contiguous().numpy(),
         ids.contiguous().numpy(),
-        np.uint64(key),
+        key.numpy().view(np.uint64),
+        np.uint64(site),
+        np.uint64(call),
         np.uint64(_threshold(p)),
         x_RF.detach().numpy().dtype.type(scale),
         out_RF.numpy(),
@@ -149,20 +185,22 @@ def mix(x):
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _dropout(x_RF, ids, key, threshold, scale, out_RF):
+def _dropout(x_RF, ids, key, site, call, threshold, scale, out_RF):
     num_rows, width = x_RF.shape
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    of_call = mix(mix(key[0] ^ mix(site + golden)) ^ mix(call + golden))
     blocks = max(1, min(64, num_rows * width // 8192))
     low = np.uint64(0xFFFFFFFF)
     zero = x_RF.dtype.type(0)
     for block in prange(blocks):
         for r in range(num_rows * block // blocks, num_rows * (block + 1) // blocks):
-            row = mix(mix(np.uint64(ids[r])) ^ key)
+            row = mix(mix(np.uint64(ids[r])) ^ of_call)
             for pair in range(width // 2):
-                bits = mix(row + np.uint64(pair) * np.uint64(0x9E3779B97F4A7C15))
+                bits = mix(row + np.uint64(pair) * golden)
                 f = 2 * pair
                 out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero
                 out_RF[r, f + 1] = x_RF[r, f + 1] * scale if bits >> np.uint64(32) >= threshold else zero
             if width % 2:
-                bits = mix(row + np.uint64(width // 2) * np.uint64(0x9E3779B97F4A7C15))
+                bits = mix(row + np.uint64(width // 2) * golden)
                 f = width - 1
                 out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero

@@ -59,7 +59,7 @@ def call_all(launcher, width, dtype, num_dst=3, degree=2, shift=0):
     kernels.csc_aggregate_transpose(*both, indptr, source, None, None, False, rows(num_dst), rows(num_dst))
     kernels.segment_sum(*both, indptr, rows(num_edges), rows(num_dst))
     kernels.expand_rows(*both, indptr, rows(num_dst), rows(num_edges))
-    kernels.dropout(*both, rows(num_dst), torch.arange(num_dst), 2**63, 2**31, 2.0, rows(num_dst))
+    kernels.dropout(*both, rows(num_dst), torch.arange(num_dst), torch.arange(1), 1, 2, 2**31, 2.0, rows(num_dst))
     shares = rows(num_edges, heads)
     kernels.segment_softmax(*both, indptr, shares, None, None, rows(num_edges, heads), None)
     kernels.segment_softmax_backward(*both, indptr, shares, None, shares, None, rows(num_edges, heads), None)

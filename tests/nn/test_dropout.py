@@ -10,7 +10,7 @@ from hongtu.nn import Dropout, Layer
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import _apply_mask, dropout_key, keep_mask
+from hongtu.nn.dropout import Mask, _apply_mask, dropout_key, epoch_key, keep_mask
 
 
 def bound(p=0.5, seed=0, epoch=0, ids=None, sites=1):
@@ -30,9 +30,10 @@ def mask(dropout, ids, width=64, call=0):
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.97, 1.0])
 def test_kernel_equals_the_torch_reference(width, p, dtype):
     ids = torch.cat([torch.arange(200), torch.tensor([2**31, 2**40 + 1, 2**62])])
-    for key in (0, 1, dropout_key(5, 6, 7, 8), 2**64 - 1):
-        kept = _apply_mask(torch.ones(len(ids), width, dtype=dtype), ids, key, p) != 0
-        expected = keep_mask(ids, width, key, p) if p < 1 else torch.zeros(len(ids), width, dtype=torch.bool)
+    for key, site, call in ((0, 0, 0), (1, 2, 3), (-1, 4, 7 << 16), (-(2**63), 0, 2**40)):
+        of, whole = Mask(torch.tensor([key]), site, call, p), dropout_key(site, call, key=key % 2**64)
+        kept = _apply_mask(torch.ones(len(ids), width, dtype=dtype), ids, of) != 0
+        expected = keep_mask(ids, width, whole, p) if p < 1 else torch.zeros(len(ids), width, dtype=torch.bool)
         assert torch.equal(kept, expected)
 
 
@@ -113,6 +114,22 @@ def test_backward_uses_the_same_mask():
     torch.testing.assert_close(gradient * x, out)
 
 
+def test_the_key_of_an_epoch_stays_where_it_is():
+    """And backward of an epoch that is over is refused: it would draw another mask."""
+    dropout, context = bound(seed=3, epoch=1)
+    where = torch.device("cpu")
+    key = epoch_key(context, where)
+    assert key.item() % 2**64 == dropout_key(3, 1)
+    out = dropout(torch.ones(4, 5, requires_grad=True), torch.arange(4))
+    version = key._version
+    assert epoch_key(context, where) is key and key._version == version, "written without a need"
+    context.epoch = 2
+    with torch.inference_mode():
+        assert epoch_key(context, where) is key and key.item() % 2**64 == dropout_key(3, 2)
+    with pytest.raises(AssertionError, match="another epoch"):
+        out.sum().backward()
+
+
 def test_shapes_and_strides():
     dropout, context = bound()
     ids = torch.arange(30)
@@ -160,10 +177,12 @@ def test_bad_probability(p):
 def test_context_is_no_part_of_the_model():
     model = torch.nn.ModuleList([Layer(), torch.nn.Sequential(Dropout(0.1), Dropout(0.2))])
     context = bind(model, RowContext(rows=Rows(torch.arange(3))))
+    epoch_key(context, torch.device("cpu"))
     assert [module.site for module in model[1]] == [0, 1]
     assert all(module.context is context for module in (model[0], *model[1]))
     assert model.state_dict() == {}
     assert copy.deepcopy(model)[0].context is context
     loaded = pickle.loads(pickle.dumps(model))
     assert loaded[0].context is loaded[1][0].context and loaded[0].context.rows is None
+    assert context.keys and not loaded[0].context.keys
     assert context.rows is not None

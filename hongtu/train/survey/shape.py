@@ -15,6 +15,7 @@ from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import state_bytes
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.nn.dropout import key_bytes
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.train.survey.stages import Function, stage_sweeps
@@ -133,9 +134,9 @@ def _entry(module: nn.Module) -> Products:
 
 
 def _model_bytes(model: nn.Module) -> int:
-    """Bytes of parameters, their gradients and buffers."""
+    """Bytes of parameters, their gradients and buffers, and of what dropout reads of the epoch."""
     parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
-    return parameters + sum(b.nbytes for b in model.buffers())
+    return parameters + sum(b.nbytes for b in model.buffers()) + key_bytes(model)
 
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
