@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -23,6 +24,7 @@ from hongtu.hardware import H200, MARGIN
 from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
 
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # environment variables: how torch takes GPUs' memory
 LIBRARIES = 4 * (32 << 20)  # bytes: workspaces of cuBLAS and cuBLASLt on the thread that dispatches and on autograd's
 
 
@@ -99,6 +101,9 @@ class CudaBackend(Backend):
     hardware = H200
 
     def __init__(self, name: str = "cuda") -> None:
+        if not any(variable in os.environ for variable in ALLOCATOR):
+            # else chunks, which all differ a little, leave gaps of use to none: read when a GPU is first used
+            os.environ[ALLOCATOR[0]] = "expandable_segments:True"
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = torch.device(name).index
         if count == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from types import SimpleNamespace
@@ -27,6 +28,9 @@ GIB = 1 << 30
 def gpus(monkeypatch):
     """Two GPUs of 64 GiB, of which torch has 40 and uses 8."""
     pytest.importorskip("cuda.bindings")
+    for name in module.ALLOCATOR:
+        monkeypatch.setenv(name, "")  # what was there comes back
+        monkeypatch.delenv(name)
     for name, value in {
         "is_available": lambda: True,
         "device_count": lambda: 2,
@@ -42,6 +46,16 @@ def test_blocks_that_torch_holds_for_the_next_are_free(gpus):
     free = 20 * GIB + 32 * GIB - LIBRARIES
     assert CudaBackend("cuda:1").memory(1) == free - free // 16
     assert CudaBackend("cuda").memory(4) == (free - free // 16) // 2
+
+
+def test_torch_is_told_to_let_its_segments_grow_unless_the_user_says_something(gpus, monkeypatch):
+    for variable in module.ALLOCATOR:
+        monkeypatch.setenv(variable, "max_split_size_mb:64")
+        CudaBackend("cuda")
+        assert [os.environ.get(name) for name in module.ALLOCATOR if name != variable] == [None]
+        monkeypatch.delenv(variable)
+    CudaBackend("cuda")
+    assert os.environ[module.ALLOCATOR[0]] == "expandable_segments:True"
 
 
 def device(streams):
