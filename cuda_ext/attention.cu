@@ -1,7 +1,6 @@
 // Weighted sums of heads over in-edges and their gradients; twins of hongtu.kernels.attention.
 //
 // A row is H heads of K channels; rows of sources may have further columns (``stride`` of them in all), not read.
-#define BLOCKS 3  // in 64 registers the shares of the edges in flight spill
 #include "shared.cuh"
 
 // out[d, h] = sum over in-edges e of alpha[e, h] * rows[source of e, h].
@@ -16,9 +15,9 @@ __device__ __forceinline__ void attend(const int64* __restrict__ indptr, const i
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const int64 h = (int)f / (int)(width / heads);
         Lane<T, N> sum = {};
-        over_edges<Message<T, N>, EDGES_AT_ONCE * sizeof(float) / sizeof(T)>(
+        over_edges<Message<T, N>, EDGES_AT_ONCE * sizeof(float) / sizeof(T), int>(
             range, local_source, nullptr,
-            [&](int64 e, int64 source) {
+            [&](int64 e, int source) {
                 return Message<T, N>{alpha[e * heads + h], load<N>(rows + source * stride + f)};
             },
             [&](const Message<T, N>& message) { add_message(sum, message); });
@@ -38,9 +37,9 @@ __device__ __forceinline__ void attend_transpose(const int64* __restrict__ indpt
     for (Ranges range(indptr, num_dst, num_edges, hubs); range.next();) {
         const int64 h = (int)f / (int)(width / heads);
         const T share = grad[range.dst * width + f];
-        over_edges<Change<T>, EDGES_AT_ONCE>(
+        over_edges<Change<T>, EDGES_AT_ONCE * sizeof(float) / sizeof(T), int>(
             range, local_source, nullptr,
-            [&](int64 e, int64 source) {
+            [&](int64 e, int source) {
                 return Change<T>{out + source * stride + f, alpha[e * heads + h] * share};
             },
             [&](const Change<T>& change) { add<ATOMIC>(change.to, change.value); });

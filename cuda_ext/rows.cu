@@ -2,36 +2,32 @@
 //
 // All: one group of lanes per row, 16 bytes per lane where width and pointers allow; ROWS_AT_ONCE independent rows in
 // flight per group, which hides the latency of the host link with few blocks.
-#define BLOCKS 3  // rows in flight hide the latency here, and they take registers
 #include "shared.cuh"
 
 #define ROWS_AT_ONCE 4
 
-// Where the rows k, k + group_step(), ... of an index (null: the rows in order) start. Rows past the end repeat the last
+// The rows k, k + group_step(), ... of an index (null: the rows in order). Rows past the end repeat the last
 // one, so that the loads of the index need no branch and go out together; ``live`` tells them apart.
-__device__ __forceinline__ void find_rows(const int* index, int64 k, int64 count, int64 width,
-                                          int64 (&start)[ROWS_AT_ONCE]) {
+__device__ __forceinline__ void find_rows(const int* index, int64 k, int64 count, unsigned (&found)[ROWS_AT_ONCE]) {
 #pragma unroll
     for (int i = 0; i < ROWS_AT_ONCE; i++) {
         const int64 row = k + i * group_step();
-        start[i] = row < count ? row : count - 1;
+        found[i] = (unsigned)(row < count ? row : count - 1);
     }
     if (index) {
 #pragma unroll
-        for (int i = 0; i < ROWS_AT_ONCE; i++) start[i] = index[start[i]];
+        for (int i = 0; i < ROWS_AT_ONCE; i++) found[i] = index[found[i]];
     }
-#pragma unroll
-    for (int i = 0; i < ROWS_AT_ONCE; i++) start[i] *= width;
 }
 __device__ __forceinline__ bool live(int64 k, int i, int64 count) { return k + i * group_step() < count; }
 
 // Columns by which a row start lies past a 128-byte line. Lanes begin that much earlier, so that every warp-wide
 // access to a long row stays within whole lines: over the host link a line is one request.
 template <int N, class T>
-__device__ __forceinline__ int64 past_line(const T* row, int64 width) {
+__device__ __forceinline__ int past_line(const T* row, int64 width) {
     const int64 bytes = N * sizeof(T);
     if (width * (int64)sizeof(T) <= blockDim.x * bytes) return 0;  // one access per row: nothing to gain
-    return (int64)((uint64)row % 128) / bytes * N;
+    return (int)((uint64)row % 128 / bytes) * N;
 }
 
 // dst[dst_index[k]] = src[src_index[k]]
@@ -40,15 +36,16 @@ __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* 
                                           T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
                                           int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
+        unsigned row[ROWS_AT_ONCE], into[ROWS_AT_ONCE];
         int64 from[ROWS_AT_ONCE], to[ROWS_AT_ONCE], past[ROWS_AT_ONCE], longest = 0;
-        find_rows(src_index, k, count, width, from);
-        find_rows(dst_index, k, count, width, to);
+        find_rows(src_index, k, count, row);
+        find_rows(dst_index, k, count, into);
 #pragma unroll
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
-            past[i] = past_line<N>(src + from[i], width);
+            past[i] = past_line<N>(src + row[i] * width, width);
             if (past[i] > longest) longest = past[i];
-            from[i] -= past[i];
-            to[i] -= past[i];
+            from[i] = row[i] * width - past[i];
+            to[i] = into[i] * width - past[i];
         }
         for (int64 f = threadIdx.x * N; f < longest + width; f += blockDim.x * N) {
             Lane<T, N> value[ROWS_AT_ONCE];
@@ -69,16 +66,16 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
                                          T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
                                          int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
-        int64 from[ROWS_AT_ONCE], to[ROWS_AT_ONCE];
-        find_rows(src_index, k, count, width, from);
-        find_rows(dst_index, k, count, width, to);
+        unsigned from[ROWS_AT_ONCE], to[ROWS_AT_ONCE];
+        find_rows(src_index, k, count, from);
+        find_rows(dst_index, k, count, to);
         for (int64 f = threadIdx.x * N; f < width; f += blockDim.x * N) {
             Lane<T, N> value[ROWS_AT_ONCE], sum[ROWS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
                 if (!live(k, i, count)) continue;
-                value[i] = load<N>(src + from[i] + f);
-                if constexpr (HOW == PLAIN) sum[i] = load<N>(dst + to[i] + f);
+                value[i] = load<N>(src + from[i] * width + f);
+                if constexpr (HOW == PLAIN) sum[i] = load<N>(dst + to[i] * width + f);
             }
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
@@ -86,10 +83,10 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
                 if constexpr (HOW == PLAIN) {
 #pragma unroll
                     for (int n = 0; n < N; n++) sum[i].at[n] += value[i].at[n];
-                    store<N>(dst + to[i] + f, sum[i]);
+                    store<N>(dst + to[i] * width + f, sum[i]);
                 } else {
 #pragma unroll
-                    for (int n = 0; n < N; n++) add<HOW>(dst + to[i] + f + n, value[i].at[n]);
+                    for (int n = 0; n < N; n++) add<HOW>(dst + to[i] * width + f + n, value[i].at[n]);
                 }
             }
         }

@@ -17,9 +17,7 @@ typedef unsigned long long uint64;
 #endif
 
 #define THREADS 256  // per block
-#ifndef BLOCKS
 #define BLOCKS 4  // or more per multiprocessor, so 64 registers a thread: waiting warps hide each other's latency
-#endif
 
 // A kernel is a template; KERNEL gives one instance of it a plain name, and ON_CPU makes that callable on a CPU.
 #define ON_GPU(name, parameters, call) \
@@ -148,18 +146,22 @@ struct Ranges {
 };
 
 // ``add_row(row)`` for the edges of a range in order, where ``row`` is what ``load_row(e, slot)`` made of the edge and
-// the slot of its source (slot_of_source null: the source itself; local_source null: the edge itself). In stages, all
+// the slot of its source (slot_of_source null: the source itself; local_source null: the edge itself, which an ``At`` of
+// int does without: numbers of sources take half the registers). In stages, all
 // loads before all uses, because a multiprocessor issues in order: whatever waits for a load holds back the next loads.
-template <class Row, int AT_ONCE, class LoadRow, class AddRow>
+template <class Row, int AT_ONCE, class At = int64, class LoadRow, class AddRow>
 __device__ __forceinline__ void over_edges(const Ranges& range, const int* local_source, const int* slot_of_source,
                                            LoadRow load_row, AddRow add_row) {
 #pragma unroll 1
     for (int64 e = range.begin; e < range.end; e += AT_ONCE) {
-        int64 at[AT_ONCE];
+        At at[AT_ONCE];
         Row row[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) at[i] = e + i < range.end ? e + i : range.end - 1;
-        if (local_source) {
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int64 edge = e + i < range.end ? e + i : range.end - 1;
+            at[i] = sizeof(At) == sizeof(int) ? local_source[edge] : edge;
+        }
+        if (sizeof(At) != sizeof(int) && local_source) {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) at[i] = local_source[at[i]];
         }

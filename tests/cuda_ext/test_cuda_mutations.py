@@ -20,8 +20,8 @@ EDITS = {
     "copy_rows": ("rows.cu", "f < longest + width;", "f < longest + width - 1;", (ROWS.test_copy_rows, 5, F4, 0)),
     "add_rows": (
         "rows.cu",
-        "store<N>(dst + to[i] + f, sum[i])",
-        "store<N>(dst + to[i] + f + 1, sum[i])",
+        "store<N>(dst + to[i] * width + f, sum[i])",
+        "store<N>(dst + to[i] * width + f + 1, sum[i])",
         (ROWS.test_add_rows, 5, F4, 0, "plain"),
     ),
     "zero_rows": (
