@@ -71,6 +71,8 @@ def parts(options: argparse.Namespace) -> list[Part]:
         command = (PYTHON, "-m", "experiments.gpu_epoch", str(artifact), *on, "--model", model, "--layers", str(layers))
         more = ("--epochs", str(options.epochs), "--timeline")
         found.append(Part(f"{model} of {layers} layers", (*command, *more), 150))
+    proofs = ("tests/device", "tests/cuda_ext", "tests/plan/test_timeline.py")
+    found.append(Part("proofs", (PYTHON, "-m", "pytest", "-q", "-n", "8", "--sample", *proofs), 120, shows=" passed"))
     found.append(
         # without torch's cache, in which nothing is out of bounds
         Part("sanitizer", ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", PYTHON, "-m", "pytest",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from hongtu.hardware import Hardware
 from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
@@ -28,6 +30,8 @@ class Timeline:
 
     Attributes:
         busy: seconds of work by stream and device; ``total``: of the pass.
+        least: by device, seconds that the link alone takes at least, with these batches in this order: those of what
+            comes until some batch, and of what leaves from it on, wherever that is most.
     """
 
     def __init__(self, plan: ExecutionPlan, p: Pass, hardware: Hardware, times: int = 1) -> None:
@@ -38,11 +42,16 @@ class Timeline:
         self._clock: Counter[tuple[str, int]] = Counter()
         self._scripts = [script_bytes(self.program, i, plan.shape.itemsize) for i in self.devices]
         self._turns: list[dict[str, Clocks]] = [{e: {} for e in waiting.EVENTS} for _ in range(self.program.sets)]
+        moved = {i: np.zeros((2, len(self.program.order))) for i in self.devices}
         for step, batch in enumerate(self.program.order):
+            before = self.busy.copy()
             self._given = (step + 1) * hardware.stage_seconds  # when the thread has come so far
             for x in self.program.body:
                 self._do(x, step, batch)
+            for i in self.devices:
+                moved[i][:, step] = [self.busy[stream, i] - before[stream, i] for stream in ("load", "flush")]
         self.total = max(self._clock.values())
+        self.least = {i: float((np.cumsum(come) + np.cumsum(go[::-1])[::-1]).max()) for i, (come, go) in moved.items()}
 
     def share(self, stream: str) -> float:
         """Of the pass in which a stream works, on the device where that is the least."""
