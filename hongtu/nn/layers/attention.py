@@ -22,7 +22,7 @@ class Attention(Convolution):
 
     def attend(self, block: Block, z: Tensor, logits_EH: Tensor) -> Tensor:
         """z [S, >= H K] -> [D, H K], or [D, K] where heads are not concatenated."""
-        alpha_EH = self.attention_dropout(block.softmax(logits_EH), block.edge_ids)
+        alpha_EH = self.attention_dropout(block.softmax(logits_EH), self.edge_ids(block))
         return self.merge_heads(block.attend(z, alpha_EH, self.heads * self.out_channels))
 
     def attend_with_loops(
@@ -31,10 +31,15 @@ class Attention(Convolution):
         """The same with one self-loop per destination, of rows own_DF [D, H K], in place of those that are stored."""
         exclude = block.loop_mask if block.has_loops else None
         alpha_EH, own_alpha_DH = block.softmax(logits_EH, exclude, own_logits_DH)
-        alpha_EH = self.attention_dropout(alpha_EH, block.edge_ids)
-        own_alpha_DH = self.attention_dropout(own_alpha_DH, block.num_graph_edges + block.rows.ids)
+        alpha_EH = self.attention_dropout(alpha_EH, self.edge_ids(block))
+        if self.attention_dropout.drops:
+            own_alpha_DH = self.attention_dropout(own_alpha_DH, block.num_graph_edges + block.rows.ids)
         own_DHK = own_DF.view(-1, self.heads, self.out_channels) * own_alpha_DH.unsqueeze(2)
         return self.merge_heads(block.attend(z, alpha_EH, self.heads * self.out_channels) + own_DHK.flatten(1))
+
+    def edge_ids(self, block: Block) -> Tensor | None:
+        """What shares are dropped by: not made where none are."""
+        return block.edge_ids if self.attention_dropout.drops else None
 
     def merge_heads(self, out_DF: Tensor) -> Tensor:
         """[D, H K] as it is, or the mean of the heads."""

@@ -83,7 +83,7 @@ class TransformerConv(Attention):
             query_DHK = query.view(-1, self.heads, self.out_channels)
             query_DHP = torch.einsum("dhk,hkp->dhp", query_DHK, weight_HKP)
             logits_EH = logits_EH + (block.gather_destination(query_DHP) * e_E1P).sum(2)
-        alpha_EH = self.attention_dropout(block.softmax(logits_EH / self.out_channels**0.5), block.edge_ids)
+        alpha_EH = self.attention_dropout(block.softmax(logits_EH / self.out_channels**0.5), self.edge_ids(block))
         a = block.attend(z, alpha_EH, width)
         if self.edge_dim is not None:
             shared_DHP = block.segment_sum(alpha_EH.unsqueeze(2) * e_E1P)
