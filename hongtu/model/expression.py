@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from hongtu.errors import InputError
 from hongtu.model.wiring import RowFunction
 from hongtu.nn import Dropout
 
@@ -27,7 +28,7 @@ class _Keeping(RowFunction):
 
     def __init__(self, activation: Callable[..., Any], own: Sequence[Own]) -> None:
         super().__init__(activation)
-        self._own = [f"own_{k}" for k in range(len(own))]
+        self._own, self._places = [f"own_{k}" for k in range(len(own))], [place for place, _ in own]
         self.pyg_names = {}
         for name, (place, tensor) in zip(self._own, own, strict=True):
             if isinstance(tensor, nn.Parameter):
@@ -37,7 +38,15 @@ class _Keeping(RowFunction):
                 self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, *rows: Any) -> Any:
-        return self.activation(*rows, *(getattr(self, name) for name in self._own))
+        try:
+            return self.activation(*rows, *(getattr(self, name) for name in self._own))
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # memory that ran out
+                raise
+            raise InputError(
+                f"from_pyg: rows, and {', '.join(self._places)} of the model: {error}; what has a row for each vertex "
+                "belongs to its features, and features='embedding:D' are learned"
+            ) from error
 
 
 def is_expression(node: fx.Node) -> bool:

@@ -81,8 +81,8 @@ def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], ti
         if source is not None and (changed is not None or _shares(node, module)):
             group = together[source]
         if changed is not None:
-            if changed.op == "get_attr":
-                raise InputError(f"{title}.forward changes a parameter or buffer of its own; leave that out")
+            if any(other.op == "get_attr" for other in group):
+                raise InputError(f"{title}.forward changes a parameter of its own; leave that out")
             for other in group:
                 later = [user for user in other.users if position[user] > position[node]]
                 if later and (other is not changed or (module is not None and not hasattr(module, "inplace"))):

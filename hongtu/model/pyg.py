@@ -75,7 +75,7 @@ def from_pyg(model: Any) -> list[Entry]:
         if encoder:
             _encode(layers[0], encoder, f"{name}.{index}")
         if edges and {WEIGHTS, FEATURES}.isdisjoint(edges) and WEIGHTS not in optional:
-            layers[0].pyg_unweighted = True  # type: ignore
+            layers[0].pyg_left_out = {WEIGHTS}  # type: ignore
         return layers
 
     entries = traced_layers(model, convert)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import compiled_from
+from hongtu.kernels.torch_private import compiled_from, times_written
 from hongtu.model.expression import Own, expression, is_expression, label
 from hongtu.model.in_place import ChangesTracer, gives_rows, settle
 from hongtu.model.wiring import FIRST_NAME, Entry
@@ -47,7 +47,7 @@ class _Root(nn.Module):
         if len(self.asked) == 1 and self.edges_by_name:
             return self.model(x, edge_index=edge_index)
         if len(self.asked) == 1:
-            return self.model(SimpleNamespace(x=x, edge_index=edge_index, **of_edges))
+            return self.model(SimpleNamespace(x=x, edge_index=edge_index, adj_t=edge_index, **of_edges))
         return self.model(x, edge_index, **{name: of_edges[name] for name in self.asked if name in of_edges})
 
 
@@ -77,6 +77,10 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     """
     title = f"from_pyg: {type(model).__name__}"
     root = _Root(model)
+    if root.asked == ["edge_index"]:
+        raise InputError(
+            f"{title}.forward takes no rows; give its convolutions as a list, on an artifact of features='embedding:D'"
+        )
     unknown = [name for name in root.asked[2:] if name not in _OF_EDGES]
     if unknown:
         raise InputError(
@@ -89,9 +93,13 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
         reason = " ".join(str(error).split())[:150] or type(error).__name__
-        raise InputError(
-            f"{title}.forward cannot be traced ({reason}); its way must not depend on values: give its layers as a list"
-        ) from None
+        remedy = "its way must not depend on values: give its layers as a list"
+        if isinstance(error, AttributeError) and isinstance(error.obj, SimpleNamespace):
+            reason, remedy = (
+                f"it asks for {error.name!r}",
+                f"there are {', '.join(vars(error.obj))}: put other rows into x",
+            )
+        raise InputError(f"{title}.forward cannot be traced ({reason}); {remedy}") from None
     settle(graph, lambda node: root.get_submodule(str(node.target)) if node.op == "call_module" else None, title)
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):  # nothing takes what it gives
@@ -166,11 +174,15 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
         InputError: where it does something else in evaluation, but for dropout.
     """
     flags = {module: module.training for module in root.modules()}
+    buffers = [(buffer, times_written(buffer)) for buffer in root.buffers()]
     try:
         training, evaluation = (_Tracer().trace(root.train(mode)) for mode in (True, False))
     finally:
         for module, flag in flags.items():
             module.training = flag
+    for (buffer, times), now in zip(buffers, root.buffers(), strict=True):
+        if now is not buffer or times_written(now) != times:
+            raise InputError(f"{title}.forward changes a buffer of its own; leave that out")
     off = set[str]()  # what drops nothing in training
     for node in [*training.nodes, *evaluation.nodes]:
         if node.target is nn.functional.dropout:
@@ -197,7 +209,7 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
 
 
 def _tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
-    """A parameter, a buffer or a constant tensor, which no module of its own uses, too.
+    """A parameter, a buffer or a constant tensor, which no module that is called has, too.
 
     Raises:
         InputError: where one does, whose counterpart has a copy.
@@ -205,7 +217,8 @@ def _tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
     owner, _, name = str(node.target).rpartition(".")
     found = getattr(root.get_submodule(owner), name)
     places = [place for place, parameter in root.named_parameters(remove_duplicate=False) if parameter is found]
-    if len(places) > 1 or _Tracer().is_leaf_module(root.get_submodule(owner), owner):
+    called = [f"{other.target}." for other in node.graph.nodes if other.op == "call_module"]
+    if len(places) > 1 or f"{owner}.".startswith(tuple(called)):
         raise InputError(
             f"{title}.forward uses {node.target}, a weight of a module that it calls as well; call that module, or "
             "write a hongtu.nn.Layer"

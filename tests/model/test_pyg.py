@@ -552,6 +552,7 @@ class Keeps(torch.nn.Module):
         self.lin, self.kind = torch.nn.Linear(8, 8), kind
         self.shares, self.scale = torch.nn.Parameter(torch.rand(2)), torch.nn.Parameter(torch.rand(8))
         self.register_buffer("order", torch.randperm(8))
+        self.rows = torch.nn.ParameterList([torch.nn.Parameter(torch.rand(64 if kind == "vertices" else 1, 8))])
 
     def forward(self, x, edge_index):
         h = self.first(x, edge_index)
@@ -559,20 +560,24 @@ class Keeps(torch.nn.Module):
         h = sum(shares[k] * part for k, part in enumerate(parts))[:, self.order]
         if self.kind == "weight":
             h = self.lin(h) @ self.lin.weight
+        if self.kind == "vertices":
+            h = h + self.rows[0]
         if self.kind == "drops":
             h = h * torch.nn.functional.dropout(self.scale, training=self.training)
         if self.kind == "draws":
             h = h[:, torch.randperm(8)]
         if self.kind == "counts":
             self.order.add_(1)
-        return self.last(torch.nn.functional.elu(h * self.scale + torch.arange(8) / 8), edge_index)
+        if self.kind == "halves":
+            self.scale.data.mul_(0.5)
+        return self.last(torch.nn.functional.elu(h * self.scale + torch.arange(8) / 8) + self.rows[0][:1], edge_index)
 
 
 def test_a_models_own_parameters_are_trained():
     problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     model = Keeps(problem.width, problem.classes).double()
     trainer = hongtu.Trainer(
-        problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64, device_memory="95%",
+        problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64, device_memory="100%",
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
     )  # fmt: skip
     optimizer, mask = torch.optim.SGD(model.parameters(), lr=0.1), problem.masks["train"]
@@ -583,9 +588,25 @@ def test_a_models_own_parameters_are_trained():
         assert record.loss == pytest.approx(loss.item(), rel=1e-12)
         loss.backward()
         optimizer.step()
+        assert record.bytes == trainer.plan.bytes
+        assert record.peak_bytes["device 0"] <= trainer.plan.peak_bytes["device 0"]
     trained = hongtu.to_pyg(trainer.model, Keeps(problem.width, problem.classes).double())
     torch.testing.assert_close(trained.scale, model.scale, rtol=1e-12, atol=0)
     torch.testing.assert_close(trained.shares, model.shares, rtol=1e-12, atol=0)
+    torch.testing.assert_close(trained.rows[0], model.rows[0], rtol=1e-12, atol=0)
+    layers = hongtu.from_pyg(Keeps(problem.width, problem.classes, "vertices"))
+    with pytest.raises(
+        InputError, match=r"rows, and .*rows.0.* of the model: The size .*features='embedding:D' are learned"
+    ):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), layers)
+
+
+class AsksData(LeavesEdgesOut):
+    def __init__(self):
+        super().__init__(pyg.SAGEConv(4, 3))
+
+    def forward(self, data):
+        return self.conv(data.x + data.pos, data.adj_t)
 
 
 class Modes(torch.nn.Module):
@@ -644,10 +665,13 @@ REFUSED = {
     "other dropout": (lambda: Modes("alpha"), r"Modes.forward does something else in evaluation \(self.training\)"),
     "edges both ways": (lambda: Changes("directed"), "DirGNNConv, which adds up out-edges, .*RGCNConv"),
     "dropout that never ends": (lambda: Modes("always"), r"drops in evaluation, too; pass training=self.training"),
+    "another field of Data": (lambda: AsksData(), r"\(it asks for 'pos'\); there are x, .*put other rows into"),
+    "no rows": (lambda: pyg.LightGCN(9, 4, 2), r"takes no rows; .*features='embedding:D'"),
     "a weight of a module": (lambda: Keeps(kind="weight"), r"uses model.lin.weight, a weight of a module that it"),
     "a parameter that drops": (lambda: Keeps(kind="drops"), r"calls dropout with a parameter or buffer"),
     "numbers of each call": (lambda: Keeps(kind="draws"), r"makes other numbers in every call"),
-    "a buffer that changes": (lambda: Keeps(kind="counts"), r"changes a parameter or buffer of its own"),
+    "a buffer that changes": (lambda: Keeps(kind="counts"), r"changes a buffer of its own"),
+    "a parameter that changes": (lambda: Keeps(kind="halves"), r"changes a parameter of its own"),
 }  # fmt: skip
 
 

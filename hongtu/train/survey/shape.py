@@ -70,7 +70,7 @@ def check_edge_data(artifact: Artifact, network: Network) -> None:
                     f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
                     f"{what} to the input, and run `hongtu preprocess` again"
                 )
-        left_out = layer.weighted and getattr(network.modules[index], "pyg_unweighted", False)
+        left_out = layer.weighted and "edge_weight" in getattr(network.modules[index], "pyg_left_out", ())
         if left_out and artifact.topology.edge_weight is not None:
             raise InputError(
                 f"{network.title(index)}: uses edge weights, {artifact.path} has some, and the model "
