@@ -79,6 +79,9 @@ def _check_multilabel(raw: RawGraph) -> None:
             "save 0 or 1 there, or pass --task regression for numbers to predict"
         )
     raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
+    if labels.shape[1] > 1 and ((labels == 1).sum(axis=1) == 1).all() and np.isin(labels, (0, 1)).all():
+        note = "one class in every row, taken as multi-label; labels.argmax(1) are one class per vertex"
+        print(f"hongtu: note: {raw.name('labels')}: {note}", file=sys.stderr)
 
 
 def check_numbers(raw: RawGraph) -> None:

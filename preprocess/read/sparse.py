@@ -56,6 +56,8 @@ def _parts(value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple
         if hasattr(value, "check_format"):
             check_compressed(value)
         whole = value.tocoo()
+        if getattr(value, "format", "") == "bsr":
+            whole.eliminate_zeros()  # what fills up blocks
         row, column = whole.coords if hasattr(whole, "coords") else (whole.row, whole.col)
         return row, column, whole.data, whole.shape
     if hasattr(value, "sparse_sizes"):  # of torch_sparse

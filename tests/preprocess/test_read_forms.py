@@ -201,6 +201,9 @@ def test_in_memory_forms():
     assert np.flatnonzero(raw.masks["train"]).tolist() == [3, 5] and np.flatnonzero(raw.masks["test"]).tolist() == [0]
     raw = from_arrays(config=config, **{**given, "edges": [[], []], "features": scipy.sparse.coo_array(np.eye(24))})
     assert raw.edges.shape == (2, 0) and raw.features.format == "csr"
+    blocks = scipy.sparse.csr_array((np.ones(2), ([0, 5], [1, 9])), (24, 24)).tobsr((3, 3))  # filled up with zeros
+    raw = from_arrays(config=config, **{**given, "edges": blocks})
+    assert raw.edges.tolist() == [[0, 5], [1, 9]] and raw.edge_weight is None
 
 
 def test_preprocess_graph_refuses_unknown_options(tmp_path):
@@ -212,6 +215,20 @@ def test_preprocess_graph_refuses_unknown_options(tmp_path):
     with pytest.raises(InputError, match="no argument is named 'chunk'; did you mean chunks"):
         hongtu.preprocess_graph(given.pop("edges"), given.pop("num_vertices"), tmp_path / "out", chunk=3, **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_one_hot_labels_are_said_to_be_multi_label(capsys):
+    config = PreprocessConfig(partitions=1, chunks=1)
+    for labels, noted in ((np.eye(3)[pieces()["labels"] % 3], True), (np.ones((24, 3)), False)):
+        assert from_arrays(config=config, **arrays_of(labels=labels.astype(np.float32))).classes == 3
+        assert ("labels.argmax(1) are one class per vertex" in capsys.readouterr().err) == noted
+
+
+def test_masks_that_a_drawn_split_replaces_are_named(capsys, tmp_path):
+    given = arrays_of()
+    data = {"edge_index": given["edges"], "x": given["features"], "y": given["labels"], "train_mask": np.arange(24) < 9}
+    hongtu.preprocess_graph(data=data, artifact=tmp_path / "a", random_split=(0.5, 0.5, 0))
+    assert "note: data: its masks are left out for others, as was asked" in capsys.readouterr().err
 
 
 def test_classes_as_tables_have_them(capsys):
