@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -87,6 +88,23 @@ def nearest(word: str, known: Iterable[str], before: str = "") -> str:
     found = get_close_matches(word.lower(), spelled, n=max(1, len(spelled)))
     meant = min(found, key=lambda name: sorted(name) != letters, default="")
     return f"; did you mean {before}{spelled[meant]}?" if meant else ""
+
+
+@contextmanager
+def refused_as(what: str, remedy: str) -> Iterator[None]:
+    """Inside, Python's and torch's words on arguments become an InputError that says of what, and what to do.
+
+    >>> with refused_as("optimizer", "pass another"):
+    ...     raise TypeError("no lr")
+    Traceback (most recent call last):
+    hongtu.errors.InputError: optimizer: no lr; pass another
+    """
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        if type(error) not in (TypeError, ValueError, RuntimeError):  # ours, or memory that ran out
+            raise
+        raise InputError(f"{what}: {' '.join(str(error).split())}; {remedy}") from error
 
 
 def names_known(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.train_config import ModelConfig, TrainConfig
-from hongtu.errors import InputError, nearest
+from hongtu.errors import InputError, nearest, refused_as
 
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
@@ -215,9 +215,7 @@ def _made(option: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same, with torch's word on arguments that do not fit as one on the option."""
 
     def checked(given: Any) -> Any:
-        try:
+        with refused_as(option, "pass what torch takes"):
             return make(given)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{option}: {error}") from error
 
     return checked

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.model.checks import drops
@@ -84,7 +84,8 @@ class EdgeLoss:
         ends, negatives = self._pairs.form("train")
         counts = [1, 1, *[negatives] * ends]
         rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in counts]
-        with torch.enable_grad():
+        remedy = "a decoder takes rows [B, C] of both ends, a loss scores [B] and [B, K]; both give [B]"
+        with torch.enable_grad(), refused_as("LinkLoss: its decoder or loss", remedy):
             losses = self._losses(*rows)
         for leaf in _leaves(losses):
             if not any(leaf is given for given in (*rows, *self._learned)):

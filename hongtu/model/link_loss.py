@@ -78,7 +78,7 @@ class LinkLoss:
             ("loss", "scores [B] of edges and [B, K] of their negatives", "binary cross-entropy"),
         ):
             given = getattr(self, name)
-            if not callable(given):
+            if not callable(given) or isinstance(given, type):
                 raise InputError(
                     f"LinkLoss: {name} is {given!r}, expected a function of {takes}; leave it out for {default}"
                 )

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hongtu.config import parse_bytes
-from hongtu.errors import BudgetError, InputError, names_known
+from hongtu.errors import BudgetError, InputError, names_known, refused_as
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
@@ -96,14 +96,8 @@ def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Paramete
     if not callable(optimizer):
         raise InputError(f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)")
     given = [*parameters] or [nn.Parameter(torch.empty(0))]  # torch's take no empty list
-    try:
+    with refused_as("optimizer", "pass what torch takes, as lambda p: torch.optim.Adam(p, lr=0.01)"):
         made = optimizer(given)
-    except InputError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"optimizer: {error}; pass what torch takes, as lambda p: torch.optim.Adam(p, lr=0.01)"
-        ) from error
     if isinstance(made, torch.optim.SparseAdam | torch.optim.LBFGS):
         wants = "sparse gradients" if isinstance(made, torch.optim.SparseAdam) else "the loss several times a step"
         raise InputError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hongtu.config import size
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
-from hongtu.errors import InputError, names_known
+from hongtu.errors import InputError, names_known, refused_as
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware, load_hardware
 from hongtu.host import check_disk
@@ -203,7 +203,8 @@ class Trainer(Resumable):
             if self.decoder is not None:
                 self.decoder.to("cpu", dtype)  # where pairs are scored
             self.optimizer = make_optimizer(optimizer, iter(self._learned))
-            self.scheduler = None if scheduler is None else scheduler(self.optimizer)
+            with refused_as("scheduler", "pass a function, as lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"):
+                self.scheduler = None if scheduler is None else scheduler(self.optimizer)
             self.embedding: Embedding | None = None
             make_rows_optimizer = embedding_optimizer or optimizer
             self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))

@@ -31,6 +31,10 @@ def make(layers=None, **options):
     return hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, **options)
 
 
+def links(**options):
+    return make(loss=hongtu.LinkLoss(**options))
+
+
 def nan_features():
     features = problems.awkward().features.copy()
     features[7, 2] = np.nan
@@ -298,6 +302,17 @@ WRONG = {
         "decoder is 'dot', expected a function of rows [B, C]",
         "leave it out for inner products",
     ),
+    "a decoder of one end": (
+        lambda: links(decoder=nn.Linear(C, 1)),
+        "LinkLoss: its decoder or loss: Linear.forward() takes 2 positional arguments but 3 were given",
+        "a decoder takes rows [B, C] of both ends",
+    ),
+    "a link loss of equal shapes": (
+        lambda: links(loss=nn.functional.binary_cross_entropy_with_logits),
+        "LinkLoss: its decoder or loss: Target size",
+        "a loss scores [B] and [B, K]",
+    ),
+    "a decoder that is not made": (lambda: hongtu.LinkLoss(decoder=nn.Bilinear), "decoder is <class", "a function"),
     "a misspelt argument of LinkLoss": (
         lambda: hongtu.LinkLoss(negative=2),
         "LinkLoss: no argument is named 'negative'",
@@ -373,6 +388,11 @@ WRONG = {
     ),
     "a scheduler by name": (lambda: make(scheduler="StepLR"), "scheduler is 'StepLR'", "lr_scheduler.StepLR(o, 10)"),
     "a norm below 0": (lambda: make(clip_grad_norm=-1), "clip_grad_norm is -1", "a number above 0"),
+    "a scheduler without its numbers": (
+        lambda: make(scheduler=torch.optim.lr_scheduler.StepLR),
+        "scheduler: StepLR.__init__() missing 1 required",
+        "lr_scheduler.StepLR(o, 10)",
+    ),
     "no norm": (lambda: make(clip_grad_norm=float("nan")), "clip_grad_norm is nan", "a number above 0"),
     "an unknown machine": (lambda: make(hardware="a100"), "hardware 'a100': not found", "a100x4"),
     "no optimizer": (lambda: make(optimizer=lambda p: None), "optimizer gave None", "torch.optim.Adam(p, lr=0.01)"),
