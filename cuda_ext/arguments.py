@@ -5,7 +5,8 @@ Legend: D destinations, E edges, F columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -70,6 +71,29 @@ def lane_elements(dtype: torch.dtype, *multiples: int) -> int:
     return LANE_ELEMENTS[dtype]
 
 
+_without_hubs = [0]  # address of an indptr; 0: of none
+
+
+@contextmanager
+def knowing_hubs() -> Iterator[None]:
+    """Until the end of this, ``has_no_hub`` holds, or as long as it is of another indptr."""
+    _without_hubs.append(0)
+    try:
+        yield
+    finally:
+        _without_hubs.pop()
+
+
+def has_no_hub(indptr: Tensor) -> None:
+    """Inside ``knowing_hubs``: nothing need be launched for hubs of these destinations."""
+    _without_hubs[-1] = indptr.data_ptr()
+
+
+def may_have_hubs(indptr_at: int, num_edges: int) -> bool:
+    """Whether a destination may have more than ``HUB`` of so many in-edges."""
+    return num_edges > HUB and indptr_at != _without_hubs[-1]
+
+
 def block_of(units: int) -> tuple[int, int]:
     """(lanes per row, rows) of a block, for rows of ``units`` lanes' work: at most a warp per row.
 
@@ -93,13 +117,14 @@ def launch_ranges(
 ) -> None:
     """Launch a kernel over the in-edges of every destination (stage 0), then over the slices of hubs if any can exist.
 
-    ``args`` point to ``tensors`` and are followed by the stage; ``units`` is the lanes' work per destination.
+    ``args`` point to ``tensors``, an indptr first, and are followed by the stage; ``units`` is the lanes' work per
+    destination.
     """
     block = lanes, per_block = block_of(units)
     column_blocks = -(-units // lanes)
     blocks = min(-(-num_dst // per_block), MAX_BLOCKS)
     launcher.launch(name, (blocks, column_blocks), block, (*args, 0), stream, tensors)
-    if num_edges > HUB:
+    if may_have_hubs(args[0], num_edges):
         slices = 2 * -(-num_edges // HUB)  # at most two hubs share one
         blocks = min(-(-slices // per_block), MAX_BLOCKS)
         for stage in stages_of_hubs:

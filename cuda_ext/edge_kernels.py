@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.cuda_ext.arguments import FLOATS, HUB, address, lane_elements, launch_ranges, refuse
+from hongtu.cuda_ext.arguments import FLOATS, address, lane_elements, launch_ranges, may_have_hubs, refuse
 from hongtu.cuda_ext.launch import Launcher
 
 
@@ -94,7 +94,7 @@ class EdgeKernel:
         matrices = [at[p.name] for p in self.parameters if p.shape is not None and p.shape[-1] in ("F", "2F", "X")]
         lengths = [sizes[letter] * found.itemsize for letter in self.lanes]
         elements = lane_elements(found, *matrices, *lengths) if self.lanes else 1
-        hubs = sizes["E"] > HUB
+        hubs = may_have_hubs(at["indptr"], sizes["E"])
         scratch = given[1].new_empty((self.scratch, sizes["D"], sizes["H"])) if self.scratch and hubs else None
         parts = [0] * self.scratch if scratch is None else [part.data_ptr() for part in scratch]
         launch_ranges(

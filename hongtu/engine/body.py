@@ -15,7 +15,7 @@ from hongtu.device.base import Stores
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.saved import Entry, Graph, Saved, Settled, edges_of, move_saved, saving
 from hongtu.graph.sparse_rows import PARTS
-from hongtu.kernels.dispatch import kernels_for
+from hongtu.kernels.dispatch import HUB, has_no_hub, kernels_for, knowing_hubs, on_numba
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.program import computing, moves
 
@@ -45,6 +45,7 @@ class Body:
             self.device.computing(self.chunk.p.name, self.number, always=always),
             torch.set_grad_enabled(x.graph),
             saving(self.places) if x.saves else nullcontext(),
+            knowing_hubs(),
         ):
             for instruction in x.body:
                 getattr(self, instruction.verb)(instruction)
@@ -107,7 +108,14 @@ class Body:
     def _csc(self, x: computing.Sum | computing.TransposeSum) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
         here = self.registers
         weight = here["edge_weight"] if x.weighted else self.at.no_weights
-        return here["indptr"], here["local_source"], here["slot_of_source"], weight, x.mean
+        return self._indptr, here["local_source"], here["slot_of_source"], weight, x.mean
+
+    @cached_property
+    def _indptr(self) -> Tensor:
+        indptr: Tensor = self.registers["indptr"]
+        if not on_numba(indptr) and self.chunk.p.view.longest[self.number] <= HUB:
+            has_no_hub(indptr)
+        return indptr
 
     def aggregate(self, x: computing.Aggregate) -> None:
         z, *s = (self.registers[name] for name in x.reads)
@@ -129,7 +137,7 @@ class Body:
         here = self.registers
         none = here["slot_of_source"].new_empty(0)
         return Block(
-            indptr=here["indptr"],
+            indptr=self._indptr,
             local_source=here["local_source"],
             sources=here.get("sources", none),
             first=self.chunk.first,

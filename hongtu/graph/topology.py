@@ -122,6 +122,12 @@ class Topology:
         return np.diff(np.asarray(self.in_edge_start)[self.chunk_start])
 
     @cached_property
+    def longest(self) -> np.ndarray:
+        """int64 [C], in-edges of every chunk's destination that has most."""
+        pairs = zip(self.chunk_start[:-1], self.chunk_start[1:], strict=True)
+        return np.array([np.diff(self.in_edge_start[a : b + 1]).max(initial=0) for a, b in pairs], dtype=np.int64)
+
+    @cached_property
     def largest_chunks(self) -> frozenset[int]:
         """In every partition those with most destinations, sources and edges: what layers take grows with these."""
         found: set[int] = set()

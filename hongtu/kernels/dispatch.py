@@ -15,6 +15,8 @@ import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
+from hongtu.cuda_ext.arguments import has_no_hub as has_no_hub
+from hongtu.cuda_ext.arguments import knowing_hubs as knowing_hubs
 from hongtu.kernels import attention, gates, graph_attention, reductions, rows, sums, transposes
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cuda_ext import driver, host_build, kernels
+from hongtu.cuda_ext import arguments, driver, host_build, kernels
 from hongtu.cuda_ext.arguments import HUB, block_of
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
@@ -105,6 +105,22 @@ def test_hubs_take_a_second_launch_only_where_there_can_be_one():
         assert all(
             (launch.tensors[-1] is None) == (count == 1) for launch in recorder.launches if "softmax" in launch.name
         )
+
+
+def test_nothing_is_launched_for_hubs_of_destinations_that_are_known_to_have_none():
+    recorder, indptr = Recorder(), torch.tensor([0, HUB, 2 * HUB])
+    rows, out = torch.zeros(2 * HUB, 4), torch.zeros(2, 4)
+
+    def stages(of):
+        recorder.launches.clear()
+        kernels.segment_sum(recorder, None, of, rows, out)
+        return [launch.args[-1] for launch in recorder.launches]
+
+    with arguments.knowing_hubs():
+        assert stages(indptr) == [0, 1]
+        arguments.has_no_hub(indptr)
+        assert stages(indptr) == [0] and stages(indptr.clone()) == [0, 1]
+    assert stages(indptr) == [0, 1]
 
 
 @pytest.mark.parametrize("units,block", [(1, (1, 256)), (2, (2, 128)), (3, (4, 64)), (17, (32, 8)), (256, (32, 8))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import hongtu
+from hongtu.cuda_ext.arguments import HUB
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.device.script import Script, scripts_of, typed
 from hongtu.device.simulated import Moment
@@ -18,7 +20,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search import host
 from hongtu.train import planning
-from tests import problems, staged, training
+from tests import graphs, problems, staged, training
 from tests.models import SIX
 from tests.staged import simulated
 
@@ -147,6 +149,28 @@ def test_a_batch_takes_one_copy_of_structure_and_few_launches(grain, monkeypatch
     chunks = sum(len(p.order) * len(p.buffers) for p in trainer._engine.program.train)
     assert 0 < copies.count("topology") <= chunks
     assert 0 < len(launches) <= 12 * chunks
+
+
+@pytest.mark.parametrize("grain", [(1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("model", [SIX[0], SIX[4], SIX[5]], ids=repr)
+def test_only_a_chunk_with_a_hub_launches_something_for_it(model, grain, monkeypatch):
+    """Where every chunk has edges enough for one; and the hub has its sum."""
+    rng = np.random.default_rng(3)
+    random, into_one = rng.integers(0, 400, (2, 3200)), np.stack([rng.integers(0, 400, 600), np.full(600, 7)])
+    problem = problems.problem_of(graphs.Graph("one-hub", np.concatenate([random, into_one], axis=1), None, 400))
+    launches, launch = [], HostLauncher.launch
+
+    def noted(self, name, grid, block, args, *more):
+        launches.extend([args[-1]] if re.match("csc|attend|gated|segment|expand", name) else [])
+        launch(self, name, grid, block, args, *more)
+
+    monkeypatch.setattr(HostLauncher, "launch", noted)
+    strategy = replace(Strategy(), resident=False, group=False)
+    trainer = staged.check(model, problem, grain, device=simulated(), strategy=strategy, detect_anomaly=False)
+    longest = trainer.plan.topology.longest
+    assert trainer.plan.topology.chunk_edges.min() > HUB and sorted(longest > HUB) == [False, False, True]
+    ranges, of_hubs = launches.count(0), len(launches) - launches.count(0)
+    assert 0 < of_hubs < ranges and (model is not SIX[0] or 3 * of_hubs == ranges)
 
 
 class Counted(Operations):

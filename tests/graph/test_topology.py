@@ -78,6 +78,12 @@ def test_what_edges_miss_is_of_sources_over_chunks() -> None:
     assert (empty.miss_ratio == 1).all()
 
 
+def test_the_longest_of_a_chunk_is_its_own() -> None:
+    """Of chunks of one vertex, of none, and of three."""
+    start, source = np.array([0, 2, 2, 7, 8]), np.zeros(8, np.int32)
+    assert build_topology(1, np.array([0, 1, 1, 4]), start, source).longest.tolist() == [2, 0, 5]
+
+
 @given(st.lists(st.integers(7, 400)))
 def test_a_bitmap_sorts_and_drops_repeats(rows: list[int]) -> None:
     words, out = np.zeros(7, dtype=np.uint64), np.full(len(rows) + 1, -1, dtype=np.int32)
