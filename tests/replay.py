@@ -22,9 +22,8 @@ from hongtu.device import script, staged
 from hongtu.device.simulated import SLOWEST, poison
 from hongtu.engine import host_store
 from hongtu.kernels.torch_private import Operations, storage_id
-from tests.tape import Sent, Tape, Waited
+from tests.tape import EMPTY, Sent, Tape, Waited
 
-EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 HOST_WORK = ((script, "copy_on_host"), (staged, "_put_rows"), (host_store, "zero_rows"))  # on arrays, not by torch
 
 

@@ -249,10 +249,14 @@ class TapedKernels:
         return taped
 
     def _copy_rows(self, src: Any, src_index: Any, dst: Any, dst_index: Any, **_: Any) -> None:
+        if _no_rows(src, src_index) or _no_rows(dst, dst_index):
+            return
         self._tape.touch("reads", src, src_index, "copy_rows")
         self._tape.touch("writes", dst, dst_index, "copy_rows")
 
     def _add_rows(self, src: Any, src_index: Any, dst: Any, dst_index: Any, how: str = "plain", **_: Any) -> None:
+        if _no_rows(src, src_index) or _no_rows(dst, dst_index):
+            return
         self._tape.touch("reads", src, src_index, "add_rows")
         self._tape.touch("adds" if how == "system" else "writes", dst, dst_index, "add_rows")
 
@@ -285,6 +289,14 @@ class TapedKernels:
         self._tape.touch("writes", out, slots, "csc_aggregate_transpose")
 
 
+def _no_rows(rows: Tensor, index: Tensor | None) -> bool:
+    """Whether none of the rows are meant: no index stands for all, and so does one of length 0."""
+    return not len(rows) and (index is None or not len(index))
+
+
+EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")  # they touch nothing
+
+
 class TapedOperations(Operations):
     """Every operation of torch, in the stream that runs it."""
 
@@ -299,6 +311,10 @@ class TapedOperations(Operations):
             return out
         tape, name = self._tape, str(func)
         tape.launched(name, args, *kwargs.items())
+        if func._schema.name.removeprefix("aten::") in EMPTY or (
+            name.startswith("aten.index_select") and not len(args[2])
+        ):
+            return out
         if func is torch.ops.aten.index_select.default or func is torch.ops.aten.index_select.out:
             rows = args[0] if args[0].is_contiguous() and args[1] == 0 else None
             tape.touch("reads", args[0], None if rows is None else args[2], name)

@@ -11,7 +11,7 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import simulated
-from tests.tape import Tape, Waited, conflicts, taped, taping
+from tests.tape import Access, Tape, TapedOperations, Waited, conflicts, taped, taping
 
 OVERLAPPING = replace(Strategy(), resident=False, group=False)
 
@@ -31,6 +31,35 @@ def test_streams_are_ordered_and_no_wait_is_one_too_many(strategy, monkeypatch):
     assert len(waits) == 10  # that of the host is in a pass of set-up, which packs anew
     assert ("load: peers have pulled the last" in waits) is not overlaps
     assert not [why for why in waits if not conflicts(tape, frozenset({why}))], "not needed"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", [OVERLAPPING, Strategy()], ids=["out of core", "in memory"])
+@pytest.mark.parametrize("model", SIX, ids=repr)
+def test_streams_of_two_epochs_are_ordered(model, strategy, monkeypatch):
+    simulated()
+    device = taped()
+    options = {"device": device, "strategy": strategy, "detect_anomaly": False}
+    trainer = training.make_trainer(model, problems.awkward(), (4, 4), **options)
+    with taping(device.scheduler, monkeypatch):
+        for _ in range(2):
+            trainer.train_epoch()
+    assert not conflicts(device.scheduler)
+
+
+def test_what_moves_no_rows_touches_none():
+    """An index of length 0 stands for all rows only where there are rows."""
+    simulated()
+    device = taped()
+    tape, nothing, rows = device.scheduler, torch.empty(0, dtype=torch.int32), torch.zeros(4, 2)
+    with TapedOperations(tape):
+        made = rows.index_select(0, nothing)
+        device.kernels.scatter_add_rows(rows, nothing, made)
+        device.kernels.gather_rows(rows, nothing, made)
+        rows.new_empty(3)
+        assert not [entry for entry in tape.entries if isinstance(entry, Access)]
+        device.kernels.copy_rows(rows, None, torch.ones(4, 2), None)
+    assert [entry.kind for entry in tape.entries if isinstance(entry, Access)] == ["writes", "reads", "writes"]
 
 
 def test_a_tape_tells_rows_and_events_apart():
