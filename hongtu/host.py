@@ -27,7 +27,7 @@ from hongtu.threads import control_groups
 
 STATED = "HONGTU_HOST_MEMORY"  # environment variable: what is available, whatever the system says
 MOUNTS, IN_MEMORY = Path("/proc/self/mounts"), ("tmpfs", "ramfs")
-MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+MEMINFO, STATUS, STATM = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/statm")
 # of version 2, and of version 1's controller: limit, use, and the part of it that can be had back: the page cache that
 # nobody is using
 CGROUP_FILES = {
@@ -115,6 +115,13 @@ def drop_pages(array: np.ndarray, *, cached: bool = False) -> None:
                 drop_file_pages(stream.fileno())
 
 
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether an array is a file's, or a part of one."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return isinstance(array, np.memmap)
+
+
 CACHED = 16 << 20  # bytes that the system may have of a file in memory before they are dropped
 
 
@@ -137,6 +144,15 @@ def proc_bytes(file: Path, field: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs, or 0 where that cannot be told."""
+    try:
+        _, resident, shared, *_ = STATM.read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def _cgroup() -> int | None:
@@ -190,6 +206,20 @@ def _pool() -> ThreadPoolExecutor:
     return pool
 
 
+LARGE = 2 << 20  # bytes of a large page
+
+
+def in_large_pages(nbytes: int) -> np.ndarray:
+    """uint8 [n], zeros, in as few pieces as the system has: it makes them sooner, and a disk takes each by itself."""
+    pages = mmap.mmap(-1, nbytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(pages, np.uint8)
+    begin = -memory.ctypes.data % LARGE
+    if nbytes >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE, begin, nbytes // LARGE * LARGE)
+    return memory[begin : begin + nbytes]
+
+
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # of malloc.h
 LARGEST_REUSED = 32 << 20  # glibc takes no more
 KEPT = (2 << 30) - 1  # the most that an int says
@@ -214,6 +244,15 @@ def trim_freed_memory() -> None:
     """Give freed blocks back to the system, once."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def trim_beyond(most: int) -> int:
+    """Give freed blocks back to the system where the process has more anonymous memory than so many bytes: gaps that no
+    later block fits into are many where blocks are large. Returns from how many bytes on it is worth it again."""
+    if anonymous_bytes() <= most:
+        return most
+    trim_freed_memory()
+    return max(most, anonymous_bytes() + KEPT_BESIDE_DISK)
 
 
 def return_freed_memory() -> None:

@@ -27,7 +27,7 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.search.host import needed
+from hongtu.plan.search.host import between_batches, needed
 from hongtu.ranks.together import Together
 
 
@@ -80,12 +80,13 @@ class Engine:
         messages = None
         if plan.crossings.numbers is not None:
             messages = Messages(self.host, self._traffic, ranks, plan)
-        self._disk = None
+        self._disk, most = None, 0
         if plan.spilled:
+            most = between_batches(plan, has_devices=backend.on_host)
             self._disk = Disk(str(spill), plan.disk, self._traffic, self.host, artifact.features)
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
-            artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk,
+            artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk, most,
         )  # fmt: skip
         self._counted = False
 

@@ -21,7 +21,7 @@ from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
-from hongtu.host import trim_freed_memory
+from hongtu.host import trim_beyond, trim_freed_memory
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -56,6 +56,7 @@ class Executor:
         ranks: who runs the other shares.
         messages: between ranks, or None where the program has none.
         disk: has the rows that the host does not hold, or None where the program spills none.
+        most: bytes of anonymous memory that the process may have between two batches then.
 
     Attributes:
         seconds: of every pass of the last ``run``, by name.
@@ -74,7 +75,9 @@ class Executor:
         ranks: Together | None = None,
         messages: Messages | None = None,
         disk: Disk | None = None,
+        most: int = 0,
     ) -> None:
+        self._most = most
         self.messages, self.disk, self.ranks = messages, disk, ranks or Alone()
         self.program, self.networks, self.host, self.devices, self.loss = program, networks, host, devices, loss
         start = program.setup[0].view.partition_start
@@ -139,6 +142,7 @@ class Executor:
             if isinstance(x, moves.Post) and self.messages is not None:
                 self.messages.expect(x)
         turns = [Turn(len(self.devices)) for _ in range(max(p.sets, 1 + p.ahead))]
+        most = self._most
         for step in range(len(p.order) + p.ahead if p.order else 0):
             for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
                 if body and 0 <= at < len(p.order):
@@ -148,6 +152,9 @@ class Executor:
                         for i, number in p.busy(self._batch)
                     ]
                     self._run(body)
+            if self.disk is not None:
+                self._chunks = []
+                most = trim_beyond(most)
         self._chunks = []
         for device in self.devices:
             device.drain()

@@ -253,6 +253,7 @@ def plan_network(
             spills = bool(found.spilled)
             return found
         finally:
+            forget()
             if not spills:  # else until its engine ends
                 reuse_freed_memory()
 
@@ -279,10 +280,14 @@ def plan_network(
 
     def afresh(sides: tuple[bool, ...], used: Strategy, host_memory: int, largest: int | None = None) -> ExecutionPlan:
         """Without the memory of plans that were tried before."""
+        forget()
+        return planned(sides, used, host_memory, largest)
+
+    def forget() -> None:
+        """Give back what plans that were tried have left."""
         if stored.num_edges >= LARGE:  # else there is room for them in what every process takes
             gc.collect()
         return_freed_memory()
-        return planned(sides, used, host_memory, largest)
 
     def planned(
         sides: tuple[bool, ...], used: Strategy, host_memory: int | None, largest: int | None = None

@@ -5,14 +5,9 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from hongtu.host import STATUS, proc_bytes
+from hongtu.host import anonymous_bytes
 
 INTERVAL = 0.02  # seconds
-
-
-def anonymous_bytes() -> int:
-    """Memory of this process that no file backs, or 0 where that cannot be told."""
-    return proc_bytes(STATUS, "RssAnon") or 0
 
 
 class Watch:

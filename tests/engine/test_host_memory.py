@@ -18,7 +18,8 @@ TRAINED = """
 import json, sys, torch, hongtu
 from hongtu.nn import SAGEConv
 from hongtu.plan.search.host import PROCESS
-from hongtu.preprocess.workspace.watch import Watch, anonymous_bytes
+from hongtu.host import anonymous_bytes
+from hongtu.preprocess.workspace.watch import Watch
 
 def train(path, **limits):
     artifact = hongtu.open_artifact(path)
@@ -63,3 +64,25 @@ def test_anonymous_memory_grows_by_the_budget_at_most(tmp_path):
     spilling = taken(*common, limit)
     assert spilling["counted"] <= limit and spilling["taken"] <= limit + ALLOWED, (spilling, limit)
     assert free["taken"] > limit + ALLOWED, (free, limit)
+
+
+GAPS = """
+import numpy as np
+from hongtu.host import KEPT_BESIDE_DISK, anonymous_bytes, reuse_freed_memory, trim_beyond
+
+reuse_freed_memory(KEPT_BESIDE_DISK)
+blocks = [np.ones(1 << 20, np.uint8) for _ in range(96)]
+del blocks[::2]
+before = anonymous_bytes()
+assert trim_beyond(before + (8 << 20)) == before + (8 << 20) and anonymous_bytes() > before - (8 << 20)
+again = trim_beyond(before - (8 << 20))
+after = anonymous_bytes()
+assert after < before - (32 << 20), (before, after)
+assert again == before - (8 << 20)
+assert trim_beyond(1) > after + KEPT_BESIDE_DISK // 2
+"""
+
+
+def test_gaps_between_blocks_are_given_back_where_the_process_has_too_much():
+    done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import time
 from contextlib import nullcontext
@@ -14,9 +15,12 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.device.cpu import CpuDevice
+from hongtu.engine import executor
 from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError
+from hongtu.host import is_mapped
 from hongtu.plan.cost.seconds import Seconds
 from hongtu.plan.program.spilling import Recall
 from hongtu.plan.search import host
@@ -279,6 +283,35 @@ def test_half_as_large_groups_where_the_largest_do_not_fit(tmp_path, monkeypatch
     assert found() == 2
     monkeypatch.setattr(planning, "predict_seconds", lambda plan, _: Seconds(load=1 / plan.topology.chunks))
     assert found() == chunks
+
+
+def test_planning_leaves_nothing_of_what_it_tried(tmp_path, monkeypatch):
+    """Devices on which layers were tried refer to themselves, and Python looks for such things when it likes to."""
+    monkeypatch.setattr(planning, "LARGE", 0)
+    limit = kept(build().plan.peak_bytes) - 1
+    gc.collect()
+    gc.disable()
+    try:
+        plan = build(host_memory=limit, spill=tmp_path).plan
+        left = [x for x in gc.get_objects() if type(x) is CpuDevice and x.name == "probe"]
+    finally:
+        gc.enable()
+    assert plan.spilled and not left and not plan.known
+
+
+def test_the_process_is_looked_at_behind_every_batch(tmp_path, monkeypatch):
+    """What it may have is what is planned, less what layers take; each look says from where on the next is worth it."""
+    looks = []
+    monkeypatch.setattr(executor, "trim_beyond", lambda most: looks.append(most) or most + 1)
+    with on_disk(tmp_path) as spills:
+        trainer = build(**spills)
+        trainer.train_epoch()
+    plan = trainer.plan
+    assert plan.spilled
+    passes = (*plan.program.setup, *plan.program.train)
+    most = host.needed(plan, has_devices=True) - max(plan.workspace.values()) + host.PROCESS - host.ON_THEIR_WAY
+    most -= sum(array.nbytes for array in plan.arrays() if is_mapped(array))
+    assert looks == [most + k for p in passes for k in range(len(p.order) + p.ahead)]
 
 
 def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_peak_memory(flags, graph, tmp_path):
     code = """
 import sys
 from hongtu.cli.main import main
-from hongtu.preprocess.workspace.watch import anonymous_bytes
+from hongtu.host import anonymous_bytes
 tiny, graph, out, *flags = sys.argv[1:]
 assert main(["preprocess", tiny, out, "--partitions", "2", "--chunks", "2", *flags]) == 0
 print(anonymous_bytes(), file=sys.stderr)

@@ -9,10 +9,12 @@ from typing import Any
 
 from hongtu.config import in_bytes, size
 from hongtu.errors import InputError
+from hongtu.host import is_mapped
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES
 
 PROCESS = 512 << 20  # bytes of the host beside a plan: Python, libraries, compiled code, pages of files on their way
+ON_THEIR_WAY = 64 << 20  # of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
             most = bisect_right(kept, limit.left, lo=1, hi=len(kept) - 1, key=need)
             last = kept[-1]
             found = last if need(last) <= limit.left else kept[most - 1]
+    plan.known.clear()  # those of what was tried
     return found
 
 
@@ -77,6 +80,13 @@ def _keeping(plan: ExecutionPlan, found: ExecutionPlan, name: str, chunks: int) 
 def needed(plan: ExecutionPlan, *, has_devices: bool) -> int:
     """Bytes that a run keeps on the host beside PROCESS."""
     return sum((plan.held_together if has_devices else plan.host_bytes).values())
+
+
+def between_batches(plan: ExecutionPlan, *, has_devices: bool) -> int:
+    """Bytes of memory that no file backs which a process may have where none of its layers runs."""
+    mapped = sum(array.nbytes for array in plan.arrays() if is_mapped(array))
+    layers = max(plan.workspace.values(), default=0)
+    return PROCESS - ON_THEIR_WAY + needed(plan, has_devices=has_devices) - mapped - layers
 
 
 def without_scripts(plan: ExecutionPlan, memory: int | None, *, has_devices: bool) -> ExecutionPlan:
