@@ -9,12 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hongtu.host import LARGE, in_large_pages
+
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Host memory."""
-    return torch.empty(shape, dtype=dtype)
+    """Host memory; much of it is in large pages."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if nbytes < 2 * LARGE:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(in_large_pages(nbytes)).view(dtype).view(shape)
 
 
 class Pool:

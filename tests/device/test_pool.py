@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from hongtu.device.cpu import CpuDevice
-from hongtu.device.pool import Pool
+from hongtu.device.pool import Pool, plain
+from hongtu.host import LARGE
 from hongtu.metrics import Traffic
 
 F = torch.float32
@@ -20,6 +21,13 @@ def test_what_was_given_back_is_given_out_again():
     assert again.data_ptr() == address
     assert again.shape == (8, 2)
     assert pool.idle == 0
+
+
+def test_what_is_large_begins_at_a_large_page():
+    rows = plain((5 * LARGE // 16, 4), F)
+    assert rows.data_ptr() % LARGE == 0 and rows.shape == (5 * LARGE // 16, 4) and rows.dtype == F
+    assert rows.untyped_storage().nbytes() == 5 * LARGE and rows.add_(1).sum() == rows.numel()
+    assert plain((0, 3), F).shape == (0, 3) and plain((7, 3), F).untyped_storage().nbytes() == 84
 
 
 def test_it_holds_no_more_than_was_out_at_one_time():

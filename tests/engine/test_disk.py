@@ -123,6 +123,18 @@ def test_few_writes_bring_many_appends(tmp_path, monkeypatch):
         put.close()
 
 
+def test_few_calls_read_a_chunk(tmp_path, monkeypatch):
+    """Each takes Python's lock from whoever computes beside it."""
+    calls, preadv, rows = [], reads.os.preadv, np.arange(10 << 20, dtype=np.uint8)
+    monkeypatch.setattr(reads.os, "preadv", lambda file, into, at: calls.append(at) or preadv(file, into, at))
+    rows.tofile(tmp_path / "rows")
+    with open(tmp_path / "rows", "rb", buffering=0) as stream:
+        got, found = reads.Reads(stream.fileno()), np.zeros((10 << 20) - 5000, np.uint8)
+        assert got.read(5000, found) == len(found) and np.array_equal(found, rows[5000:])
+        assert calls == [at + 4096 for at in (0, 4 << 20, 8 << 20)] or calls[0] == 5000  # through the cache
+        got.close()
+
+
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_file_that_may_not_grow(when, tmp_path):
     """The system refuses writes beyond a size: the run ends with the directory and a remedy, and leaves nothing."""
