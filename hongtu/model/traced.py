@@ -203,7 +203,8 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
             "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"
         )
     for one, other in zip(training.nodes, evaluation.nodes, strict=True):
-        if one.op == "get_attr" and not torch.equal(_tensor_at(root, one, title), _tensor_at(root, other, title)):
+        found = [_tensor_at(root, node, title) for node in (one, other) if node.op == "get_attr"]
+        if found and found[0] is not found[1] and not torch.equal(*found):
             raise InputError(f"{title}.forward makes other numbers in every call; make them once, as a buffer")
     return training
 

@@ -98,11 +98,6 @@ def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Paramete
     given = [*parameters] or [nn.Parameter(torch.empty(0))]  # torch's take no empty list
     with refused_as("optimizer", "pass what torch takes, as lambda p: torch.optim.Adam(p, lr=0.01)"):
         made = optimizer(given)
-    if isinstance(made, torch.optim.SparseAdam | torch.optim.LBFGS):
-        wants = "sparse gradients" if isinstance(made, torch.optim.SparseAdam) else "the loss several times a step"
-        raise InputError(
-            f"optimizer is {type(made).__name__}, which wants {wants}; use another, such as torch.optim.Adam"
-        )
     if not hasattr(made, "param_groups"):
         raise InputError(
             f"optimizer gave {made!r}: expected an optimizer, as of lambda p: torch.optim.Adam(p, lr=0.01)"

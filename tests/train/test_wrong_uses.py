@@ -288,10 +288,9 @@ WRONG = {
     ),
     "an optimizer of sparse gradients": (
         lambda: make(optimizer=torch.optim.SparseAdam),
-        "SparseAdam, which wants sparse gradients",
-        "use another, such as torch.optim.Adam",
+        "optimizer SparseAdam: must step without a closure, and by dense gradients",
+        "use torch.optim.Adam",
     ),
-    "an optimizer of several losses": (lambda: make(optimizer=torch.optim.LBFGS), "LBFGS, which wants", "use another"),
     "a link loss by name": (
         lambda: hongtu.LinkLoss(loss="bce"),
         "loss is 'bce', expected a function of scores [B]",

@@ -150,8 +150,11 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
         trial.step()
-    except TypeError as error:
-        raise InputError(f"optimizer {type(optimizer).__name__}: must step without a closure ({error})") from error
+    except (TypeError, RuntimeError) as error:
+        name = type(optimizer).__name__
+        raise InputError(
+            f"optimizer {name}: must step without a closure, and by dense gradients ({error}); use torch.optim.Adam"
+        ) from error
     return state_bytes(trial)
 
 
