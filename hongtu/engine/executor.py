@@ -7,6 +7,7 @@ backward from the checkpoints there, gradients accumulated on the host.
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
-from hongtu.host import trim_beyond, trim_freed_memory
+from hongtu.host import trim_beyond
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -135,7 +136,7 @@ class Executor:
             self.host.drop_spare()
             for device in self.devices:
                 device.drop_spare()
-            trim_freed_memory()
+            trim_beyond(self._most - self._coming(p))
         self._run(p.before)
         self._allocate(p)
         for x in p.body:
@@ -188,6 +189,13 @@ class Executor:
                     if name not in packed:
                         make(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
         self.host.staging(sum(device.staged_bytes for device in self.devices))
+
+    def _coming(self, p: PassProgram) -> int:
+        """Bytes that a pass takes from its beginning."""
+        placed = (x for x in p.before if isinstance(x, moves.Place))
+        buffers = (*p.passing, *(buffer for own in p.buffers for buffer in own.values()))
+        rows = sum(sum(x.rows) * prod(x.shape) * self._dtype(x.dtype).itemsize for x in placed)
+        return rows + sum(buffer.nbytes(self.host.dtype.itemsize) for buffer in buffers)
 
     def _dtype(self, name: str) -> torch.dtype:
         return self.host.dtype if name == FLOAT else getattr(torch, name)

@@ -22,6 +22,7 @@ from hongtu.engine.executor import Executor
 from hongtu.errors import InputError
 from hongtu.host import is_mapped
 from hongtu.plan.cost.seconds import Seconds
+from hongtu.plan.program import moves
 from hongtu.plan.program.spilling import Recall
 from hongtu.plan.search import host
 from hongtu.train import planning
@@ -300,18 +301,32 @@ def test_planning_leaves_nothing_of_what_it_tried(tmp_path, monkeypatch):
 
 
 def test_the_process_is_looked_at_behind_every_batch(tmp_path, monkeypatch):
-    """What it may have is what is planned, less what layers take; each look says from where on the next is worth it."""
-    looks = []
+    """What it may have is what is planned, less what layers take; each look says from where on the next is worth it.
+    Before a pass it is that less what the pass takes from its beginning."""
+    looks, coming, make = [], [], Executor._allocate
+
+    def allocate(made, p):
+        before = sum(device.arena for device in made.devices) + made.host._staging
+        found = [x for x in p.before if isinstance(x, moves.Place)]
+        placed = sum(made.host[x.name].nbytes for x in found if x.where == "host")
+        placed += sum(device.buffer(x.name).nbytes for x in found if x.where != "host" for device in made.devices)
+        make(made, p)
+        coming.append(sum(device.arena for device in made.devices) + made.host._staging - before + placed)
+
     monkeypatch.setattr(executor, "trim_beyond", lambda most: looks.append(most) or most + 1)
     with on_disk(tmp_path) as spills:
         trainer = build(**spills)
+        monkeypatch.setattr(Executor, "_allocate", allocate)  # the probes have been
         trainer.train_epoch()
     plan = trainer.plan
-    assert plan.spilled
+    assert plan.spilled and plan.resident
     passes = (*plan.program.setup, *plan.program.train)
     most = host.needed(plan, has_devices=True) - max(plan.workspace.values()) + host.PROCESS - host.ON_THEIR_WAY
     most -= sum(array.nbytes for array in plan.arrays() if is_mapped(array))
-    assert looks == [most + k for p in passes for k in range(len(p.order) + p.ahead)]
+    expected = []
+    for p, taken in zip(passes, coming, strict=True):
+        expected += [most - taken, *(most + k for k in range(len(p.order) + p.ahead))]
+    assert looks == expected and max(coming) > 0
 
 
 def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
