@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from hongtu import __version__
 from hongtu.cli.stopping import describe, exit_code, terminable
 from hongtu.errors import InputError, nearest
+from hongtu.ranks.words import end_early
 from hongtu.threads import shared_cores
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
@@ -77,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(stop.code or 0)
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
+        end_early(describe(error))
         if code == 128 + signal.SIGPIPE:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         if not isinstance(error, BrokenPipeError):

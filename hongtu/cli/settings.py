@@ -42,10 +42,12 @@ def descriptions(config: type) -> dict[str, str]:
 
 
 def configure(config: type[Config], options: argparse.Namespace, file: dict[str, Any] | None = None) -> Config:
-    """The dataclass of what was typed, over what a run file says, over the defaults."""
-    names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
-    given = {name: value for name, value in (file or {}).items() if name in names}
-    return config(**given | {name: getattr(options, name) for name in names if hasattr(options, name)})
+    """The dataclass of what was typed, over what a run file says, over the defaults. An empty text sets nothing, where
+    that is the default: so one leaves out what the file says."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    given = {name: value for name, value in (file or {}).items() if name in defaults}
+    typed = {name: getattr(options, name) for name in defaults if hasattr(options, name)}
+    return config(**given | {k: None if value == "" and defaults[k] is None else value for k, value in typed.items()})
 
 
 def read_run_file(path: Path, config: type) -> dict[str, Any]:

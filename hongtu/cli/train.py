@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
         return
     from hongtu.ranks.launch import joined
 
-    with joined(config.rank_timeout) as ranks:
+    with joined(config.rank_timeout, note) as ranks:
         ranks.check_same(vars(config))
         _run(config, ranks, json_only=options.json)
 
@@ -73,6 +73,8 @@ def _run(config: TrainConfig, ranks: Together, *, json_only: bool) -> None:
     if directory is not None and not resumes:
         ranks.first(partial(begin_run, directory, config))
     result = _train(trainer, config, left, loggers, quiet=json_only or ranks.rank > 0)
+    if ranks.size > 1:
+        result["ranks"] = ranks.gather({name: result[name] for name in ("peak_bytes", "bytes", "rows")})
     if ranks.rank == 0:
         print(json.dumps(result, allow_nan=False) if json_only else _summary(result))
 
@@ -151,7 +153,11 @@ def bytes_of(result: dict[str, Any], step: str) -> str:
 
 
 def _summary(result: dict[str, Any]) -> str:
+    of_ranks = result.get("ranks", [result])
     return (
         f"{result['epochs']} epochs, {result['seconds_per_epoch']:.3f} s each (median)\n"
-        f"loss {result['loss']:.4f}{scores_of(result)}\n{bytes_of(result, 'epoch')}"
+        f"loss {result['loss']:.4f}{scores_of(result)}\n"
+    ) + "\n".join(
+        (f"rank {rank}, " if len(of_ranks) > 1 else "") + bytes_of(of_rank, "epoch")
+        for rank, of_rank in enumerate(of_ranks)
     )

@@ -35,7 +35,7 @@ class RowCache:
     def __init__(self, capacity: int, width: int) -> None:
         self.capacity = capacity
         self.vertices = np.empty(0, dtype=np.int64)
-        self.rows = torch.empty(0, width)
+        self.rows = torch.empty(0, width, dtype=torch.float32)
         self._read = np.empty(0, dtype=np.int64)  # the window that read each last
         self._window = 0
 
@@ -49,7 +49,7 @@ class RowCache:
         at = np.searchsorted(self.vertices, vertices)
         there = at < len(self.vertices)
         there[there] = self.vertices[at[there]] == vertices[there]
-        rows = torch.empty(len(vertices), self.rows.shape[1])
+        rows = torch.empty(len(vertices), self.rows.shape[1], dtype=torch.float32)
         rows[torch.from_numpy(there)] = self.rows[at[there]]
         rows[torch.from_numpy(~there)] = fetch(vertices[~there])
         self._keep(vertices, rows, np.delete(np.arange(len(self.vertices)), at[there]))

@@ -136,7 +136,7 @@ class Windows:
         theirs = [torch.empty(count, dtype=torch.int64) for count in asked]
         self.ranks.exchange(wanted, theirs)
         given = [self._own(ids.numpy()) for ids in theirs]
-        came = [torch.empty(len(ids), self.width) for ids in wanted]
+        came = [torch.empty(len(ids), self.width, dtype=torch.float32) for ids in wanted]
         self.ranks.exchange(given, came)
         self.bytes_fetched += sum(rows.nbytes for rows in came)
         return torch.cat(came)
@@ -144,7 +144,7 @@ class Windows:
     def _features(self, window: Window, vertices: np.ndarray) -> Tensor:
         """float32 [N, F]."""
         own = self.owner(vertices) == self.ranks.rank
-        rows = torch.empty(len(vertices), self.width)
+        rows = torch.empty(len(vertices), self.width, dtype=torch.float32)
         rows[torch.from_numpy(own)] = self._own(vertices[own])
         rows[torch.from_numpy(~own)] = window.rows[np.searchsorted(window.vertices, vertices[~own])]
         return rows
@@ -152,4 +152,4 @@ class Windows:
     def _own(self, vertices: np.ndarray) -> Tensor:
         assert (self.owner(vertices) == self.ranks.rank).all()
         artifact = self.sampler.graph.artifact
-        return feature_rows(artifact, vertices) if self.width else torch.empty(len(vertices), 0)
+        return feature_rows(artifact, vertices) if self.width else torch.empty(len(vertices), 0, dtype=torch.float32)

@@ -89,7 +89,10 @@ def fabric_between(ranks: Together, path: str | os.PathLike[str] | None, hardwar
     """
     if ranks.size == 1:
         if path is not None:
-            raise InputError("topology: says what joins ranks, and this process is alone; start some by torchrun")
+            raise InputError(
+                "topology: says what joins ranks, and this process is alone; start some by "
+                "torchrun, or leave it out (--topology '' over a run file)"
+            )
         return None
     hosts = ranks.gather(socket.gethostname())
     with ranks.agreed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -130,7 +131,7 @@ class Ranks(Together):
             yield
         except RuntimeError as error:
             lost = [] if self._pulse is None else self._pulse.missed()
-            text = self._said(lost, f", or its network ({error})", "waited for it", rank)
+            text = self._said(lost, f", or its network ({_first_sentence(error)})", "waited for it", rank)
             if self._pulse is not None:
                 self._pulse.end()  # none that is lost
             raise RankLost(text) from error
@@ -151,6 +152,11 @@ class Ranks(Together):
         last = {heard.where for heard in lost if heard.where}
         was = f"; it was {' and '.join(sorted(last))}" if last else ""
         return f"{' and '.join(known) or 'another rank'} does not answer{why}{was}{own}"
+
+
+def _first_sentence(error: BaseException) -> str:
+    """gloo adds guesses, and wishes."""
+    return re.split(r"(?<=[^\s.])\. |\n", str(error), maxsplit=1)[0]
 
 
 def current() -> Together:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.together import Alone, Together
+from hongtu.ranks.words import begins
 from hongtu.threads import usable_cores
 
 TIMEOUT = 1800
 
 
 @contextmanager
-def joined(timeout: float = TIMEOUT) -> Iterator[Together]:
+def joined(timeout: float = TIMEOUT, say: Callable[[str], None] = print) -> Iterator[Together]:
     """Inside, the processes that torchrun started make a group; one that it did not start is alone.
 
     Args:
         timeout: seconds that a rank waits for another.
+        say: to a person, whom rank 0 waits for.
     """
     import torch.distributed as dist
 
@@ -27,7 +29,9 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Together]:
         yield Alone()
         return
     take_threads()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    begins(rank, size, timeout, say)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     ranks = Ranks()
     ranks.where = "before the first pass"
     try:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, OutputError
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
@@ -89,15 +89,23 @@ class Together(ABC):
         """Of all ranks' numbers, added by rank."""
         return sum(self.gather(value)) if self.size > 1 else value
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter], loss: float) -> float:
-        """Make gradients those of the sum of all ranks' losses, and return that."""
+    def add_gradients(self, parameters: Iterable[nn.Parameter], loss: float, alike: Callable[[], Any]) -> float:
+        """Make gradients those of the sum of all ranks' losses, and return that.
+
+        Args:
+            alike: what must be the same on every rank, by name, as for ``check_same``.
+        """
+        if self.size == 1:
+            return loss
+        found = self.gather((loss, alike()))
+        _compare([others for _, others in found])
         self.add_up(p.grad for p in parameters if p.grad is not None)
-        return self.sum(loss)
+        return sum(loss for loss, _ in found)
 
     def take_model(self, modules: nn.Module) -> None:
         """Begin with rank 0's parameters and buffers."""
         if self.size > 1:
-            for tensor in modules.state_dict().values():
+            for tensor in (*modules.parameters(), *modules.buffers()):
                 self.take_from_first(tensor)
 
     def first(self, work: Callable[[], T]) -> T:
@@ -113,7 +121,7 @@ class Together(ABC):
         """What is raised inside on one rank is raised on all, where the block ends; inside, each works by itself.
 
         Raises:
-            InputError: for another rank's, or a RuntimeError where that one is no InputError.
+            InputError: for another rank's; OutputError for one, and RuntimeError for any other.
         """
         if self.size == 1:
             yield
@@ -123,12 +131,15 @@ class Together(ABC):
             yield
         except Exception as error:
             own = error
-        failed = self.gather(None if own is None else (str(own), isinstance(own, InputError)))
+        kind = next((kind for kind in (InputError, OutputError) if isinstance(own, kind)), RuntimeError)
+        failed = self.gather(None if own is None else (str(own), kind))
         if own is not None:
             raise own
         for rank, other in enumerate(failed):
             if other is not None:
-                raise (InputError if other[1] else RuntimeError)(f"rank {rank}: {other[0]}")
+                again = other[1].__new__(other[1])
+                again.args = (f"rank {rank}: {other[0]}",)
+                raise again
 
     def check_same(self, what: Mapping[str, Any]) -> None:
         """Refuse ranks that were given something else than rank 0.
@@ -136,15 +147,17 @@ class Together(ABC):
         Raises:
             InputError: on every rank, naming the first that differs.
         """
-        if self.size == 1:
-            return
-        shown = {name: _ADDRESS.sub("", str(value)) for name, value in what.items()}
-        first, *others = self.gather(shown)
-        for rank, other in enumerate(others, 1):
-            for name in dict.fromkeys((*first, *other)):
-                if first.get(name) != other.get(name):
-                    theirs, own = _apart(str(other.get(name)), str(first.get(name)))
-                    raise InputError(f"{name}: rank {rank} has {theirs}, rank 0 has {own}; give every rank the same")
+        if self.size > 1:
+            _compare(self.gather({name: _ADDRESS.sub("", str(value)) for name, value in what.items()}))
+
+
+def _compare(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    first, *others = of_ranks
+    for rank, other in enumerate(others, 1):
+        for name in dict.fromkeys((*first, *other)):
+            if first.get(name) != other.get(name):
+                theirs, own = _apart(str(other.get(name)), str(first.get(name)))
+                raise InputError(f"{name}: rank {rank} has {theirs}, rank 0 has {own}; give every rank the same")
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:

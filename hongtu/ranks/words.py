@@ -6,21 +6,27 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from hongtu.errors import RankLost
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 STOPPED, INTERRUPTED = "hongtu: why a rank stopped", "hongtu: which rank was interrupted"
 PULSE = "hongtu: pulse of rank {}"
+BEGUN, ENDED_EARLY = "hongtu: rank {} has begun, attempt {}", "hongtu: why a rank never began, attempt {}"
 PATIENCE = timedelta(seconds=2)  # with the store
 BEAT, WATCHED = 0.2, 1.0  # seconds from one word to the next; in which a rank that lives says some
+QUIET = 5.0  # seconds until a person is told for whom this process waits
 LAST = 30.0  # seconds that a process waits for its own thread before it ends
 GONE = (KeyError, ValueError, RuntimeError)  # raised where the store is
 
@@ -128,6 +134,46 @@ class Pulse:
     def _heard(self, store: dist.TCPStore) -> dict[int, Heard]:
         keys = {rank: PULSE.format(rank) for rank in range(self.size)}
         return {rank: Heard(*json.loads(store.get(key))) for rank, key in keys.items() if store.check([key])}
+
+
+def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> None:
+    """Wait until all processes have come so far, where an interrupt is heard; torch's own wait hears none.
+
+    Args:
+        timeout: seconds.
+        say: to a person, whom rank 0 waits for.
+
+    Raises:
+        RankLost: where one ended before, with its words, or does not come.
+    """
+    until, said = time.monotonic() + timeout, time.monotonic() + QUIET
+    store = _store()
+    store.set(BEGUN.format(rank, _attempt()), "")
+    early, missing = ENDED_EARLY.format(_attempt()), [BEGUN.format(k, _attempt()) for k in range(size)]
+    while missing := [key for key in missing if not store.check([key])]:
+        who = re.findall(r"rank \d+", " ".join(missing))
+        if store.check([early]):
+            raise RankLost(str(store.get(early), "utf-8"))
+        if time.monotonic() > until:
+            raise RankLost(f"{' and '.join(who)} did not come within {timeout:g} seconds")
+        if time.monotonic() > said and rank == 0:
+            said = float("inf")
+            say(f"waiting for {' and '.join(who)} of {size}")
+        time.sleep(BEAT)
+
+
+def end_early(text: str) -> None:
+    """Say why this process, which torchrun started beside others, ends before it joined them."""
+    rank, ranks = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1 and _own is None:
+        with suppress(*GONE, OSError):
+            words = f"rank {rank} ({socket.gethostname()}, pid {os.getpid()}) stopped before the first pass: {text}"
+            _store().compare_set(ENDED_EARLY.format(_attempt()), "", words)
+
+
+def _attempt() -> str:
+    """Torchrun may start all anew."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 _own: Pulse | None = None

@@ -25,6 +25,7 @@ from hongtu.plan.cost.seconds import partition_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import load_fabric
+from hongtu.ranks.likeness import checksum, likeness, plain_tensors
 from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
@@ -179,11 +180,23 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def described(model: nn.Module, optimizer: Any, more: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same on every rank, by name."""
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What must be the same on every rank in every epoch, by name; nobody may have changed it on some alone."""
+    rates = {f"learning rate {k}": float(group["lr"]) for k, group in enumerate(optimizer.param_groups)}
+    return rates | {
+        f"parameter {name}": f"{'' if p.requires_grad else 'fixed '}numbers of checksum {checksum(p):08x}"
+        for name, p in model.named_parameters()
+    }
+
+
+def described(model: nn.Module, optimizer: Any, scheduler: Any, loss: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same on every rank, by name; parameters and buffers will be rank 0's."""
     return {
         "hongtu": hongtu.__version__,
         **more,
+        "loss": likeness(loss),
+        "scheduler": likeness(scheduler),
+        "tensors of the model": likeness(dict(plain_tensors(model))),
         "optimizer's settings": settings_of(optimizer),
         "trained parameters": [name for name, parameter in model.named_parameters() if parameter.requires_grad],
     }

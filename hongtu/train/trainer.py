@@ -66,6 +66,7 @@ from hongtu.train.ranked import (
     described,
     exchanging_layers,
     settings_of,
+    stepped,
 )
 from hongtu.train.resumable import Resumable
 from hongtu.train.rows_file import check_rows_file, write_rows
@@ -316,7 +317,8 @@ class Trainer(Resumable):
         start, parameters = perf_counter(), self._learned
         with deterministic_torch(self.deterministic):
             with hooks_once(parameters, self._resting):
-                loss = self.ranks.add_gradients(parameters, engine.train(self.epoch))
+                alike = partial(stepped, self.model, self.optimizer)
+                loss = self.ranks.add_gradients(parameters, engine.train(self.epoch), alike)
             named = [*self.model.named_parameters()]
             if self.decoder is not None:
                 named += self.decoder.named_parameters(prefix=DECODER)
@@ -486,11 +488,10 @@ class Trainer(Resumable):
     def _given(self, loss: Any, metric: Any) -> dict[str, Any]:
         """What must be the same on every rank, by name."""
         return described(
-            self.model, self.optimizer, {
-                **self._identity(), "loss": loss, "seed": self._context.seed, "strategy": self.strategy,
+            self.model, self.optimizer, self.scheduler, loss, {
+                **self._identity(), "seed": self._context.seed, "strategy": self.strategy,
                 "clip_grad_norm": self.clip_grad_norm, "dependencies": self.dependencies, "metric": metric,
                 "detect_anomaly": self.detect_anomaly,
-                "scheduler's settings": getattr(self.scheduler, "state_dict", dict)(),
                 **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
             },
         )  # fmt: skip

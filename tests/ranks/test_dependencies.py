@@ -315,13 +315,89 @@ def test_a_dropout_of_torch_that_drops_nothing_is_taken():
     check_ranks(2, Model("without", lambda f, c: copy.deepcopy(layers), lambda f, c: []), problems.awkward(), (2, 3))
 
 
+def alone(change):
+    """Of a trainer, on the second rank only."""
+
+    def work(group):
+        trainer = training.make_trainer(SIX[0], problems.awkward(), (2, 3), ranks=group)
+        trainer.train_epoch()
+        if group.rank:
+            change(trainer)
+        trainer.train_epoch()
+
+    return work
+
+
+def double(trainer):
+    with torch.no_grad():
+        next(trainer.model.parameters()).mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(double, r"parameter .*: rank 1 has numbers of checksum \w{8}, rank 0 has numbers of checksum \w{8}"),
+     (lambda trainer: trainer.model[0].requires_grad_(False), "parameter .*: rank 1 has fixed numbers"),
+     (lambda trainer: trainer.optimizer.param_groups[0].update(lr=7.0), "learning rate 0: rank 1 has 7.0, rank 0 has")],
+    ids=["numbers", "fixed", "rate"],
+)  # fmt: skip
+def test_a_rank_that_changes_its_own_is_named(change, said):
+    def work(group):
+        with pytest.raises(InputError, match=said):
+            alone(change)(group)
+
+    run_ranks(2, work)
+
+
+class Projects(nn.Module):
+    """Rows times numbers that are drawn, and in no state dict."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        drawn = torch.rand(H, dtype=torch.float64)
+        if buffer:
+            self.register_buffer("drawn", drawn, persistent=False)
+        else:
+            self.drawn = drawn
+
+    def forward(self, x):
+        return x * self.drawn
+
+
+def test_buffers_that_are_drawn_are_the_first_ranks():
+    def work(group):
+        torch.manual_seed(group.rank)
+        layers = [hnn.GCNConv(6, H), Projects(buffer=True), hnn.GCNConv(H, 3)]
+        artifact = problems.prepare(problems.awkward(), 2, 3)
+        return hongtu.Trainer(artifact, layers, dtype=torch.float64, ranks=group).train_epoch().loss, layers[1].drawn
+
+    (loss, first), (other_loss, other) = run_ranks(2, work)
+    assert loss == other_loss and torch.equal(first, other)
+
+
+def test_tensors_that_are_no_buffers_are_compared():
+    def work(group):
+        torch.manual_seed(group.rank)
+        layers = [hnn.GCNConv(6, H), Projects(buffer=False), hnn.GCNConv(H, 3)]
+        with pytest.raises(InputError, match=r"tensors of the model: rank 1 has 1.drawn: torch.float64 "):
+            hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, dtype=torch.float64, ranks=group)
+
+    run_ranks(2, work)
+
+
 def decay(factor):
     return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, factor)
 
 
+def rate(by):
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + by * epoch))
+
+
 @pytest.mark.parametrize(
     ("name", "first", "other", "said"),
-    [("scheduler", decay(0.5), decay(0.1), "scheduler's settings: rank 1 has .*'gamma': 0.1"),
+    [("scheduler", decay(0.5), decay(0.1), "scheduler: rank 1 has gamma: 0.1"),
+     ("loss", nn.CrossEntropyLoss(torch.ones(3).double()), nn.CrossEntropyLoss(torch.arange(3).double()),
+      r"loss: rank 1 has weight: torch.float64 \[3\]"),
+     ("scheduler", rate(1), rate(2), r"scheduler: rank 1 has lr_lambdas.0.by.closed over: 2, rank 0"),
      ("metric", None, {"count": lambda out, target: len(target)}, "metric: rank 1 has {'count': .*, rank 0 has None"),
      ("detect_anomaly", True, False, "detect_anomaly: rank 1 has False"),
      ("epochs", 2, 3, "epochs: rank 1 has 3"), ("eval_every", 2, 1, "eval_every: rank 1 has 1"),

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
 import hongtu
 from hongtu.graph.artifact import open_artifact
@@ -81,6 +82,23 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     refused = hongtu_on(2, "train", artifact, "--device-memory", "1B", check=False)
     assert refused.returncode != 0 and "the smallest that works is" in refused.stderr
     assert "torchrun started 2" in hongtu_on(2, "info", artifact, check=False).stderr
+
+
+def test_a_rank_that_ends_before_it_joins_is_heard(artifact):
+    """Another machine's torchrun would not stop this one."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    shared |= {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    words = ([sys.executable, "-m", "hongtu", "train", path] for path in (artifact, "missing.toml"))
+    waits, wrong = (
+        subprocess.Popen(word, env=os.environ | shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank, word in enumerate(words)
+    )
+    _, said = wrong.communicate(timeout=100)
+    assert wrong.returncode == 2 and "missing.toml: not a run file" in said
+    _, heard = waits.communicate(timeout=20)
+    assert waits.returncode == 1
+    assert re.search(r"hongtu: rank 1 \(.*\) stopped before the first pass: missing.toml: not a run file", heard)
 
 
 FAILING = """

@@ -165,3 +165,16 @@ def test_deterministic_mode_is_torchs_while_layers_run():
     seen.clear()  # planning
     trainer.fit(1, eval_every=1)
     assert seen and all(seen) and not torch.are_deterministic_algorithms_enabled()
+
+
+class Infinite(nn.Module):
+    def forward(self, x):
+        return x / 0.0
+
+
+def test_rows_that_are_not_finite_are_no_rows_that_mix():
+    """The survey compares them as they are; the epoch says where the first comes from."""
+    layers = [hongtu.nn.GCNConv(6, 4), Infinite(), hongtu.nn.GCNConv(4, 3)]
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers)
+    with pytest.raises(AnomalyError, match=r"layers\[1\] \(Infinite\) returned is (nan|-?inf)"):
+        trainer.train_epoch()
