@@ -101,6 +101,8 @@ class Engine:
         if self.setup is not None:
             return
         start = perf_counter()
+        if self._executor.messages is not None:
+            self._executor.messages.arrange()
         reuse_freed_memory(KEPT if self._disk is None else KEPT_BESIDE_DISK)
         self.reset_counters()
         with self._evaluating():

@@ -105,7 +105,11 @@ class Messages:
         host.keep_pageable("messages", self._memory)
         self._ways: dict[Fetch | SendBack | Post, Ways] = {}
         self._going: Going | None = None
-        for passes in (plan.program.setup, plan.program.train, plan.program.evaluate):
+        self._program = plan.program
+
+    def arrange(self) -> None:
+        """Tell each other when rows leave; all ranks call it, when each has an engine."""
+        for passes in (self._program.setup, self._program.train, self._program.evaluate):
             self._learn(passes)
 
     def _learn(self, passes: Iterable[PassProgram]) -> None:

@@ -315,6 +315,21 @@ def test_a_dropout_of_torch_that_drops_nothing_is_taken():
     check_ranks(2, Model("without", lambda f, c: copy.deepcopy(layers), lambda f, c: []), problems.awkward(), (2, 3))
 
 
+def test_a_budget_that_does_for_one_rank_alone_is_refused_on_both():
+    """Neither waits for what the other would say of its rows."""
+
+    def refused(group, budget):
+        layers = [hnn.GCNConv(6, H), hnn.GCNConv(H, 3)]
+        artifact = problems.prepare(problems.awkward(), 2, 3)
+        with pytest.raises(InputError, match="the smallest that works is") as caught:
+            hongtu.Trainer(artifact, layers, ranks=group, dependencies="comm", device_memory=budget)
+        return int(re.search(r"the smallest that works is (\d+)", str(caught.value))[1])
+
+    first, other = run_ranks(2, lambda group: refused(group, 1))
+    assert first != other
+    run_ranks(2, lambda group: refused(group, (first + other) // 2))
+
+
 def alone(change):
     """Of a trainer, on the second rank only."""
 

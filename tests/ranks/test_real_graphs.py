@@ -34,9 +34,10 @@ def over_all(*budgets):
 
 
 def check(model, ranks, problem, budget, **options):
-    """``budget`` is in the smallest one that works for one process."""
+    """``budget`` is in the smallest one that works for one process; ranks that fetch prune nothing, as ``paper``."""
     if budget is not None:
         numbers = {"dtype": torch.float64, "loss": model.loss} | options
+        numbers |= {"strategy": "paper"} if options["dependencies"] == "comm" else {}
         options["device_memory"] = int(budget * training.smallest_of(model, problem, GRAIN, **numbers))
     check_ranks(ranks, model, problem, GRAIN, **options)
 
