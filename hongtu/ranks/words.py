@@ -147,7 +147,7 @@ def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> 
         RankLost: where one ended before, with its words, or does not come.
     """
     until, said = time.monotonic() + timeout, time.monotonic() + QUIET
-    store = _store()
+    store = _store(timedelta(seconds=timeout))  # a crowded machine takes its time to answer
     store.set(BEGUN.format(rank, _attempt()), "")
     early, missing = ENDED_EARLY.format(_attempt()), [BEGUN.format(k, _attempt()) for k in range(size)]
     while missing := [key for key in missing if not store.check([key])]:
@@ -187,8 +187,8 @@ def own_pulse(rank: int, size: int) -> Pulse:
     return _own
 
 
-def _store() -> dist.TCPStore:
+def _store(patience: timedelta = PATIENCE) -> dist.TCPStore:
     import torch.distributed as dist
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False, timeout=PATIENCE)
+    return dist.TCPStore(address, port, is_master=False, timeout=patience)

@@ -102,7 +102,7 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
         ),
         ("--scheduler", "StepLR", "--scheduler 'StepLR': StepLR.__init__() missing 1 required positional argument"),
         ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
-        ("--model", "os:system", "--model os:system: TypeError: system() argument 1 must be str"),
+        ("--model", "os:system", "--model os:system: TypeError: "),
         ("--device-memory", "0%", "expected a percentage"),
         ("--metric", "bleu", "metric 'bleu'; expected one of accuracy, f1, macro-f1, auc, mrr, hits@K"),
         ("--metric", "hits@50", "metric is 'hits@50': expected a callable"),
