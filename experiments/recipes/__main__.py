@@ -67,8 +67,8 @@ def main() -> int:
         return 2
     tests = [of_seed["test"] for of_seed in found]
     where = " on a stand-in" if options.stand_in else ""
-    print(f"{options.recipe}{where}: test {np.mean(tests):.4f} +- {np.std(tests):.4f} of {len(tests)} seeds; published "
-          f"{recipe.published}")  # fmt: skip
+    print(f"{options.recipe}{where}: test {np.mean(tests):.4f} +- {np.std(tests):.4f} of {len(tests)} seeds; published"
+          f"{', of the graph itself,' if options.stand_in else ''} {recipe.published}")  # fmt: skip
     row = {"recipe": options.recipe, "stand_in": options.stand_in, "published": recipe.published}
     append(options.out, machine("recipes") | row | {split: [of[split] for of in found] for split in ("val", "test")})
     return 0

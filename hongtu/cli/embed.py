@@ -35,6 +35,11 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.train.run_directory import newest_snapshot
 
     snapshot = newest_snapshot(options.run_dir)
+    if not options.model and not (snapshot.parent / OPTIONS).exists():
+        raise InputError(
+            f"{options.run_dir}: begun from Python, so nothing says which layers it has; pass --model MODULE:FUNCTION, "
+            "which makes them"
+        )
     begun: dict[str, Any] = {"model": options.model} if options.model else read_options(snapshot.parent / OPTIONS)
     where = {"artifact": options.artifact, "device": options.device, "device_memory": options.device_memory}
     kept = {name: value for name, value in begun.items() if name in MODEL}

@@ -83,6 +83,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
             wrapped = PyGLayer(conv)
         except ValueError as error:
             raise InputError(f"from_pyg: {title}: {error}") from None
+        wrapped.uses_edge_features &= edge_features is not False
         return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]
     layer.to(dtype).load_state_dict(conv.state_dict())
     given = dict(conv.named_parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import weakref
 from collections.abc import Iterable, Iterator
@@ -160,7 +161,16 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def current() -> Together:
-    """The default process group, where there is one of several processes."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks()
+    """The default process group, where there is one of several processes.
+
+    Raises:
+        InputError: where torchrun started several and this one has not joined them; each would train another model.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return Ranks() if dist.get_world_size() > 1 else Alone()
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise InputError(
+            f"torchrun started {processes} processes, and this one has not joined the others; call "
+            "torch.distributed.init_process_group('gloo') first (or start one process: WORLD_SIZE=1)"
+        )
     return Alone()

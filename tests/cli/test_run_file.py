@@ -147,7 +147,7 @@ def test_a_model_of_ones_own(artifact, tmp_path, monkeypatch, capsys):
     assert 0 < found["loss"] < 1 and found["val"] == -2
     trainer = hongtu.Trainer(artifact, [hnn.GCNConv(6, 4), hnn.GCNConv(4, 3)])
     trainer.fit(2, run_dir="run", save_every=1)  # a run made from Python has no options.json
-    assert "holds no run (no options.json)" in refusal(capsys, "embed", artifact.path, "run", "out.npy")
+    assert "pass --model MODULE:FUNCTION" in refusal(capsys, "embed", artifact.path, "run", "out.npy")
     name = "own_models_of_this_test:layers"
     assert main(["embed", str(artifact.path), "run", "out.npy", "--model", name]) == 0
     assert np.array_equal(np.load("out.npy"), trainer.predict().numpy())

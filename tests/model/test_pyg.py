@@ -524,6 +524,16 @@ def test_edge_features_that_a_model_leaves_out_are_not_read(conv):
         hongtu.from_pyg(LeavesEdgesOut(conv))
 
 
+def test_a_convolution_without_edge_features_is_given_none():
+    """Its graph may have some."""
+    problem = problems.with_edge_data(problems.awkward())
+    features = problem.features.shape[1]
+    model = LeavesEdgesOut(pyg.GeneralConv(features, 3))
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    expected = model.double()(torch.from_numpy(problem.features).double(), problem.edge_index)
+    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-12, atol=1e-12)
+
+
 def test_a_convolution_of_ones_own_that_takes_no_pair_is_refused():
     for name in ("FromTheTutorial", "GCNConv"):
         conv = FromTheTutorial()

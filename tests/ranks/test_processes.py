@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import hongtu
+from hongtu.errors import InputError
 from hongtu.graph.artifact import open_artifact
 from tests import problems
 
@@ -165,3 +166,10 @@ def test_the_threads_of_a_group_end_with_it_whoever_holds_ranks():
     run = [sys.executable, "-c", HELD]
     done = subprocess.run(run, env=os.environ | alone, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_script_that_joins_nobody_is_refused(artifact, monkeypatch):
+    """Each process would train a model of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="torchrun started 2 processes, and this one has not joined the others"):
+        hongtu.Trainer(artifact, [hongtu.nn.GCNConv(6, 3)])

@@ -73,7 +73,7 @@ class PyGLayer(Layer):
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
         if self.weighted and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
-        if block.edge_features is not None:
+        if self.uses_edge_features and block.edge_features is not None:
             options["edge_attr"] = block.edge_features
         if block.edge_type is not None:
             options["edge_type"] = block.edge_type.long()
