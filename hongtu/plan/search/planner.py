@@ -229,7 +229,11 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
     given, least = in_bytes(budget), size(smallest, up=True)
     if isinstance(budget, BudgetShare):
         given += f", {100 * budget.share:g}% of the {size(budget.whole)} that are likely to be held without a limit"
-        least += f", {budget.percent(smallest)}" if smallest < budget.whole else ", more than all of it"
+        least += (
+            f", {budget.percent(smallest)}"
+            if smallest < budget.whole
+            else "; layers take memory besides, while they compute"
+        )
     return BudgetError(
         f"device_memory is {given}, the smallest that works is {smallest} ({least}): "
         f"device {i} in pass '{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to "
