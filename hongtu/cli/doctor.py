@@ -39,6 +39,8 @@ ABILITIES = (
     Ability("score with OGB's evaluators", ("ogb",), "pip install 'hongtu[ogb]'"),
     Ability("write and read safetensors", ("safetensors",), "pip install 'hongtu[safetensors]'"),
     Ability("log to TensorBoard", ("tensorboard",), "pip install 'hongtu[tensorboard]'"),
+    Ability("log to Weights & Biases", ("wandb",), "pip install wandb"),
+    Ability("log to MLflow", ("mlflow",), "pip install mlflow"),
     Ability("draw pictures of benchmarks", ("matplotlib",), "pip install 'hongtu[report]'"),
 )  # fmt: skip
 CUDA_PACKAGES = ("cuda-bindings",)

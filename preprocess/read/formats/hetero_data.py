@@ -38,7 +38,8 @@ def from_hetero(data: Any, *, needs_features: bool, name: str = "data") -> RawGr
     kinds = {kind: f"{name}[{kind!r}]" for kind in data.node_types}
     relations = {key: f"{name}[{', '.join(map(repr, key))}]" for key in data.edge_types}
     if not relations:
-        raise InputError(f"{name}: no edges between its vertex types {', '.join(kinds)}; add some")
+        between = f" between its vertex types {', '.join(kinds)}" if kinds else ""
+        raise InputError(f"{name}: has no edges{between}; add some")
     counts = {kind: data[kind].num_nodes for kind in kinds}
     for kind, count in counts.items():
         if count is None:
