@@ -20,7 +20,7 @@ from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
 from hongtu.model.traced import FEATURES, WEIGHTS, Part, is_convolution, traced_layers
 from hongtu.model.wiring import Entry
-from hongtu.nn import Dropout
+from hongtu.nn import Dropout, PyGLayer
 
 
 def from_pyg(model: Any) -> list[Entry]:
@@ -53,6 +53,11 @@ def from_pyg(model: Any) -> list[Entry]:
         raise InputError(
             f"from_pyg: {name} has a DirGNNConv, which adds up out-edges, too, and layers in-edges alone; preprocess "
             "edges both ways, with edge_type 0 and 1, and train hongtu.nn.RGCNConv(columns, columns, 2)"
+        )
+    if any(isinstance(part, PyGLayer) for part in model.modules()):
+        raise InputError(
+            f"from_pyg: {name} has a hongtu.nn.PyGLayer, which stands in a list of layers; give the module the "
+            "convolution itself, or write the model as a list"
         )
     model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if is_convolution(model):

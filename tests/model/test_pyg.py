@@ -674,6 +674,7 @@ REFUSED = {
     "evaluation": (lambda: Modes("halves"), r"Modes.forward does something else in evaluation \(self.training\)"),
     "other dropout": (lambda: Modes("alpha"), r"Modes.forward does something else in evaluation \(self.training\)"),
     "edges both ways": (lambda: Changes("directed"), "DirGNNConv, which adds up out-edges, .*RGCNConv"),
+    "a wrapped convolution": (lambda: LeavesEdgesOut(hongtu.nn.PyGLayer(pyg.SAGEConv(4, 4))), "stands in a list"),
     "dropout that never ends": (lambda: Modes("always"), r"drops in evaluation, too; pass training=self.training"),
     "another field of Data": (lambda: AsksData(), r"\(it asks for 'pos'\); there are x, .*put other rows into"),
     "no rows": (lambda: pyg.LightGCN(9, 4, 2), r"takes no rows; .*features='embedding:D'"),
