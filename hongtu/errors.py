@@ -1,9 +1,11 @@
-"""The errors a user can meet; each message says what was found, what was expected and what mends it."""
+"""The errors a user can meet; each message says what was found, what was expected and what mends it. And notes, which
+are no errors."""
 
 from __future__ import annotations
 
 import errno
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -73,6 +75,11 @@ class AnomalyError(RuntimeError):
 
 class RankLost(RuntimeError):
     """Another rank has stopped, and this one cannot go on; the message has that one's last words, or the network's."""
+
+
+def note(text: str) -> None:
+    """Tell a person something that is no error, in one line on stderr."""
+    print(f"hongtu: note: {text}", file=sys.stderr)
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:

@@ -10,13 +10,12 @@ import json
 import operator
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.files import check_output, replace_directory, reserve, temporary_sibling
 from hongtu.preprocess import graph_models
 
@@ -61,7 +60,7 @@ def generate(
     meta |= {"classes": classes, "seed": seed}
     found = _meta(path)
     if found == meta and not force:
-        print(f"hongtu: note: {path}: is there already, of the same kind, sizes and seed", file=sys.stderr)
+        note(f"{path}: is there already, of the same kind, sizes and seed")
         return path
     if force and os.path.lexists(path) and found.get("generator") != GENERATOR:
         raise InputError(f"{path}: --force replaces generated graphs only, and this is not one; choose another path")

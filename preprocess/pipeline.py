@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
-from hongtu.errors import InputError, nearest
+from hongtu.errors import InputError, nearest, note
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
@@ -220,7 +219,7 @@ def _reopen(load: Callable[[Path], read.RawGraph], path: Path, made_of: dict[str
             made_of = made_of | {"input": input_hash(read.to_pieces(load(Path(scratch))))}
     check_origin(path, made_of)
     artifact = open_artifact(path)
-    print(f"hongtu: note: {path}: is there already, of the same input and settings", file=sys.stderr)
+    note(f"{path}: is there already, of the same input and settings")
     return artifact
 
 
@@ -235,9 +234,9 @@ def _plan(raw: dict[str, Any], partitions: int, config: PreprocessConfig, work: 
     work.predicted = memory.predicted_peak(vertices, edges, asked, orders, **beside)
     smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], **beside)
     memory.check_limit(config.memory, work.predicted, smallest)
-    for note in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
-        if note:
-            print(f"hongtu: note: {note}", file=sys.stderr)
+    for advice in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
+        if advice:
+            note(advice)
     return partitioner
 
 
@@ -260,7 +259,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
         if "origin" in found:
             found["group_start"] = np.append(np.flatnonzero(is_first), len(is_first))
     elif len(source) >= csc.LOOKS and "edge_types" not in raw and csc.share_both_ways(graph) < ONE_WAY:
-        print(f"hongtu: note: {NOTE}", file=sys.stderr)
+        note(NOTE)
     work.drop("all_start", "all_source")
     found |= {"start": graph.in_edge_start, "source": graph.source}
     if config.features and not config.embedding:

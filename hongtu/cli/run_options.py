@@ -5,21 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from hongtu.cli.settings import read_run_file
 from hongtu.cli.train_config import DECIDING, TrainConfig
-from hongtu.errors import InputError, OutputError
+from hongtu.errors import InputError, OutputError, note
 
 OPTIONS = "options.json"
 PARTIAL = f".{OPTIONS}"  # until it is complete
-
-
-def note(text: str) -> None:
-    """One line that is no error."""
-    print(f"hongtu: note: {text}", file=sys.stderr)
 
 
 def check_run(directory: Path, config: TrainConfig) -> bool:

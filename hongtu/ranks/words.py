@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import socket
 import threading
 import time
@@ -65,7 +64,7 @@ class Pulse:
         self._store: dist.TCPStore | None = None
         with suppress(*GONE):
             self._store = _store()  # of whoever asks; the thread has its own, and none waits for the other
-        self.who = f"rank {self.rank} ({socket.gethostname()}, pid {os.getpid()})"
+        self.who = _who(self.rank)
         self._thread = threading.Thread(target=self._beat, name="hongtu pulse", daemon=True)
         self._thread.start()
         atexit.register(self._last)
@@ -148,17 +147,17 @@ def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> 
     """
     until, said = time.monotonic() + timeout, time.monotonic() + QUIET
     store = _store(timedelta(seconds=timeout))  # a crowded machine takes its time to answer
+    early, missing = ENDED_EARLY.format(_attempt()), [*range(size)]
     store.set(BEGUN.format(rank, _attempt()), "")
-    early, missing = ENDED_EARLY.format(_attempt()), [BEGUN.format(k, _attempt()) for k in range(size)]
-    while missing := [key for key in missing if not store.check([key])]:
-        who = re.findall(r"rank \d+", " ".join(missing))
+    while missing := [k for k in missing if not store.check([BEGUN.format(k, _attempt())])]:
+        who = " and ".join(f"rank {k}" for k in missing)
         if store.check([early]):
             raise RankLost(str(store.get(early), "utf-8"))
         if time.monotonic() > until:
-            raise RankLost(f"{' and '.join(who)} did not come within {timeout:g} seconds")
+            raise RankLost(f"{who} did not come within {timeout:g} seconds")
         if time.monotonic() > said and rank == 0:
             said = float("inf")
-            say(f"waiting for {' and '.join(who)} of {size}")
+            say(f"waiting for {who} of {size}")
         time.sleep(BEAT)
 
 
@@ -167,8 +166,13 @@ def end_early(text: str) -> None:
     rank, ranks = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1 and _own is None:
         with suppress(*GONE, OSError):
-            words = f"rank {rank} ({socket.gethostname()}, pid {os.getpid()}) stopped before the first pass: {text}"
+            words = f"{_who(rank)} stopped before the first pass: {text}"
             _store().compare_set(ENDED_EARLY.format(_attempt()), "", words)
+
+
+def _who(rank: int | str) -> str:
+    """This process, for people."""
+    return f"rank {rank} ({socket.gethostname()}, pid {os.getpid()})"
 
 
 def _attempt() -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from hongtu.config import PreprocessConfig
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.preprocess.read.check_labels import check_labels, check_masks, check_numbers, choose_split
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
 from hongtu.preprocess.read.size import check_count
+from hongtu.preprocess.read.sparse import DENSE
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 
@@ -60,7 +60,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         choose_split(raw, config.split)
         check_masks(raw, labelled)
     for name, dtype in rounded.items():
-        print(f"hongtu: note: {name}: {dtype}, rounded to the float32 of an artifact", file=sys.stderr)
+        note(f"{name}: {dtype}, rounded to the float32 of an artifact")
     return raw
 
 
@@ -94,7 +94,7 @@ def _check_edge_form(raw: RawGraph) -> None:
     good_dtype = edges.dtype in (np.dtype(np.int32), np.dtype(np.int64))
     good = good_dtype and edges.ndim == 2 and edges.shape[0] == 2
     if edges.ndim == 2 and edges.shape[0] == edges.shape[1] > 2:
-        remedy = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
+        remedy = DENSE
     elif not good_dtype:
         remedy = "save them as numpy.int64"
     elif edges.ndim == 2 and edges.shape[1] == 2:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
 
@@ -44,8 +42,8 @@ def _as_classes(raw: RawGraph) -> np.ndarray:
     whole = labels[~none]
     if not len(whole) or (np.abs(whole) >= 2**31).any() or (whole != np.rint(whole)).any():
         return labels
-    note = f"whole numbers, taken as classes ({int(none.sum())} nan: none); --task regression predicts numbers"
-    print(f"hongtu: note: {raw.name('labels')}: {labels.dtype}, {note}", file=sys.stderr)
+    taken = f"whole numbers, taken as classes ({int(none.sum())} nan: none); --task regression predicts numbers"
+    note(f"{raw.name('labels')}: {labels.dtype}, {taken}")
     return np.where(none, -1, labels).astype(np.int64)
 
 
@@ -80,8 +78,8 @@ def _check_multilabel(raw: RawGraph) -> None:
         )
     raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
     if labels.shape[1] > 1 and ((labels == 1).sum(axis=1) == 1).all() and np.isin(labels, (0, 1)).all():
-        note = "one class in every row, taken as multi-label; labels.argmax(1) are one class per vertex"
-        print(f"hongtu: note: {raw.name('labels')}: {note}", file=sys.stderr)
+        taken = "one class in every row, taken as multi-label; labels.argmax(1) are one class per vertex"
+        note(f"{raw.name('labels')}: {taken}")
 
 
 def check_numbers(raw: RawGraph) -> None:

@@ -5,14 +5,13 @@ Legend: V vertices, E edges, B edges of a block.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hongtu.config import PreprocessConfig
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.relabel import IntegerIds, NameIds
@@ -37,7 +36,7 @@ def complete(raw: RawGraph, config: PreprocessConfig, scratch: Path | None = Non
     for piece, made in (("features", config.features), ("labels", config.labels), ("masks", config.random_split)):
         if made or (piece != "features" and config.task == "links"):
             if made and getattr(raw, piece) is not None:
-                print(f"hongtu: note: {raw.title}: its {piece} are left out for others, as was asked", file=sys.stderr)
+                note(f"{raw.title}: its {piece} are left out for others, as was asked")
             setattr(raw, piece, None)
     if raw.blocks is not None:
         refuse_relabel(raw, config)

@@ -9,6 +9,8 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.source import weights_of
 
+DENSE = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
+
 
 class MatrixEdges(NamedTuple):
     """The entries of a matrix, one by one: equal ones are not added up.

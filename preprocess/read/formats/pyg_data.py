@@ -11,10 +11,9 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
 from hongtu.preprocess.read.source import array_blocks, to_numpy
-from hongtu.preprocess.read.sparse import to_csr, to_edges
+from hongtu.preprocess.read.sparse import DENSE, to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
-DENSE = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
 
 
