@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class Ranks(Together):
                 "hongtu.Ranks: no process group; call torch.distributed.init_process_group('gloo') first, in a script "
                 "that torchrun starts"
             )
+        _import_without_group()
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise InputError("hongtu.Ranks: this process is not in the group")
@@ -153,6 +155,18 @@ class Ranks(Together):
         last = {heard.where for heard in lost if heard.where}
         was = f"; it was {' and '.join(sorted(last))}" if last else ""
         return f"{' and '.join(known) or 'another rank'} does not answer{why}{was}{own}"
+
+
+def _import_without_group() -> None:
+    """Import a module of torch that keeps the default group for ever, as its functions' default argument, where there
+    is one by then; None means the same to them. Torch itself imports it, with the first optimizer. The threads of a
+    group that is kept outlive Python, and one that lets go of a tensor then ends the process with SIGABRT."""
+    if "torch.distributed.nn.functional" not in sys.modules:
+        world, dist.GroupMember.WORLD = dist.GroupMember.WORLD, None
+        try:
+            import torch.distributed.nn.functional
+        finally:
+            dist.GroupMember.WORLD = world
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -154,6 +154,7 @@ held = [hongtu.Ranks(), hongtu.Ranks(dist.new_group([0], backend="gloo"))]
 assert [ranks.gather(3) for ranks in held] == [[3], [3]]
 threads = lambda: [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 assert any("gloo" in name for name in threads())
+import torch.distributed.nn.functional  # as torch does, sooner or later
 dist.destroy_process_group()
 assert not any("gloo" in name for name in threads()), threads()
 """

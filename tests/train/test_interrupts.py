@@ -95,14 +95,31 @@ WORKS = {  # what is done, on which device, and where it is stopped
 }
 
 
-def begin(trainer, what, snapshot):
-    """As it was made, with all that is done once still to be done."""
-    trainer.load(snapshot)
-    trainer.model[0].requires_grad_(what != "thaw")
-    if what == "thaw":
-        trainer._runtime._replace_engine(trainer._runtime._plan_changed())
-        trainer._runtime._frozen = trainer._runtime._untrained()
-    trainer._runtime._whole = False
+class Beginning:
+    """A trainer as it was made, with all that is done once still to be done.
+
+    Args:
+        frozen: planned without a gradient of the first layer.
+    """
+
+    def __init__(self, trainer, snapshot, frozen):
+        self.trainer, self.runtime, self.snapshot, self.frozen = trainer, trainer._runtime, snapshot, frozen
+        trainer.save(snapshot)
+        trainer.model[0].requires_grad_(not frozen)
+        self.plan = self.runtime._plan_changed() if frozen else None
+        network = self.runtime._network
+        self.chosen = network.transform_first, network.once_per_vertex, network.forms
+
+    def again(self):
+        self.trainer.load(self.snapshot)
+        self.trainer.model[0].requires_grad_(not self.frozen)
+        if self.plan is not None:
+            network, (sides, once, network.forms) = self.runtime._network, self.chosen
+            network.set_transform_first(sides)
+            network.set_once_per_vertex(once)
+            self.runtime._replace_engine(self.plan)
+            self.runtime._frozen = self.runtime._untrained()
+        self.runtime._whole = False
 
 
 @pytest.mark.long
@@ -114,16 +131,16 @@ def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_
     use, device, rooms = WORKS[what]
     plain, trainer = make(device), make(device)
     snapshot, wrong, stopped = tmp_path / "begin.pt", [], 0
-    trainer.save(snapshot)
+    beginning = Beginning(trainer, snapshot, what == "thaw")
     expected = [plain.train_epoch() for _ in range(3)]
 
     def work():
         use(trainer, snapshot)
 
-    begin(trainer, what, snapshot)
+    beginning.again()
     found = lines_of(work, rooms)
     for line in found[first::SLICES]:
-        begin(trainer, what, snapshot)
+        beginning.again()
         place = f"{Path(line[0].co_filename).name}:{line[1]}"
         stopped += interrupted(work, line)
         try:
