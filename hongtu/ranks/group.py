@@ -164,7 +164,7 @@ def _import_without_group() -> None:
     if "torch.distributed.nn.functional" not in sys.modules:
         world, dist.GroupMember.WORLD = dist.GroupMember.WORLD, None
         try:
-            import torch.distributed.nn.functional
+            import torch.distributed.nn.functional  # noqa: F401
         finally:
             dist.GroupMember.WORLD = world
 

@@ -7,6 +7,7 @@ import atexit
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -91,10 +92,14 @@ class Pulse:
                 self._say(self._store, "ended")
 
     def _last(self) -> None:
-        """A thread that outlives Python inside of the store's code would end the process with SIGABRT; on a crowded
-        machine the store may take seconds to answer."""
+        """A thread that outlives Python in torch's code, the store's or the group's, would end the process with
+        SIGABRT; on a crowded machine the store may take seconds to answer."""
+        import torch.distributed as dist
+
         self.end()
         self._thread.join(LAST)
+        if dist.is_initialized() and not hasattr(sys, "last_value"):  # an error may leave what the group waits for
+            dist.destroy_process_group()
 
     def leave_words(self, text: str, *, interrupted: bool = False) -> None:
         """Say why this process stops; of several the first is heard."""

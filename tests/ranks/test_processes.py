@@ -146,26 +146,31 @@ def test_a_trainer_without_a_process_group_is_alone(artifact):
 
 
 HELD = """
-import os, torch.distributed as dist, hongtu
+import atexit, os, sys, torch.distributed as dist, hongtu
 from pathlib import Path
 
+def gloo():
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+atexit.register(lambda: gloo() and os._exit(7))  # the last to be called
 dist.init_process_group("gloo")
-held = [hongtu.Ranks(), hongtu.Ranks(dist.new_group([0], backend="gloo"))]
-assert [ranks.gather(3) for ranks in held] == [[3], [3]]
-threads = lambda: [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-assert any("gloo" in name for name in threads())
+held = [hongtu.Ranks(), hongtu.Ranks(dist.new_group([0, 1], backend="gloo"))]
+assert [ranks.gather(3) for ranks in held] == [[3, 3], [3, 3]] and gloo()
 import torch.distributed.nn.functional  # as torch does, sooner or later
-dist.destroy_process_group()
-assert not any("gloo" in name for name in threads()), threads()
+if sys.argv[1] == "destroyed":
+    dist.destroy_process_group()
+    assert not gloo()
 """
 
 
 @pytest.mark.long
-def test_the_threads_of_a_group_end_with_it_whoever_holds_ranks():
-    """Where Python ends first, a thread of gloo that lets go of a tensor ends the process with SIGABRT."""
-    alone = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    run = [sys.executable, "-c", HELD]
-    done = subprocess.run(run, env=os.environ | alone, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("how", ["destroyed", "left"])
+def test_the_threads_of_a_group_end_before_python_does(how, tmp_path):
+    """Else one that lets go of a tensor ends the process with SIGABRT."""
+    (tmp_path / "held.py").write_text(HELD)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*run, str(tmp_path / "held.py"), how], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
