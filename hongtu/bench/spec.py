@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hongtu.config import parse_bytes, parse_share
+from hongtu.config import parse_bytes, parse_share, size
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, alone
@@ -61,7 +61,7 @@ class Run:
         if self.system != OURS:
             together = f", {self.ranks} ranks" if self.ranks > 1 else ""
             return self.system + together + (" (sampled: approximate)" if self.system in SAMPLED else "")
-        limit = "" if self.budget is None else f", {self.budget / 2**20:.1f} MiB"
+        limit = "" if self.budget is None else f", {size(self.budget)}"
         if self.share is not None:
             limit += f" = {self.share:.0%}"
         together = "" if self.ranks == 1 else f", {self.ranks} ranks, {self.dependencies}"

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hongtu.config import MODELS, size
+from hongtu.config import MODELS, BudgetShare, size
 from hongtu.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
         if refused and len(refused) == len(wanted):
             raise next(iter(refused.values()))
         for run, refusal in refused.items():
-            smallest = size(refusal.smallest, up=True)
+            share = f" = {run.budget.percent(refusal.smallest)}" if isinstance(run.budget, BudgetShare) else ""
+            smallest = size(refusal.smallest, up=True) + share
             print(f"{model.name}, {run.label}: does not fit: the smallest is {smallest}", flush=True)
         runs = [run for run in wanted if run not in refused]
         if not runs:
@@ -169,7 +170,7 @@ def make_runs(options: argparse.Namespace, model: Model, settings: Settings) -> 
     runs = []
     for strategy, budget, ranks in product(parse_strategies(options.strategies), budgets, map(int, options.ranks)):
         share = budget if isinstance(budget, float) else None
-        nbytes = None if budget is None else int(need * share) if share is not None else int(budget)
+        nbytes = None if budget is None else BudgetShare.of(need, share) if share is not None else int(budget)
         shared = {} if ranks == 1 else {"ranks": ranks, "dependencies": options.dependencies}
         runs.append(Run(strategy=strategy, budget=nbytes, share=share, **shared))
     for name in _baselines(options.baselines, model.name):

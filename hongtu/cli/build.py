@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -176,7 +177,6 @@ def make_trainer(config: TrainConfig) -> Trainer:
     hardware = backend.hardware if config.hardware is None else load_hardware(config.hardware)
     seed_generators(config.seed)
     layers = make_layers(config, artifact)
-    optimizer = named_call(config.optimizer, (torch.optim,), "--optimizer")
     scheduler = None
     if config.scheduler is not None:
         scheduler = _scheduler(
@@ -186,10 +186,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
         artifact,
         layers,
         loss=make_loss(config, artifact),
-        optimizer=_made(
-            f"--optimizer {config.optimizer!r}",
-            lambda p: optimizer(p, lr=config.lr, weight_decay=config.weight_decay),
-        ),
+        optimizer=_optimizer(config),
         scheduler=scheduler,
         device=backend,
         device_memory=config.device_memory,
@@ -205,6 +202,20 @@ def make_trainer(config: TrainConfig) -> Trainer:
         topology=config.topology,
         metric=_own("--metric", config.metric) if config.metric and ":" in config.metric else config.metric,
     )
+
+
+def _optimizer(config: TrainConfig) -> Callable[[Any], Any]:
+    """With the learning rate and weight decay of the settings, where it knows any, instead of torch's defaults."""
+    import torch
+
+    option = f"--optimizer {config.optimizer!r}"
+    call = named_call(config.optimizer, (torch.optim,), "--optimizer")
+    given = {"lr": config.lr, "weight_decay": config.weight_decay}
+    for name in given.keys() & call.keywords:
+        raise InputError(f"{option}: {name} is an option of its own; pass --{name.replace('_', '-')} instead")
+    if not config.weight_decay and "weight_decay" not in inspect.signature(call.func).parameters:
+        del given["weight_decay"]
+    return _made(option, lambda parameters: call(parameters, **given))
 
 
 def _scheduler(text: str, call: partial[Any]) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.cli.embed import check_absent
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,8 +18,9 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("source", metavar="RUN|SNAPSHOT", help="directory of `hongtu train --run`, or a snapshot")
     add("out", metavar="OUT", help="file to write: safetensors where it ends in .safetensors, else for torch.load")
-    add("--names", choices=("pyg", "layers"), default="pyg", help="pyg: convs.0.lin.weight, as the models of "
-        "torch_geometric.nn.models; layers: 0.lin.weight, as a ModuleList of the layers (default: pyg)")  # fmt: skip
+    add("--names", choices=("pyg", "layers"), help="pyg: convs.0.lin.weight, as the models of "
+        "torch_geometric.nn.models; layers: 0.lin.weight, as a ModuleList of the layers (default: pyg, or layers where "
+        "those models have no place for a weight)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT")
     parser.set_defaults(execute=run)
 
@@ -38,8 +39,13 @@ def run(options: argparse.Namespace) -> None:
     snapshot = newest_snapshot(options.source)
     state = read_snapshot(snapshot)
     weights = dict(state["model"])
-    if options.names == "pyg":
-        weights = to_pyg_names(weights, [text.partition("(")[0] for text in state["identity"]["layers"]])
+    try:
+        if options.names != "layers":
+            weights = to_pyg_names(weights, [text.partition("(")[0] for text in state["identity"]["layers"]])
+    except InputError as refused:
+        if options.names == "pyg":
+            raise
+        note(str(refused).partition(";")[0] + "; the names are those of the layers")
     write_weights(out, weights)
     print(f"{options.out}: {len(weights)} tensors after {state['epoch']} epochs, from {snapshot}")
     print("\n".join(f"  {name:<28} {list(value.shape)}" for name, value in weights.items()))

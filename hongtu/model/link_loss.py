@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class LinkLoss:
         block: pairs scored at a time.
 
     Raises:
-        InputError: for a decoder or a loss that is no function.
+        InputError: for a decoder or a loss that is no function, a block that is no number.
     """
 
     edges: Any = None
@@ -82,6 +83,8 @@ class LinkLoss:
                 raise InputError(
                     f"LinkLoss: {name} is {given!r}, expected a function of {takes}; leave it out for {default}"
                 )
+        if not isinstance(self.block, Integral) or self.block < 1:
+            raise InputError(f"LinkLoss: block is {self.block!r}, expected a whole number of at least 1; leave it out")
 
     @classmethod
     def from_split(cls, train: Any, val: Any = None, test: Any = None, **options: Any) -> LinkLoss:

@@ -16,6 +16,7 @@ import torch
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.degrees import edge_id_starts
+from hongtu.graph.given import as_array
 from hongtu.model.link_loss import CORRUPT, LinkLoss
 from hongtu.nn.dropout import hashes
 
@@ -34,8 +35,8 @@ class LinkPairs:
 
     def __init__(self, given: LinkLoss, artifact: Artifact) -> None:
         drawn = isinstance(given.negatives, Integral)
-        if (drawn and given.negatives < 1) or given.block < 1:
-            raise InputError(f"LinkLoss: negatives {given.negatives}, block {given.block}; expected at least 1")
+        if drawn and given.negatives < 1:
+            raise InputError(f"LinkLoss: negatives {given.negatives}, expected at least 1")
         if given.corrupt not in CORRUPT:
             raise InputError(f"LinkLoss: corrupt {given.corrupt!r}, expected {' or '.join(map(repr, CORRUPT))}")
         self._given, self._artifact = given, artifact
@@ -147,7 +148,7 @@ class LinkPairs:
 
     def _checked(self, title: str, negatives: Any, edges: int, form: tuple[int, int] | None = None) -> np.ndarray:
         """int32 [L, edges, K] of original ids [edges, K] or [2, edges, K]."""
-        found = np.asarray(negatives)
+        found = as_array(f"LinkLoss: {title}", negatives)
         ends, columns = form or (2 if found.ndim == 3 else 1, found.shape[-1] if found.ndim in (2, 3) else 0)
         shape = (2,) * (ends == 2) + (edges, columns)
         if found.dtype.kind not in "iu" or found.shape != shape or not columns:
@@ -158,7 +159,7 @@ class LinkPairs:
 
     def _renumbered(self, split: str, edges: Any) -> np.ndarray:
         """int32 [2, P]."""
-        given = np.asarray(edges)
+        given = as_array(f"LinkLoss: {split} edges", edges)
         if given.dtype.kind not in "iu" or given.ndim != 2 or given.shape[0] != 2 or not given.shape[1]:
             raise InputError(f"LinkLoss: {split} edges {given.dtype} {given.shape}, expected integers [2, P], P > 0")
         self._check_vertices(f"{split} edges hold", given)

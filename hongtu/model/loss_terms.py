@@ -6,8 +6,10 @@ Legend: V vertices, T those with a loss, C columns of the output.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from hongtu.config import LOSSES
 from hongtu.errors import InputError, names_known
+from hongtu.graph.given import as_array
 from hongtu.model.link_loss import LinkLoss
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
@@ -43,12 +46,20 @@ class LossTerm:
         vertex_weight: [N] in the original order, at least 0: multiplies each vertex's loss; a mean is then divided by
             the sum of these weights (times the class weights, where there are any) instead of the vertices. It is
             copied, as the mask is: a Trainer does not see what changes in them later.
+
+    Raises:
+        InputError: for a weight that is no number.
     """
 
     loss: Loss
     weight: float = 1.0
     mask: Any = "train"
     vertex_weight: Any = None
+
+    def __post_init__(self) -> None:
+        weight = self.weight
+        if not isinstance(weight, Real) or not math.isfinite(weight):
+            raise InputError(f"LossTerm: weight is {weight!r}, expected a finite number; pass one, such as 0.5")
 
 
 Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
@@ -128,7 +139,7 @@ def mask_of(mask: Any, masks: Mapping[str, np.ndarray], original_id: np.ndarray)
             raise InputError(f"loss: mask {mask!r}, expected {', '.join(map(repr, masks))} or bool [N]")
         chosen = np.asarray(masks[mask])
     else:
-        given = np.asarray(mask)
+        given = as_array("loss: mask", mask)
         if given.dtype != bool or given.shape != original_id.shape:
             raise InputError(f"loss: a mask {given.dtype} {given.shape}, expected bool ({len(original_id)},)")
         chosen = given[original_id]
@@ -141,7 +152,7 @@ def vertex_weight_of(weight: Any, original_id: np.ndarray) -> np.ndarray | None:
     """float64 [V], in new order."""
     if weight is None:
         return None
-    given = np.asarray(weight)
+    given = as_array("loss: vertex_weight", weight)
     good = given.dtype.kind in "fiub" and given.shape == original_id.shape
     if not good or not np.isfinite(given).all() or (given < 0).any():
         raise InputError(

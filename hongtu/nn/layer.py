@@ -5,8 +5,10 @@ Legend: R rows of a row-wise call, D destinations and S sources of a block, F fe
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Integral, Number
 from typing import Any, TypedDict
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import Self
 
-from hongtu.errors import names_known
+from hongtu.errors import InputError, names_known
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
@@ -24,6 +26,7 @@ from hongtu.nn.lazy import LazyLayer, is_lazy
 
 Skip = Tensor | tuple[Tensor, ...] | None
 Activation = str | Callable[[Tensor], Tensor] | None
+_COUNTS = ("in_channels", "out_channels", "heads", "K", "num_relations")  # what built-in layers count
 TRANSFORMS = {"can_transform_first", "transform", "aggregate", "combine", "update", "spread", "map", "mapped"}
 
 
@@ -228,6 +231,8 @@ class Convolution(Layer):
         if is_lazy(cls, args, kwargs):
             kwargs.pop("in_channels", None)
             return LazyLayer(cls, args[1:], kwargs)  # type: ignore[return-value]
+        if cls.__module__.startswith("hongtu.nn."):
+            _check_counts(cls, args, kwargs)
         return super().__new__(cls)
 
     @names_known
@@ -260,7 +265,20 @@ def is_setting(value: object) -> bool:
     """Whether a value is plain, or a list or tuple of such values."""
     if isinstance(value, list | tuple):
         return all(map(is_setting, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, Number | str)
+
+
+def _check_counts(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what a layer's class is made with where it is no number of columns, heads, ..., and has to be."""
+    parameters = inspect.signature(kind.__init__).parameters
+    for name, given in (*zip([*parameters][1:], args, strict=False), *kwargs.items()):
+        if name not in _COUNTS or given is parameters[name].default:
+            continue
+        if not isinstance(given, Integral) or isinstance(given, bool) or (given < 1 and name != "K"):
+            remedy = "one number of columns, -1 where it is not known" if name == "in_channels" else "a number"
+            raise InputError(
+                f"{kind.__name__}: {name} is {given!r}, expected a whole number of at least 1; pass {remedy}"
+            )
 
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from hongtu.errors import InputError
+from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
 from hongtu.ranks.together import Together
 from hongtu.train.callbacks import Callbacks
@@ -62,8 +63,8 @@ class FitOptions:
             value = getattr(self, name)
             if not isinstance(value, Integral) and not (name == "patience" and value is None):
                 raise InputError(f"fit: {name} is {value!r}, expected a whole number")
-        if not isinstance(self.run_dir, str | os.PathLike | None):
-            raise InputError(f"fit: run_dir is {self.run_dir!r}, expected a directory")
+        if self.run_dir is not None:
+            as_path("fit: run_dir", self.run_dir, "a directory")
         if not (self.on_epoch is None or callable(self.on_epoch)):
             raise InputError(f"fit: on_epoch is {self.on_epoch!r}, expected a function of an epoch's record")
         if self.epochs < 1 or self.eval_every < 0 or (self.patience is not None and self.patience < 1):

@@ -13,6 +13,7 @@ import torch
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
+from hongtu.graph.given import as_path
 from hongtu.model.checks import check_tensors
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.link_loss import DECODER
@@ -77,9 +78,10 @@ class Resumable:
         Raises:
             OutputError: when it cannot be written; a file that was there before stays.
         """
+        path = as_path("save: path", path)
         if format not in ("snapshot", "safetensors"):
             raise InputError(f"save: format {format!r}, expected 'snapshot' or 'safetensors'")
-        if (format == "safetensors") != (Path(path).suffix == SAFETENSORS):
+        if (format == "safetensors") != (path.suffix == SAFETENSORS):
             raise InputError(
                 f"save: {path} with format {format!r}; safetensors, and nothing else, end in {SAFETENSORS}"
             )
@@ -99,6 +101,7 @@ class Resumable:
         Raises:
             InputError: when it is damaged, or was taken from another artifact or layer list.
         """
+        path = as_path("load: path", path)
         self._restore(path, self.ranks.first(lambda: read_snapshot(path)))
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
@@ -108,7 +111,8 @@ class Resumable:
         Raises:
             InputError: when it is damaged, has other layers, or weights of single vertices.
         """
-        read = read_weights if Path(path).suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
+        path = as_path("load_weights: path", path)
+        read = read_weights if path.suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
         state, own = self.ranks.first(lambda: read(path)), self._identity()
         if state["identity"]:
             check_identity(path, state["identity"], {"layers": own["layers"]})
@@ -133,7 +137,7 @@ class Resumable:
         Raises:
             InputError: when no snapshot can be read, or they are of another artifact or layer list.
         """
-        directory = RunDirectory(run_dir)
+        directory = RunDirectory(as_path("resume: run_dir", run_dir, "a directory"))
         newest = self.ranks.first(directory.newest)
         if newest is not None:
             self._restore(*newest)
@@ -174,6 +178,10 @@ class Resumable:
 
     def set_weights(self, weights: dict[str, Any]) -> None:
         """Take what ``weights()`` gave, or a snapshot's; optimizer and epoch stay."""
+        if not isinstance(weights, Mapping) or "model" not in weights:
+            raise InputError(
+                "set_weights: expected what trainer.weights() gave; a state dict is for trainer.model.load_state_dict"
+            )
         with self._whole_or_torn("taking weights"):
             self.model.load_state_dict(weights["model"])
             if self.embedding is not None:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from hongtu.errors import InputError
 from hongtu.files import reserve, whole_file
+from hongtu.graph.given import as_path
 from hongtu.ranks.together import Together
 
 BLOCK = 1 << 22  # numbers copied in one step
@@ -23,7 +24,7 @@ def check_rows_file(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: with the remedy.
     """
-    path = Path(path)
+    path = as_path("out", path, "a .npy file")
     if path.suffix != ".npy":
         raise InputError(f"{path}: expected a name that ends in .npy")
     if path.is_dir() or not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):

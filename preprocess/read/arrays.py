@@ -10,9 +10,9 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.graph.given import as_array
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
-from hongtu.preprocess.read.source import to_numpy
 from hongtu.preprocess.read.sparse import to_csr, to_edges
 from hongtu.preprocess.read.typed import make_typed
 
@@ -59,16 +59,6 @@ def from_arrays(
     for piece, value in (beside | {"labels": None if config.labels else labels}).items():
         setattr(raw, piece, None if value is None else as_array(piece, value))
     return complete(raw, config)
-
-
-def as_array(name: str, value: Any) -> np.ndarray:
-    """An array of what numpy takes."""
-    try:
-        return to_numpy(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{name}: not convertible to a numpy array ({error}); pass a numpy array or a detached CPU tensor"
-        ) from None
 
 
 def _edges(value: Any) -> np.ndarray:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from hongtu.config import PreprocessConfig
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.files import open_npy
 from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
-from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
 from hongtu.preprocess.read.source import NotIntegers, array_blocks, as_integers, as_names
 from hongtu.preprocess.read.typed import make_typed
 
@@ -163,13 +163,16 @@ def _typed_files(path: Path) -> list[Path]:
 
 
 def _masks(path: Path) -> dict[str, np.ndarray] | None:
+    """Those that are there; without any of val, or of test, it is all False."""
     masks = {split: _optional(path / f"{split}_mask.npy") for split in SPLITS}
-    missing = [split for split in SPLITS if masks[split] is None]
+    train, missing = masks["train"], [split for split in SPLITS if masks[split] is None]
     if len(missing) == len(SPLITS):
         return None
-    if missing:
+    if train is None:
         raise InputError(
-            f"{path / missing[0]}_mask.npy: missing although other masks are there; "
-            "save it (bool [N], all False for none), or pass --random-split 0.6,0.2,0.2"
+            f"{path / 'train_mask.npy'}: missing although other masks are there; save it (bool [N]), or pass "
+            "--random-split 0.6,0.2,0.2"
         )
-    return masks
+    if missing:
+        note(f"{path}: no {' and no '.join(f'{split}_mask.npy' for split in missing)}: no vertex is scored there")
+    return {split: blank_mask(train) if mask is None else mask for split, mask in masks.items()}

@@ -9,7 +9,8 @@ from typing import Any
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read.arrays import as_array, as_features, as_masks
+from hongtu.graph.given import as_array
+from hongtu.preprocess.read.arrays import as_features, as_masks
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.formats import open_edges

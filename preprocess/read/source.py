@@ -102,20 +102,3 @@ def weights_of(values: np.ndarray) -> np.ndarray | None:
         return None
     with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
         return values.astype(np.float32)
-
-
-def to_numpy(value: Any) -> np.ndarray:
-    """An array of what numpy takes, and of a tensor of a type that it has not (bfloat16), as float32.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: numpy's or torch's, for anything else; for masked numbers, which would be
-            there again.
-    """
-    if np.ma.is_masked(value):
-        raise ValueError("some of its numbers are masked; put others there, as array.filled(0)")
-    try:
-        return np.asarray(value)
-    except TypeError:
-        if not hasattr(value, "float"):
-            raise
-        return np.asarray(value.float())

@@ -86,9 +86,21 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
     assert trainer.fit(3)[-1].loss == found["loss"]
 
 
+def test_optimizers_that_know_no_weight_decay_run(artifact, capsys):
+    given = artifact.path, "--epochs", 1, "--optimizer"
+    assert run_of(*given, "Rprop", capsys=capsys)["epochs"] == 1
+    message = refusal(capsys, "train", *given, "Rprop", "--weight-decay", "0.1")
+    assert "--optimizer 'Rprop': Rprop.__init__() got an unexpected keyword argument 'weight_decay'" in message
+    # torch's own default is 0.01, and the option's is 0
+    undecayed = run_of(*given, "AdamW", "--lr", 1, "--epochs", 3, capsys=capsys)
+    assert undecayed["loss"] == run_of(*given, "Adam", "--lr", 1, "--epochs", 3, capsys=capsys)["loss"]
+
+
 @pytest.mark.parametrize(
     ("option", "text", "message"),
     [
+        ("--optimizer", "LBFGS", "optimizer LBFGS: must step without a closure"),
+        ("--optimizer", "SGD(lr=0.5)", "--optimizer 'SGD(lr=0.5)': lr is an option of its own; pass --lr instead"),
         ("--modules", "GCNConf(features, 3)", "no class of hongtu.nn or torch.nn; did you mean GCNConv?"),
         ("--modules", "GCNConv(open('x'), 3)", "open('x') is no plain value; expected a name and plain values"),
         ("--modules", "GCNConv(3", "modules 'GCNConv(3': '(' was never closed; expected a name and plain values"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hongtu.cli.main import main
+from hongtu.graph.artifact import open_artifact
 from tests.neutral import pieces, write
 
 SMALL = ["--partitions", "2", "--chunks", "3"]
@@ -201,10 +202,10 @@ REFUSED = {
         ["test_mask.npy: bool of shape (9,)", "save one value for each vertex"],
     ),
     "mask missing": (
-        replaced(val_mask=None),
+        replaced(train_mask=None),
         None,
         [],
-        ["val_mask.npy: missing although other masks are there", "--random-split"],
+        ["train_mask.npy: missing although other masks are there", "--random-split"],
     ),
     "masks missing": (
         replaced(train_mask=None, val_mask=None, test_mask=None),
@@ -296,6 +297,16 @@ def test_refused_by_the_command(case, tmp_path, capsys):
     for part in expected:
         assert part in err, err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_directory_with_train_vertices_alone(tmp_path, capsys):
+    given = pieces()
+    source = write(tmp_path / "in", given | {"val_mask": None, "test_mask": None}, None)
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 0
+    assert f"note: {source}: no val_mask.npy and no test_mask.npy: no vertex is scored" in capsys.readouterr().err
+    artifact = open_artifact(tmp_path / "out")
+    assert np.array_equal(artifact.masks["train"], given["train_mask"][artifact.original_id])
+    assert not artifact.masks["val"].any() and not artifact.masks["test"].any()
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,18 @@ def test_exported_weights_load_in_torch_geometric(run, capsys):
     assert "nothing: no such snapshot" in capsys.readouterr().err
 
 
+def test_names_of_layers_where_torch_geometrics_have_no_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = problems.prepare(problem(), 2, 3).path
+    modules = ["GCNConv(features, 6)", "Linear(6, 6)", "GCNConv(6, classes)"]
+    assert main(["train", str(path), "--epochs", "1", "--run", "run", "--json", "--modules", *modules]) == 0
+    assert main(["export", "run", "weights.pt"]) == 0
+    assert "1.weight" in torch.load("weights.pt", weights_only=True)
+    assert "layers[1] (Linear): torch_geometric's models have no place" in capsys.readouterr().err
+    assert main(["export", "run", "others.pt", "--names", "pyg"]) == 2
+    assert "hongtu export --names layers" in capsys.readouterr().err
+
+
 def test_exported_safetensors(run, capsys):
     load = pytest.importorskip("safetensors.torch").load_file
     assert main(["export", "run", "weights.pt"]) == main(["export", "run", "weights.safetensors"]) == 0

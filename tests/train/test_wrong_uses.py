@@ -317,6 +317,39 @@ WRONG = {
         "LinkLoss: no argument is named 'negative'",
         "did you mean negatives?",
     ),
+    "a block in words": (lambda: hongtu.LinkLoss(block="x"), "block is 'x', expected a whole number", "leave it out"),
+    "masked edges of a loss": (
+        lambda: links(edges=np.ma.masked_equal([[1, 2], [3, 4]], 2)),
+        "LinkLoss: train edges: not convertible",
+        "array.filled(0)",
+    ),
+    "masked negatives of a loss": (
+        lambda: links(edges=[[1, 2], [3, 4]], negatives=np.ma.masked_equal([[1], [2]], 2)),
+        "LinkLoss: negatives of train edges: not convertible",
+        "array.filled(0)",
+    ),
+    "a masked mask of a loss": (
+        lambda: make(loss=hongtu.LossTerm("cross_entropy", mask=np.ma.array(MASKS["train"], mask=~MASKS["train"]))),
+        "loss: mask: not convertible",
+        "array.filled(0)",
+    ),
+    "masked weights of vertices": (
+        lambda: make(loss=hongtu.LossTerm("cross_entropy", vertex_weight=np.ma.masked_equal(np.arange(V), 3))),
+        "loss: vertex_weight: not convertible",
+        "array.filled(0)",
+    ),
+    "a weight in words": (lambda: hongtu.LossTerm("mse", weight="2"), "weight is '2', expected a finite", "pass one"),
+    "a weight that is none": (lambda: hongtu.LossTerm("mse", weight=float("nan")), "weight is nan", "pass one"),
+    "a file that is none": (lambda: make().save(3), "save: path is 3, expected a file", "pass its path"),
+    "a snapshot that is none": (lambda: make().load(3), "load: path is 3, expected a file", "pass its path"),
+    "weights of no file": (lambda: make().load_weights(3), "load_weights: path is 3", "pass its path"),
+    "a run of no directory": (lambda: make().resume(3), "run_dir is 3, expected a directory", "pass its path"),
+    "rows for no file": (lambda: make().predict(out=3), "out is 3, expected a .npy file", "pass its path"),
+    "a state dict as weights": (
+        lambda: make().set_weights(make().model.state_dict()),
+        "set_weights: expected what trainer.weights() gave",
+        "trainer.model.load_state_dict",
+    ),
     "columns as text": (
         lambda: hongtu.Propagation(problems.prepare(problems.awkward(), 2, 3), columns="3"),
         "columns '3'",
@@ -333,6 +366,14 @@ WRONG = {
         "did you mean mode?",
     ),
     # the layers
+    "columns of a layer in words": (
+        lambda: hnn.GCNConv("5", 3),
+        "GCNConv: in_channels is '5', expected a whole number of at least 1",
+        "-1 where it is not known",
+    ),
+    "columns of both ends": (lambda: hnn.SAGEConv((5, 5), 3), "in_channels is (5, 5)", "one number of columns"),
+    "no columns": (lambda: hnn.GATConv(5, out_channels=0), "GATConv: out_channels is 0, expected a", "pass a number"),
+    "heads in words": (lambda: hnn.GATConv(5, 3, heads="2"), "GATConv: heads is '2', expected a", "pass a number"),
     "no layers": (lambda: hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), None), "layers is None", "a list"),
     "one layer instead of a list": (lambda: make(hnn.GCNConv(F, C)), "layers", "a list"),
     "a function among the layers": (

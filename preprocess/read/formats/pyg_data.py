@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.graph.given import as_array
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
-from hongtu.preprocess.read.source import array_blocks, to_numpy
+from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.sparse import DENSE, to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
@@ -125,10 +126,8 @@ def _field(data: Any, name: str, key: str) -> np.ndarray | None:
 
 def _array(name: str, value: Any) -> np.ndarray:
     sparse = hasattr(value, "to_dense") and str(getattr(value, "layout", "")) != "torch.strided"
-    try:  # an EdgeIndex is strided, and its dense form a matrix of all vertices
-        return to_numpy(value.to_dense() if sparse else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name}: not convertible to an array ({error}); pass a detached CPU tensor") from None
+    # an EdgeIndex is strided, and its dense form a matrix of all vertices
+    return as_array(name, value.to_dense() if sparse else value)
 
 
 def _weight(weight: np.ndarray | None, title: str, count: int) -> np.ndarray | None:
