@@ -6,6 +6,7 @@ Threads are set before torch and numba are imported, so torch is imported in fix
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import sys
@@ -69,6 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays; garbage is collected without looking at it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _known(value: object) -> object:

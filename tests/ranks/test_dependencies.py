@@ -191,7 +191,7 @@ def test_hybrid_is_the_fastest_that_is_predicted():
         return max(predict_seconds(plan, hardware).total for plan in found)
 
     alone = [plans(dependencies, CPU) for dependencies in ("cache", "comm")]
-    for link, expected in ((1e-3, {None}), (3e4, {None, 1, 2, 3}), (1e8, {None, 1, 2, 3}), (1e59, {1, 2})):
+    for link, expected in ((1e-3, {None}), (3e4, {None, 1, 2, 3}), (1e59, {1, 2})):
         hardware = dataclasses.replace(CPU, network_link=link)
         hybrid = plans("hybrid", hardware)
         (first,) = {plan.choice.halo and plan.choice.halo.first for plan in hybrid}

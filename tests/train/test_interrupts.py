@@ -1,7 +1,6 @@
 """Ctrl-C at every line of an epoch, set-up, evaluation, planning anew or a load: the Trainer goes on as before, or says
 that it cannot."""
 
-import gc
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,15 +59,6 @@ def interrupted(work, line):
     return False
 
 
-@pytest.fixture
-def few_objects():
-    """Making an engine anew collects garbage, which takes half a second where all that was imported is looked at."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def make(device="cpu"):
     return hongtu.Trainer(
         trainers.artifact(),
@@ -125,9 +115,7 @@ class Beginning:
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(SLICES))
 @pytest.mark.parametrize("what", WORKS)
-def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_cannot(
-    what, first, tmp_path, few_objects
-):
+def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_cannot(what, first, tmp_path):
     use, device, rooms = WORKS[what]
     plain, trainer = make(device), make(device)
     snapshot, wrong, stopped = tmp_path / "begin.pt", [], 0
