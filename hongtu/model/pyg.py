@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import compiled_from
+from hongtu.kernels.torch_private import compiled_from, parameter_hooks
 from hongtu.model.checks import drops
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
@@ -59,9 +59,17 @@ def from_pyg(model: Any) -> list[Entry]:
             f"from_pyg: {name} has a hongtu.nn.PyGLayer, which stands in a list of layers; give the module the "
             "convolution itself, or write the model as a list"
         )
+    for place, parameter in model.named_parameters():
+        if any(parameter_hooks(parameter)):
+            raise InputError(
+                f"from_pyg: {name}.{place} has hooks, which copies have not; register them on what is trained, the "
+                "parameters of trainer.model"
+            )
     model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if is_convolution(model):
-        return [_tagged(layer, "") for layer in layers_of(model, name)]
+        layers = [_tagged(layer, "") for layer in layers_of(model, name)]
+        _tie(model, layers)
+        return [*layers]
 
     optional = {p.name for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty}
 
@@ -85,10 +93,24 @@ def from_pyg(model: Any) -> list[Entry]:
 
     entries = traced_layers(model, convert)
     layers = list(_modules(entries))
+    _tie(model, layers)
     called = {name for layer in layers for name in getattr(layer, "pyg_names", {}).values()}
     for layer in layers:
         layer.pyg_uncalled = set(model.state_dict()) - called  # type: ignore
     return entries
+
+
+def _tie(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Have what is one parameter in several places of the model be one in the layers, too."""
+    once = {*model.named_parameters()}
+    again = {place: p for place, p in model.named_parameters(remove_duplicate=False) if (place, p) not in once}
+    several, first = {*again.values()}, dict[nn.Parameter, nn.Parameter]()
+    places = {place: p for place, p in once if p in several} | again
+    for layer in layers if places else ():
+        for own, place in getattr(layer, "pyg_names", {}).items():
+            if place in places:
+                inside, _, name = own.rpartition(".")
+                setattr(layer.get_submodule(inside), name, first.setdefault(places[place], layer.get_parameter(own)))
 
 
 def _is_heterogeneous(model: nn.Module) -> bool:

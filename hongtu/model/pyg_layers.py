@@ -39,6 +39,7 @@ from hongtu.nn import (
 from hongtu.nn.layer import is_chain
 from hongtu.nn.whole_graph import rules_of
 
+_SIMPLE = {f"{name}Aggregation" for name in ("Sum", "Mean", "Max", "Min")}
 Named = tuple[nn.Module, dict[str, str]]  # a module, and for each of its weights the name in what it stands for
 
 
@@ -66,12 +67,17 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
             f"from_pyg: {title} has flow={conv.flow!r}, expected 'source_to_target'; turn the edges instead"
         )
     dtype = next((p.dtype for p in conv.parameters()), torch.float32)
-    if name == "GINConv" and _sums(conv):
+    altered = "" if make is None and name != "GINConv" else _altered(conv)
+    if name == "GINConv" and _sums(conv) and not altered:
         return _gin(conv)
     try:
-        layer = None if make is None else make(conv, title)
+        layer = None if make is None or altered else make(conv, title)
+        if layer is not None:
+            layer.to(dtype).load_state_dict(conv.state_dict())
     except InputError:
         raise
+    except (AttributeError, RuntimeError):
+        layer, altered = None, "it has other parts than its class makes"
     except ValueError as error:  # of ours, for an option that theirs has
         raise InputError(f"from_pyg: {title} has another option than hongtu.nn.{error}") from None
     if edge_features is False and getattr(layer, "edge_dim", None) is not None:
@@ -82,14 +88,37 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
         try:
             wrapped = PyGLayer(conv)
         except ValueError as error:
-            raise InputError(f"from_pyg: {title}: {error}") from None
+            reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
+            raise InputError(f"from_pyg: {title}: {reason or error}") from None
         wrapped.uses_edge_features &= edge_features is not False
         return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]
-    layer.to(dtype).load_state_dict(conv.state_dict())
-    given = dict(conv.named_parameters())
+    given = dict(conv.named_parameters(remove_duplicate=False))
     for place, parameter in layer.named_parameters():  # what is frozen stays so
         parameter.requires_grad_(given[place].requires_grad)
     return [named(layer)]
+
+
+def _altered(conv: nn.Module) -> str:
+    """What of a convolution somebody has changed, so that its class does not say what it does; "" where nothing."""
+    network = {*conv.nn.modules()} if type(conv).__name__ == "GINConv" else set()  # whose parts are taken as they are
+    for place, part in conv.named_modules():
+        if part in network:
+            continue
+        title = f"its {place}" if place else "it"
+        known = type(part).__module__.startswith(("torch_geometric.", "torch.nn.modules."))
+        if not known:
+            return f"{title} is a {type(part).__name__}"
+        for name, value in vars(part).items():
+            if name.endswith("_hooks") and "state_dict" not in name and value:
+                return f"{title} has {name.strip('_').replace('_', ' ')}"
+            if callable(value) and name not in ("act", "activation") and hasattr(type(part), name):
+                return f"{title} has a {name} of its own"
+    kind = f"{str(getattr(conv, 'aggr', None)).capitalize()}Aggregation"
+    aggregation = type(getattr(conv, "aggr_module", None)).__name__
+    same = {"AddAggregation": "SumAggregation"}.get(kind, kind)
+    if same in _SIMPLE and aggregation != same:
+        return f"it has a {aggregation} for aggr={conv.aggr!r}"
+    return ""
 
 
 def _sums(conv: Any) -> bool:

@@ -93,7 +93,10 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
         reason = " ".join(str(error).split())[:150] or type(error).__name__
-        remedy = "its way must not depend on values: give its layers as a list"
+        remedy = (
+            "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
+            "give its layers as a list"
+        )
         if isinstance(error, AttributeError) and isinstance(error.obj, SimpleNamespace):
             reason, remedy = (
                 f"it asks for {error.name!r}",
@@ -131,6 +134,11 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             raise InputError(
                 f"{title}.forward calls {place if called is not None else 'dropout'} with a parameter or buffer; give "
                 "it rows, or write a hongtu.nn.Layer"
+            )
+        if isinstance(called, nn.Embedding):
+            raise InputError(
+                f"{title}.forward calls {place}, an Embedding, with rows; learned rows of vertices are features "
+                "(features='embedding:D'), of few kinds hongtu.nn.TypedLinear"
             )
         if len(encoded) == 1 and encoded == node.all_input_nodes and gives_rows(node):
             modules = [called] if called is not None else expression(node, {encoded[0]: FEATURES}, {})[1]

@@ -720,6 +720,100 @@ def test_a_module_in_two_places_keeps_one_set_of_weights():
     torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
 
 
+class Twice(torch.nn.Module):
+    """Two convolutions, and a linear map between them."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.between, self.second = first, torch.nn.Linear(8, 8), second
+
+    def forward(self, x, edge_index):
+        return self.second(self.between(self.first(x, edge_index)).relu(), edge_index)
+
+
+def scaled(model):
+    model.first.register_forward_hook(lambda module, given, found: 3 * found)
+
+
+def scaled_messages(model):
+    model.first.register_message_forward_hook(lambda module, given, found: 3 * found)
+
+
+def squares(model):
+    model.first.lin_l.register_forward_pre_hook(lambda module, given: given[0].square())
+
+
+def weight_norm(model):
+    torch.nn.utils.parametrizations.weight_norm(model.first.lin_l)
+
+
+def network(model):
+    model.first.lin_l = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh())
+
+
+def aggregation(model):
+    model.first.aggr_module = pyg.MaxAggregation()
+
+
+def own_message(model):
+    model.first.message = lambda x_j: x_j.square()
+
+
+def tied(model):
+    model.second.lin_r.weight = model.between.weight
+    model.second.lin_l.weight = model.between.weight
+
+
+@pytest.mark.parametrize(
+    "change", [scaled, scaled_messages, squares, weight_norm, network, aggregation, own_message, tied]
+)
+def test_what_is_changed_in_a_convolution_stays_so(change):
+    problem, model = problems.awkward(), Twice(pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 8)).double()
+    change(model)
+    model.double()
+    layers = hongtu.from_pyg(model)
+    trainer = hongtu.Trainer(
+        problems.prepare(problem, 2, 3), layers, dtype=torch.float64, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    x, optimizer = torch.from_numpy(problem.features).double(), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        train = problem.masks["train"]
+        loss = torch.nn.functional.cross_entropy(
+            model(x, problem.edge_index)[train], torch.from_numpy(problem.labels)[train]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert abs(trainer.train_epoch().loss - loss.item()) < 1e-12
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    hongtu.to_pyg(trainer.model, model)
+    assert all(torch.allclose(value, trained[name], atol=1e-12) for name, value in model.state_dict().items())
+
+
+def parametrized():
+    conv = pyg.GCNConv(6, 8)
+    torch.nn.utils.parametrizations.spectral_norm(conv.lin)
+    return conv
+
+
+def hooked():
+    conv = pyg.SAGEConv(6, 8)
+    conv.lin_l.weight.register_hook(lambda grad: grad.clamp(-1, 1))
+    return conv
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (parametrized, "GCNConv: its lin is a ParametrizedLinear, which hongtu.nn.GCNConv does not have"),
+        (hooked, r"SAGEConv.lin_l.weight has hooks, which copies have not; register them on what is trained"),
+    ],
+)
+def test_what_cannot_be_changed_in_a_convolution_is_named(make, message):
+    with pytest.raises(InputError, match=message):
+        hongtu.from_pyg(make())
+
+
 def test_a_function_that_mixes_rows_is_refused_behind_a_layer_that_makes_them_equal():
     model = pyg.GCN(6, 8, 2, 4, act=lambda h: h - h.mean(0))
     problem = problems.awkward()
