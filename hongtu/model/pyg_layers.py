@@ -98,7 +98,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
     return [named(layer)]
 
 
-def _altered(conv: nn.Module) -> str:
+def _altered(conv: Any) -> str:
     """What of a convolution somebody has changed, so that its class does not say what it does; "" where nothing."""
     network = {*conv.nn.modules()} if type(conv).__name__ == "GINConv" else set()  # whose parts are taken as they are
     for place, part in conv.named_modules():
