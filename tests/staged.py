@@ -13,7 +13,7 @@ import torch
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.plan.search import host
-from hongtu.train import planning
+from hongtu.train import network_plan
 from tests import training
 
 EXACT = 1e-9  # of the largest gradient entry, in float64
@@ -37,7 +37,7 @@ def everything(plan: Any, limit: Any, but: Any = (), kept: int = 0) -> Any:
 def on_disk(folder: Any = None, fit: Any = everything) -> Iterator[dict[str, Any]]:
     """A trainer made inside with these options has on a disk what ``fit`` says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "fit_host", fit)
+        patch.setattr(network_plan, "fit_host", fit)
         yield {"host_memory": "1TiB", "spill": folder or tempfile.gettempdir()}
 
 

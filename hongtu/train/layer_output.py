@@ -22,8 +22,9 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.together import Together
-from hongtu.train.planning import make_loss, plan_network
+from hongtu.train.network_plan import plan_network
 from hongtu.train.runtime import Runtime
+from hongtu.train.settings import make_loss
 
 
 def layer_number(model: nn.ModuleList, layer: int) -> int:

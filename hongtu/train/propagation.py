@@ -31,9 +31,9 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.group import current
 from hongtu.train.budget import budget_bytes
-from hongtu.train.planning import check_precision
 from hongtu.train.ranked import ALONE
 from hongtu.train.runtime import Runtime
+from hongtu.train.settings import check_precision
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.tracing import trace
 

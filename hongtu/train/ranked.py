@@ -31,7 +31,8 @@ from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
 from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
-from hongtu.train.planning import adam, make_loss, plan_network, sketch_network
+from hongtu.train.network_plan import plan_network, sketch_network
+from hongtu.train.settings import adam, make_loss
 
 ALONE = "start one process, without torchrun"
 

@@ -46,17 +46,7 @@ from hongtu.train.dependencies import Tried, choose_stages, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
-from hongtu.train.planning import (
-    OptimizerFactory,
-    adam,
-    check_precision,
-    check_steps,
-    host_limit,
-    make_loss,
-    make_optimizer,
-    plan_network,
-    sketch_network,
-)
+from hongtu.train.network_plan import plan_network, sketch_network
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.ranked import (
     check_ranked,
@@ -71,6 +61,15 @@ from hongtu.train.ranked import (
 from hongtu.train.resumable import Resumable
 from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.runtime import MakePlan, Runtime
+from hongtu.train.settings import (
+    OptimizerFactory,
+    adam,
+    check_precision,
+    check_steps,
+    host_limit,
+    make_loss,
+    make_optimizer,
+)
 from hongtu.train.survey.widths import fill_widths
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from hongtu.kernels.torch_private import Operations
 from hongtu.metrics import Traffic
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search import host
-from hongtu.train import planning
+from hongtu.train import network_plan
 from tests import graphs, problems, staged, training
 from tests.models import SIX
 from tests.staged import simulated
@@ -130,7 +130,7 @@ def test_scripts_stay_where_the_host_has_room(monkeypatch):
         assert found.choice.scripts is (room == 0)
     beside = keeping.host_bytes["pinned host"] - found.host_bytes["pinned host"]
     assert 0 < beside < keeping.script_bytes and found.script_bytes == 0 and found.program != keeping.program
-    monkeypatch.setattr(planning, "available_bytes", lambda: need)
+    monkeypatch.setattr(network_plan, "available_bytes", lambda: need)
     trainer = staged.check(SIX[0], problems.awkward(), (4, 8), **options)
     assert not trainer.plan.choice.scripts
 

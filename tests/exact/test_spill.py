@@ -25,7 +25,7 @@ from hongtu.plan.cost.seconds import Seconds
 from hongtu.plan.program import moves
 from hongtu.plan.program.spilling import Recall
 from hongtu.plan.search import host
-from hongtu.train import planning
+from hongtu.train import network_plan
 from tests import problems, staged, training
 from tests.models import SIX, H, Model
 from tests.ranks.turns import run_ranks
@@ -268,7 +268,7 @@ def test_chunks_are_not_grouped_where_only_that_fits(tmp_path):
 
 def test_half_as_large_groups_where_the_largest_do_not_fit(tmp_path, monkeypatch):
     """Where they are predicted to be faster than none: they are, for starting chunks takes time."""
-    fit, chunks, layers = planning.fit_host, 16, [hnn.GCNConv(120, 40), nn.ReLU(), hnn.GCNConv(40, 3)]
+    fit, chunks, layers = network_plan.fit_host, 16, [hnn.GCNConv(120, 40), nn.ReLU(), hnn.GCNConv(40, 3)]
 
     def refusing(plan, limit):
         if plan.topology.chunks == 1:
@@ -280,15 +280,15 @@ def test_half_as_large_groups_where_the_largest_do_not_fit(tmp_path, monkeypatch
         limits = {"device_memory": "300KiB", "host_memory": "1GiB", "spill": tmp_path}
         return hongtu.Trainer(artifact, layers, **limits).plan.topology.chunks
 
-    monkeypatch.setattr(planning, "fit_host", refusing)
+    monkeypatch.setattr(network_plan, "fit_host", refusing)
     assert found() == 2
-    monkeypatch.setattr(planning, "predict_seconds", lambda plan, _: Seconds(load=1 / plan.topology.chunks))
+    monkeypatch.setattr(network_plan, "predict_seconds", lambda plan, _: Seconds(load=1 / plan.topology.chunks))
     assert found() == chunks
 
 
 def test_planning_leaves_nothing_of_what_it_tried(tmp_path, monkeypatch):
     """Devices on which layers were tried refer to themselves, and Python looks for such things when it likes to."""
-    monkeypatch.setattr(planning, "LARGE", 0)
+    monkeypatch.setattr(network_plan, "LARGE", 0)
     limit = kept(build().plan.peak_bytes) - 1
     gc.collect()
     gc.disable()

@@ -17,7 +17,7 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import plan_caches, sketch_plan
 from hongtu.plan.search.planner import plan_run
-from hongtu.train import planning
+from hongtu.train import network_plan, planning
 from tests import problems, training
 from tests.models import SIX
 
@@ -39,7 +39,7 @@ def test_no_group_or_order_that_fits_is_cheaper(model, hardware, monkeypatch):
         seen.append(given)
         return plan_run(*given)
 
-    monkeypatch.setattr(planning, "plan_run", spy)
+    monkeypatch.setattr(network_plan, "plan_run", spy)
     artifact = problems.prepare(problem, *GRAIN)
     options = {"strategy": strategy, "loss": model.loss, "optimizer": training.sgd, "dtype": torch.float64}
     with pytest.raises(BudgetError) as refused:

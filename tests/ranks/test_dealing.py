@@ -16,8 +16,9 @@ import hongtu
 from hongtu.errors import InputError
 from hongtu.hardware import CPU
 from hongtu.ranks.share import deal_partitions
-from hongtu.train.planning import adam, make_loss, sketch_network
+from hongtu.train.network_plan import sketch_network
 from hongtu.train.ranked import deal
+from hongtu.train.settings import adam, make_loss
 from tests import graphs, problems
 from tests.models import SIX
 from tests.ranks.turns import run_ranks

@@ -16,7 +16,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
-from hongtu.train import planning
+from hongtu.train import network_plan
 from tests import problems, training
 from tests.models import DEEP, SIX
 from tests.trainers import GAT, GCN, SCHEDULERS, artifact, gcn, losses_of
@@ -383,14 +383,14 @@ def test_a_budget_may_be_a_share_of_what_is_needed_without_a_limit():
     "make", [lambda f, c: [hnn.GATConv(f, c)], lambda f, c: [hnn.GCNConv(f, 4), hnn.GCNConv(4, c)]]
 )
 def test_a_refusal_tries_no_plan_twice(make, monkeypatch):
-    tried, plan = [], planning.plan_run
+    tried, plan = [], network_plan.plan_run
 
     def plan_run(topology, schedule, shape, strategy, *others):
         cached = strategy.cache_input_aggregate and shape.constant_layers > 0
         tried.append(repr((shape, dataclasses.replace(strategy, cache_input_aggregate=cached))))
         return plan(topology, schedule, shape, strategy, *others)
 
-    monkeypatch.setattr(planning, "plan_run", plan_run)
+    monkeypatch.setattr(network_plan, "plan_run", plan_run)
     problem = problems.awkward()
     with pytest.raises(hongtu.errors.BudgetError):
         hongtu.Trainer(problems.prepare(problem, 2, 3), make(problem.width, problem.classes), device_memory=100)

@@ -1,0 +1,286 @@
+"""From an artifact, a network and a budget to an execution plan: what a Trainer does before it trains.
+
+Features and labels are not read; layers run on toy blocks only, to learn widths and to bound their memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from hongtu.errors import BudgetError, InputError
+from hongtu.graph.artifact import Artifact
+from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
+from hongtu.graph.topology import Topology
+from hongtu.hardware import CPU, Hardware
+from hongtu.host import available_bytes, drop_pages, return_freed_memory, reuse_freed_memory
+from hongtu.kernels.dispatch import as_on_gpu
+from hongtu.model.checks import check_default_device
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.embedding import predict_state_bytes
+from hongtu.model.network import Forms, Network
+from hongtu.model.vertex_loss import MeanLoss
+from hongtu.plan.cost.seconds import predict_seconds, sketch_seconds
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.search.build import sketch_plan
+from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
+from hongtu.plan.search.planner import plan_run
+from hongtu.train.settings import OptimizerFactory, adam
+from hongtu.train.survey.probe import Correct, probe_workspace
+from hongtu.train.survey.shape import check_edge_data, network_shape
+
+LARGE = 1 << 20  # edges of a graph whose plans take tens of MiB
+ABOUT = 1.02  # times the best: as fast, for what is saved is worth more than an estimate's error
+MOST_SIDES = 3  # layers of which every combination is tried
+
+
+def plan_network(
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    budget: int | None,
+    dtype: torch.dtype,
+    hardware: Hardware = CPU,
+    make_embedding_optimizer: OptimizerFactory = adam,
+    correct: Correct | None = None,
+    limit: HostLimit | None = None,
+) -> ExecutionPlan:
+    """Set ``transform_first`` and ``once_per_vertex`` of the network's layers and plan its run. Ranks that fetch rows
+    of one another get the same sides and savings, or are refused.
+
+    Args:
+        correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
+        limit: what the host may hold; None: anything.
+
+    Raises:
+        InputError: for anything that cannot work.
+        BudgetError: when the budget is too small; names the smallest that works.
+    """
+    check_default_device()
+    planner = NetworkPlanner(
+        artifact, network, loss, optimizer, strategy, budget, dtype, hardware, make_embedding_optimizer, correct, limit
+    )
+    return planner.plan()
+
+
+class NetworkPlanner:
+    """Plans runs of one network on an artifact, in forms that compute the same: linear maps before or behind the
+    exchange, and some savings left out. Arguments as of ``plan_network``."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        network: Network,
+        loss: MeanLoss | EdgeLoss,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
+        budget: int | None,
+        dtype: torch.dtype,
+        hardware: Hardware,
+        make_embedding_optimizer: OptimizerFactory,
+        correct: Correct | None,
+        limit: HostLimit | None,
+    ) -> None:
+        self._artifact, self._network, self._loss, self._optimizer = artifact, network, loss, optimizer
+        self._strategy, self._budget, self._dtype, self._hardware = strategy, budget, dtype, hardware
+        self._limit = limit
+        check_edge_data(artifact, network)
+        self._stored = artifact.topology.keeping(
+            edge_features=any(layer.uses_edge_features for layer in network.layers),
+            edge_type=any(layer.uses_edge_type for layer in network.layers),
+        )
+        self._learned_bytes = 0
+        if artifact.learns_features:
+            rows = artifact.num_vertices, artifact.feature_width
+            self._learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
+        self._probe = partial(
+            probe_workspace, network=network, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype,
+            correct=correct,
+        )  # fmt: skip
+        self._topologies: dict[PaperEdges, Topology] = {PaperEdges(): self._stored}
+        self._traced: dict[tuple[tuple[bool, ...], ...], tuple[NetworkShape, Forms]] = {}
+        self._unmixed: set[object] = set()
+
+    def plan(self) -> ExecutionPlan:
+        """With the sides that are predicted to be the fastest; where they do not fit, and ranks need not choose alike,
+        in whatever form does.
+
+        Raises:
+            BudgetError: when none does; names the smallest budget that works.
+        """
+        artifact, network, strategy = self._artifact, self._network, self._strategy
+        never = (False,) * len(network.layers)
+        self._choose_edges(strategy)
+        self._loss.check_output(self._shape(never).output, self._dtype)
+        sides = self._choose_sides() if strategy.transform_first else never
+        if artifact.halo is not None:
+            return self._plan(sides, strategy)
+        try:
+            return self._plan(sides, strategy)
+        except BudgetError as refused:  # what saves time may cost memory
+            least = refused.with_traceback(None)  # which has the plans that were tried
+        uncached = replace(strategy, cache_input_aggregate=False)
+        others = _other_sides(network, sides) if strategy.transform_first else (never,)
+        tried = list(itertools.product(others, dict.fromkeys((strategy, uncached))))[1:]
+        if any(layer.paper_edges is not None for layer in network.layers):
+            tried.append((never, replace(uncached, once_per_vertex=False)))
+        for other, used in tried:
+            if used == uncached != strategy and not self._shape(other).constant_layers:
+                continue  # nothing is cached in the plan that was tried before
+            try:
+                return self._plan(other, used)
+            except BudgetError as refused:
+                least = min(least, refused.with_traceback(None), key=lambda error: error.smallest)
+        raise least
+
+    def _shape(self, transform_first: tuple[bool, ...]) -> NetworkShape:
+        """Of the network with these sides, which it has from then on."""
+        network = self._network
+        network.set_transform_first(transform_first)
+        choices = network.transform_first, network.once_per_vertex
+        if choices not in self._traced:
+            with as_on_gpu() if self._hardware.staged else nullcontext():  # what layers do there is counted
+                shape = network_shape(self._artifact, network, self._loss, self._optimizer, self._dtype, self._unmixed)
+            shape = replace(shape, learned_bytes=self._learned_bytes) if shape.learned_input else shape
+            self._traced[choices] = shape, network.forms
+        shape, network.forms = self._traced[choices]
+        return shape
+
+    def _choose_edges(self, used: Strategy) -> PaperEdges:
+        return self._network.set_once_per_vertex([used.once_per_vertex] * len(self._network.layers))
+
+    def _topology(self, edges: PaperEdges) -> Topology:
+        if edges not in self._topologies:
+            named = str(self._dtype).removeprefix("torch.")
+            self._topologies[edges] = with_paper_edges(self._stored, edges, self._artifact.degree_statistics(), named)
+        return self._topologies[edges]
+
+    def _choose_sides(self) -> tuple[bool, ...]:
+        """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side. Where
+        what stages compute is saved, and it costs about the same, it does: the aggregate need not be kept then."""
+        artifact, layers = self._artifact, self._network.layers
+        chosen, linked = [False] * len(layers), self._budget is not None
+        topology = artifact.topology if artifact.halo is None else artifact.whole.topology  # the same on every rank
+        saves = not linked and self._strategy.resident and self._strategy.save
+
+        def seconds(sides: list[bool]) -> float:
+            shape = self._shape(tuple(sides))
+            if artifact.halo is not None:
+                sparse: Any = artifact.whole.sparse_features
+                shape = replace(shape, loss_rows=0, sparse_input=sparse)
+            return sketch_seconds(_sketch(topology, shape, self._strategy), self._hardware, linked=linked)
+
+        best = seconds(chosen)
+        for index, layer in enumerate(layers):
+            if layer.may_transform_first:
+                trial = [*chosen[:index], True, *chosen[index + 1 :]]
+                found = seconds(trial)
+                if found < best or (saves and found < best * ABOUT):
+                    chosen, best = trial, found
+        return tuple(chosen)
+
+    # ------------------------------------------------------------------------------------------------ within the host
+
+    def _plan(self, sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
+        if self._limit is None:
+            return without_scripts(
+                self._planned(sides, used, None), available_bytes(), has_devices=not self._hardware.staged
+            )
+        spills = False
+        try:
+            found = self._fitting(sides, used, self._limit)
+            spills = bool(found.spilled)
+            return found
+        finally:
+            self._forget()
+            if not spills:  # else until its engine ends
+                reuse_freed_memory()
+
+    def _fitting(self, sides: tuple[bool, ...], used: Strategy, limit: HostLimit) -> ExecutionPlan:
+        """Where groups of chunks are too much, whose structure may come beside the artifact's: groups of half as many,
+        or none, whichever is predicted to be faster."""
+        plans = [self._afresh(sides, used, limit.left)]  # one at a time
+        size = -(-self._stored.chunks // plans[0].topology.chunks)
+        try:
+            return fit_host(plans.pop(), limit)
+        except InputError:
+            if size == 1:
+                raise
+        plans = [fit_host(self._afresh(sides, used, limit.left, 1), limit)]
+        if size < 4:
+            return plans[0]
+        seconds = predict_seconds(plans.pop(), self._hardware).total
+        with suppress(InputError):
+            found = fit_host(self._afresh(sides, used, limit.left, size // 2), limit)
+            if predict_seconds(found, self._hardware).total < seconds:
+                return found
+            del found
+        return fit_host(self._afresh(sides, used, limit.left, 1), limit)
+
+    def _afresh(
+        self, sides: tuple[bool, ...], used: Strategy, host_memory: int, largest: int | None = None
+    ) -> ExecutionPlan:
+        """Without the memory of plans that were tried before."""
+        self._forget()
+        return self._planned(sides, used, host_memory, largest)
+
+    def _forget(self) -> None:
+        """Give back what plans that were tried have left."""
+        if self._stored.num_edges >= LARGE:  # else there is room for them in what every process takes
+            gc.collect()
+        return_freed_memory()
+
+    def _planned(
+        self, sides: tuple[bool, ...], used: Strategy, host_memory: int | None, largest: int | None = None
+    ) -> ExecutionPlan:
+        artifact, topology = self._artifact, self._topology(self._choose_edges(used))
+        give_up = partial(drop_pages, topology.local_source, cached=True)
+        grouped = (lambda: None) if host_memory is None else give_up
+        return plan_run(
+            topology, artifact.schedule_paper, self._shape(sides), used, self._budget, self._probe, self._hardware,
+            artifact.original_id, self._loss.loss_vertices, artifact.halo, host_memory, grouped, largest,
+        )  # fmt: skip
+
+
+def sketch_network(
+    artifact: Artifact,
+    network: Network,
+    loss: MeanLoss | EdgeLoss,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    dtype: torch.dtype,
+) -> ExecutionPlan:
+    """What a network computes, without planned transfers, and linear maps behind the exchanges."""
+    network.set_once_per_vertex([False] * len(network.layers))
+    network.set_transform_first((False,) * len(network.layers))
+    shape = network_shape(artifact, network, loss, optimizer, dtype, set())
+    return _sketch(artifact.topology, shape, strategy)
+
+
+def _sketch(topology: Topology, shape: NetworkShape, strategy: Strategy) -> ExecutionPlan:
+    schedule = np.zeros((topology.partitions, 0), dtype=np.int32)  # nothing is planned that depends on it
+    return sketch_plan(topology, schedule, shape, strategy, Choice(fuse=strategy.fuse_last_layer))
+
+
+def _other_sides(network: Network, chosen: tuple[bool, ...]) -> list[tuple[bool, ...]]:
+    """Sides to try where the chosen ones do not fit, those first: every combination, or, of many layers, all on one
+    side and each alone on its other one."""
+    free = [k for k, layer in enumerate(network.layers) if layer.may_transform_first]
+    if len(free) <= MOST_SIDES:
+        combinations = [dict(zip(free, picked)) for picked in itertools.product((False, True), repeat=len(free))]
+    else:
+        combinations = [dict.fromkeys(free, side) for side in (False, True)] + [{k: not chosen[k]} for k in free]
+    sides = (tuple(c.get(k, side) for k, side in enumerate(chosen)) for c in combinations)
+    return list(dict.fromkeys((chosen, *sides)))

@@ -1,0 +1,121 @@
+"""What a person gives a run beside layers and an artifact: checked, and made what the run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from hongtu.config import parse_bytes
+from hongtu.errors import InputError, refused_as
+from hongtu.graph.artifact import Artifact
+from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.link_loss import LinkLoss
+from hongtu.model.loss_terms import Losses
+from hongtu.model.vertex_loss import MeanLoss
+from hongtu.plan.search.host import HostLimit
+from hongtu.ranks.share import Share
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> None:
+    """Refuse what a run cannot compute in.
+
+    Raises:
+        InputError: naming what it can.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError(f"dtype {dtype}: expected torch.float32 or torch.float64")
+    if autocast not in (None, torch.bfloat16) or (autocast is not None and dtype != torch.float32):
+        raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
+
+
+def check_steps(scheduler: object, clip_grad_norm: object) -> None:
+    """Refuse what cannot stand beside an optimizer.
+
+    Raises:
+        InputError: naming what can.
+    """
+    if scheduler is not None and not callable(scheduler):
+        raise InputError(
+            f"scheduler is {scheduler!r}: expected a function, as lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
+        )
+    norm = 1.0 if clip_grad_norm is None else clip_grad_norm
+    if not isinstance(norm, int | float) or not norm > 0:
+        raise InputError(f"clip_grad_norm is {norm!r}: expected a number above 0, or None")
+
+
+def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What a person's function makes of the parameters.
+
+    Raises:
+        InputError: where it is no function, such as an optimizer that is made already, or makes one of other
+            parameters, which would train nothing.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name = type(optimizer).__name__
+        raise InputError(
+            f"optimizer is a {name}: expected a function that makes one; pass lambda p: torch.optim.{name}(p, ...)"
+        )
+    if not callable(optimizer):
+        raise InputError(f"optimizer is {optimizer!r}: expected a function, as lambda p: torch.optim.Adam(p, lr=0.01)")
+    given = [*parameters] or [nn.Parameter(torch.empty(0))]  # torch's take no empty list
+    with refused_as("optimizer", "pass what torch takes, as lambda p: torch.optim.Adam(p, lr=0.01)"):
+        made = optimizer(given)
+    if not hasattr(made, "param_groups"):
+        raise InputError(
+            f"optimizer gave {made!r}: expected an optimizer, as of lambda p: torch.optim.Adam(p, lr=0.01)"
+        )
+    if not {id(p) for group in made.param_groups for p in group["params"]} & set(map(id, given)):
+        raise InputError(
+            "optimizer holds none of the parameters that it is given, and would train nothing; make it of these, as "
+            "lambda p: torch.optim.Adam(p, lr=0.01)"
+        )
+    return made
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The default optimizer."""
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def host_limit(
+    host_memory: int | str | None,
+    *,
+    spills: bool,
+    has_devices: bool,
+    device_memory: int | str | None,
+    ranks: int = 1,
+) -> HostLimit | None:
+    """What a person's settings say of the host.
+
+    Raises:
+        InputError: for a combination that cannot be kept.
+    """
+    if host_memory is None:
+        if spills:
+            raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
+        return None
+    if ranks > 1:
+        raise InputError("host_memory: is for one process, and there are several ranks; leave it out")
+    memory = parse_bytes(host_memory)
+    if has_devices and device_memory is None:
+        raise InputError(
+            "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
+            "(--device-memory), too"
+        )
+    return HostLimit(memory=memory, spills=spills, has_devices=has_devices)
+
+
+def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:
+    """The loss on the artifact's labels, or over edges."""
+    if isinstance(loss, LinkLoss):
+        return EdgeLoss(loss, artifact)
+    whole = artifact.whole
+    mean = MeanLoss(
+        loss, labels=whole.labels, masks=whole.masks, task=whole.task, num_classes=whole.num_classes,
+        original_id=whole.original_id,
+    )  # fmt: skip
+    return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
