@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, refused_as
 from hongtu.kernels.torch_private import compiled_from, parameter_hooks
 from hongtu.model.checks import drops
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
@@ -65,7 +65,10 @@ def from_pyg(model: Any) -> list[Entry]:
                 f"from_pyg: {name}.{place} has hooks, which copies have not; register them on what is trained, the "
                 "parameters of trainer.model"
             )
-    model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
+    with refused_as(f"from_pyg: {name} cannot be copied", "torch.nn.utils.parametrizations can be"):
+        model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
+    if not model.training:
+        model.train()  # its own, which may leave a part in evaluation
     if is_convolution(model):
         layers = [_tagged(layer, "") for layer in layers_of(model, name)]
         _tie(model, layers)
@@ -75,7 +78,7 @@ def from_pyg(model: Any) -> list[Entry]:
 
     def convert(module: nn.Module, place: str, edges: set[str], encoder: list[Part]) -> list[nn.Module]:
         if type(module) is nn.Dropout:
-            return [Dropout(module.p)] if module.p > 0 else []
+            return [Dropout(module.p)] if module.p > 0 and module.training else []
         if isinstance(module, nn.Identity):
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
@@ -126,17 +129,17 @@ def _modules(layers: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 def _tagged(found: Named, place: str) -> nn.Module:
-    """The layer, which remembers whose weights it has. It trains: a Trainer leaves a norm in the mode that it finds."""
+    """The layer, which remembers whose weights it has."""
     layer, names = found
     layer.pyg_names = {own: f"{place}.{name}" if place else name for own, name in names.items()}  # type: ignore
-    return layer.train()
+    return layer
 
 
 def _encode(layer: Any, encoder: list[Part], title: str) -> None:
     """Have a layer's edge features go through modules first."""
     if any(drops(module) for module, _ in encoder):
         raise InputError(f"from_pyg: {title} takes edge features from which a dropout has taken some; leave that out")
-    layer.encode_edges = nn.Sequential(*(module for module, _ in encoder)).train()
+    layer.encode_edges = nn.Sequential(*(module for module, _ in encoder))
     for k, (module, place) in enumerate(encoder):
         layer.pyg_names |= {f"encode_edges.{k}.{own}": f"{place}.{own}" for own in module.state_dict()}
 

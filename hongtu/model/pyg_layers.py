@@ -95,7 +95,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
     given = dict(conv.named_parameters(remove_duplicate=False))
     for place, parameter in layer.named_parameters():  # what is frozen stays so
         parameter.requires_grad_(given[place].requires_grad)
-    return [named(layer)]
+    return [named(layer if conv.training else layer.eval())]
 
 
 def _altered(conv: Any) -> str:
@@ -167,7 +167,7 @@ def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
                 else [(module.act if isinstance(module.act, nn.Module) else RowFunction(module.act), f"{place}.act")]
             )
             parts += act + norm if module.act_first else norm + act
-            if module.dropout[k] > 0:
+            if module.dropout[k] > 0 and module.training:
                 parts.append((Dropout(module.dropout[k]), place))
     return parts
 
@@ -175,7 +175,7 @@ def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
 def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
-        return Dropout(module.p)
+        return Dropout(module.p if module.training else 0.0)
     if type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric."):
         if module.in_channels == -1:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")

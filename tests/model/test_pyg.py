@@ -720,6 +720,36 @@ def test_a_module_in_two_places_keeps_one_set_of_weights():
     torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
 
 
+class Still(torch.nn.Module):
+    """Keeps a normalisation and dropouts in evaluation whatever the model does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pyg.GATConv(6, 8, dropout=0.5), pyg.SAGEConv(8, 3)
+        self.norm, self.dropout = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
+        self.norm.running_mean.fill_(0.5)
+        self.train()
+
+    def train(self, mode=True):
+        super().train(mode)
+        for part in (self.first, self.norm, self.dropout):
+            part.eval()
+        return self
+
+    def forward(self, x, edge_index):
+        return self.second(self.dropout(self.norm(self.first(x, edge_index))), edge_index)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_part_that_evaluates_goes_on(mode):
+    problem, model = problems.awkward(), Still().double().train(mode)
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    out = model(torch.from_numpy(problem.features).double(), problem.edge_index)[problem.masks["train"]]
+    loss = torch.nn.functional.cross_entropy(out, torch.from_numpy(problem.labels)[problem.masks["train"]])
+    assert abs(trainer.train_epoch().loss - loss.item()) < 1e-12
+    assert model.training is mode, "the model itself stays as it was"
+
+
 class Twice(torch.nn.Module):
     """Two convolutions, and a linear map between them."""
 
@@ -802,10 +832,17 @@ def hooked():
     return conv
 
 
+def no_leaf():
+    conv = pyg.SAGEConv(6, 8)
+    conv.lin_l = torch.nn.utils.weight_norm(torch.nn.Linear(6, 8))
+    return conv
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (parametrized, "GCNConv: its lin is a ParametrizedLinear, which hongtu.nn.GCNConv does not have"),
+        (no_leaf, "SAGEConv cannot be copied: Only Tensors created explicitly"),
         (hooked, r"SAGEConv.lin_l.weight has hooks, which copies have not; register them on what is trained"),
     ],
 )

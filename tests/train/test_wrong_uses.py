@@ -416,6 +416,11 @@ WRONG = {
         "",
     ),
     "only row-wise modules": (lambda: make([nn.Linear(F, C)]), "no graph layer", "hongtu.nn.GCNConv"),
+    "a module of three dimensions": (
+        lambda: make([hnn.GCNConv(F, C), nn.LocalResponseNorm(2)]),
+        "layers[1] (LocalResponseNorm) failed on a small graph",
+        "Expected 3D or higher",
+    ),
     "statistics over rows": (
         lambda: make([hnn.GCNConv(F, C), nn.InstanceNorm1d(C, track_running_stats=True)]),
         "layers[1] (InstanceNorm1d)",

@@ -62,7 +62,9 @@ def trace(
             with torch.enable_grad():  # to see what depends on a parameter that is trained
                 trained = _run(network, features, dtype, edges, training=True)
             _check_buffers(network, versions)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
         text = " ".join(str(error).split())[:200]
         of_edges = f", those of edges {edges.features}" if edges.features else ""
         raise InputError(
