@@ -7,13 +7,14 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from hongtu import __version__
 from hongtu.config import size
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 
 
 class Ability(NamedTuple):
@@ -55,12 +56,18 @@ def add_parser(subparsers: Any) -> None:
         help="measure this machine and write a profile for `hongtu plan --hardware` (default: hardware.json)",
     )  # fmt: skip
     parser.add_argument("--spill", metavar="DIR", help="whose disk --measure measures (default: that of FILE)")
+    parser.add_argument(
+        "--measure-links", nargs="?", const="topology.json", metavar="FILE",
+        help="measure what joins ranks that torchrun started and write a file for --topology (default: topology.json)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Look, measure where asked, and print."""
+    if options.measure_links is not None:
+        return _measure_links(options)
     target = None if options.measure is None else Path(options.measure).resolve()
     if target is not None and (target.is_dir() or not target.parent.is_dir()):
         raise InputError(f"--measure {options.measure}: expected a file in a directory that exists")
@@ -79,6 +86,36 @@ def run(options: argparse.Namespace) -> None:
         Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n")
         found |= {"profile": options.measure, "hardware": profile, "others_share": share}
     print(json.dumps(found) if options.json else report(found))
+
+
+def _measure_links(options: argparse.Namespace) -> None:
+    """On every host the first rank writes what was found; the first of all prints it."""
+    if options.measure is not None or options.spill is not None:
+        raise InputError("--measure-links: is measured by several processes, --measure by one; give one of them")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        raise InputError(
+            "--measure-links: measures what joins ranks, and this process is alone; start it as training, by "
+            "torchrun --nproc-per-node K ... -m hongtu doctor --measure-links (docs/machines.md)"
+        )
+    from hongtu.files import whole_file
+    from hongtu.ranks.launch import joined
+    from hongtu.ranks.links import measure_topology
+
+    path = Path(options.measure_links)
+    with joined(say=note) as ranks:
+        found = measure_topology(ranks)
+        with ranks.agreed():
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                with whole_file(path) as partial:
+                    partial.write_text(json.dumps(found, indent=1) + "\n")
+    if ranks.rank == 0:
+        print(json.dumps(found) if options.json else _links(found["hops"], path))
+
+
+def _links(hops: Mapping[str, int], path: Path) -> str:
+    width = max(map(len, hops))
+    lines = [f"Measured, written to {path} on every host; use it as `hongtu train --topology {path}`:"]
+    return "\n".join([*lines, *(f"  {hop:<{width}} {rate / 1e6:10.1f} MB/s" for hop, rate in hops.items())])
 
 
 def examine() -> dict[str, Any]:

@@ -20,8 +20,6 @@ COMMANDS = (
     "generate", "preprocess", "info", "plan", "train", "embed", "export", "propagate", "bench", "report", "doctor",
 )  # fmt: skip
 
-ON_RANKS = ("train",)
-
 
 class _Parser(argparse.ArgumentParser):
     """Reports a bad argument as one line."""
@@ -54,10 +52,10 @@ def program() -> int:
     return main()
 
 
-def _check_alone(command: str) -> None:
+def _check_alone(arguments: argparse.Namespace) -> None:
     """Refuse a command that torchrun has started several times."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1 and command not in ON_RANKS:
+    ranks, command = int(os.environ.get("WORLD_SIZE", "1")), arguments.command
+    if ranks > 1 and command != "train" and getattr(arguments, "measure_links", None) is None:
         raise InputError(f"{command}: runs in one process, and torchrun started {ranks}; leave torchrun out")
 
 
@@ -70,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.command is None:
                 parser.print_help()
             else:
-                _check_alone(arguments.command)
+                _check_alone(arguments)
                 arguments.execute(arguments)
             sys.stdout.flush()
         return 0

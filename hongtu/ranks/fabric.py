@@ -7,8 +7,9 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ class Fabric:
         3.0
         """
         return max(self.load(rows).values(), default=0.0)
+
+    @property
+    def slowest(self) -> float:
+        """Bytes per second of the slowest hop that anything passes."""
+        return min((self.hops[hop] for path in self.paths.values() for hop in path), default=inf)
 
     def load(self, rows: Mapping[tuple[int, int], int]) -> dict[str, float]:
         """Of every hop that is used, the seconds that it takes."""
@@ -76,6 +82,11 @@ def shared_hosts(hosts: Sequence[str], hardware: Hardware) -> Fabric | None:
     if len(set(hosts)) in (1, len(hosts)):
         return None
     return fabric_of_hosts(hosts, hardware.network_link, hardware.host_link)
+
+
+def over(fabric: Fabric | None, hardware: Hardware) -> Hardware:
+    """It, with what joins its ranks."""
+    return hardware if fabric is None else replace(hardware, network_link=fabric.slowest)
 
 
 def fabric_between(ranks: Together, path: str | os.PathLike[str] | None, hardware: Hardware) -> Fabric | None:

@@ -24,7 +24,7 @@ from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.cost.seconds import partition_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.ranks.fabric import load_fabric
+from hongtu.ranks.fabric import load_fabric, over
 from hongtu.ranks.likeness import checksum, likeness, plain_tensors
 from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer, Stages
@@ -170,7 +170,8 @@ def plan_ranks(
         return share, plan_network(share, network, of_share, optimizer, savings, budget, torch.float32, hardware)
 
     def tried(stages: Stages) -> list[Tried]:
-        return [try_plan(lambda: share_and_plan(rank, stages)[1], hardware) for rank in range(ranks)]  # noqa: B023
+        joined = over(fabric, hardware)
+        return [try_plan(lambda: share_and_plan(rank, stages)[1], joined) for rank in range(ranks)]  # noqa: B023
 
     stages = ByLayer(count, 0) if artifact.learns_features else choose_stages(count, dependencies, tried)
     return [share_and_plan(rank, stages) for rank in range(ranks)]

@@ -35,7 +35,7 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.ranks.fabric import fabric_between
+from hongtu.ranks.fabric import fabric_between, over
 from hongtu.ranks.group import current
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
@@ -256,7 +256,8 @@ class Trainer(Resumable):
                 _, _, make_plan = share_and_plan(stages)
                 self.model.cpu()  # where plans are tried
                 own = try_plan(
-                    lambda: make_plan(network=self._network, budget=self._budget, correct=None), self.hardware
+                    lambda: make_plan(network=self._network, budget=self._budget, correct=None),
+                    over(self._fabric, self.hardware),
                 )
             return self.ranks.gather(own)
 
