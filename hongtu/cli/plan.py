@@ -173,7 +173,7 @@ def _computes_beyond(share: Share, layer: int) -> bool:
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("model", "hidden", "layers", "dropout", "heads")}
+    return {name: getattr(config, name) for name in ("model", "modules", "hidden", "layers", "dropout", "heads")}
 
 
 def describe(

@@ -10,13 +10,20 @@ from hongtu.config import size
 _ORDERS = {"input": "input order", "paper": "Algorithm 4's order"}
 
 
+def _model(model: dict[str, Any]) -> str:
+    """What is planned, in a few words."""
+    if model["modules"]:
+        return f"{len(model['modules'])} modules"
+    return model["model"] + ("" if ":" in model["model"] else f", {model['layers']} layers, hidden {model['hidden']}")
+
+
 def tables(result: dict[str, Any]) -> str:
     """The plan for people."""
     model, budget = result["model"], result["device_memory"]
     grain = result["grain"] * result["partitions"]
     once = "" if result["setup_grain"] == result["grain"] else f"; {result['setup_grain']} for what runs once"
     lines = [
-        f"{result['artifact']}: {model['model']}, {model['layers']} layers, hidden {model['hidden']}; strategy "
+        f"{result['artifact']}: {_model(model)}; strategy "
         f"{result['strategy']}; {'no limit' if budget is None else size(budget)} per device",
         f"  {result['partitions']} partitions x {result['chunks']} chunks, run as {grain} "
         f"({result['grain']} per partition{once})",
@@ -51,7 +58,7 @@ def rank_tables(result: dict[str, Any]) -> str:
             f"{rank['seconds_per_epoch']:.2g}",
         ))  # fmt: skip
     return "\n".join([
-        f"{result['artifact']}: {model['model']}, {model['layers']} layers, hidden {model['hidden']}; strategy "
+        f"{result['artifact']}: {_model(model)}; strategy "
         f"{result['strategy']}; dependencies {result['dependencies']}: {where}",
         "",
         *_columns(rows),

@@ -17,7 +17,7 @@ def as_path(title: str, path: Any, what: str = "a file") -> Path:
     Raises:
         InputError: with the title, for anything else.
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InputError(f"{title} is {path!r}, expected {what}; pass its path")
     return Path(path)
 

@@ -6,10 +6,10 @@ import csv
 import importlib
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError, OutputError
+from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
 
 HOOKS = ("on_fit_begin", "on_epoch_end", "on_fit_end")
@@ -70,7 +70,7 @@ class CSVLogger(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str], metrics: Sequence[str] = ("train", "val", "test")) -> None:
-        self.path, self._metrics = Path(path), tuple(metrics)
+        self.path, self._metrics = as_path("CSVLogger: path", path), tuple(metrics)
 
     def on_epoch_end(self, trainer: Any, record: EpochRecord) -> None:
         """Append the epoch's line, and the head before the first."""
@@ -102,7 +102,7 @@ class TensorBoardLogger(Callback):
         _optional("TensorBoardLogger", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(os.fspath(directory))
+        self._writer: Any = SummaryWriter(os.fspath(as_path("TensorBoardLogger: directory", directory, "a directory")))
 
     def on_epoch_end(self, trainer: Any, record: EpochRecord) -> None:
         """Add the epoch's numbers."""

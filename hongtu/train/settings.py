@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,6 +47,33 @@ def check_steps(scheduler: object, clip_grad_norm: object) -> None:
     norm = 1.0 if clip_grad_norm is None else clip_grad_norm
     if not isinstance(norm, int | float) or not norm > 0:
         raise InputError(f"clip_grad_norm is {norm!r}: expected a number above 0, or None")
+
+
+def check_plain(seed: object, **switches: object) -> None:
+    """Refuse a seed that is no number, and switches that are neither on nor off.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed is {seed!r}: expected a whole number")
+    for name, given in switches.items():
+        if not isinstance(given, bool):
+            raise InputError(f"{name} is {given!r}: expected True or False")
+
+
+def make_scheduler(scheduler: Callable[[torch.optim.Optimizer], Any], optimizer: torch.optim.Optimizer) -> Any:
+    """What a person's function makes of the optimizer.
+
+    Raises:
+        InputError: where it makes none, such as one that does not return it.
+    """
+    remedy = "pass a function, as lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"
+    with refused_as("scheduler", remedy):
+        made = scheduler(optimizer)
+    if not hasattr(made, "step"):
+        raise InputError(f"scheduler gave {made!r}: expected a scheduler; {remedy}")
+    return made
 
 
 def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hongtu.config import size
 from hongtu.device.backends import Backend, get_backend
 from hongtu.engine.engine import Engine
-from hongtu.errors import InputError, names_known, refused_as
+from hongtu.errors import InputError, names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware, load_hardware
 from hongtu.host import check_disk
@@ -64,11 +64,13 @@ from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
     adam,
+    check_plain,
     check_precision,
     check_steps,
     host_limit,
     make_loss,
     make_optimizer,
+    make_scheduler,
 )
 from hongtu.train.survey.widths import fill_widths
 
@@ -176,6 +178,7 @@ class Trainer(Resumable):
             self.artifact.check_bounds()
             check_precision(dtype, autocast)
             check_steps(scheduler, clip_grad_norm)
+            check_plain(seed, detect_anomaly=detect_anomaly, deterministic=deterministic)
             links = isinstance(loss, LinkLoss)
             self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
             self._evaluation = Evaluation(None if links else metric, self.artifact.task)
@@ -203,8 +206,7 @@ class Trainer(Resumable):
             if self.decoder is not None:
                 self.decoder.to("cpu", dtype)  # where pairs are scored
             self.optimizer = make_optimizer(optimizer, iter(self._learned))
-            with refused_as("scheduler", "pass a function, as lambda o: torch.optim.lr_scheduler.StepLR(o, 10)"):
-                self.scheduler = None if scheduler is None else scheduler(self.optimizer)
+            self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
             self.embedding: Embedding | None = None
             make_rows_optimizer = embedding_optimizer or optimizer
             self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))

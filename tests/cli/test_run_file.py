@@ -77,6 +77,8 @@ def test_layers_by_name_are_those_of_python(artifact, capsys):
     modules = ["GCNConv(features, 7, activation='relu')", "Dropout(0.5)", "SAGEConv(7, classes)"]
     found = run_of(artifact.path, *SHORT, "--optimizer", "SGD(momentum=0.9)", "--lr", 0.1, "--scheduler",
                    "StepLR(1, gamma=0.5)", "--modules", *modules, capsys=capsys)  # fmt: skip
+    assert main(["plan", str(artifact.path), "--modules", *modules]) == 0
+    assert f"{artifact.path}: 3 modules; strategy full" in capsys.readouterr().out
     torch.manual_seed(0)
     layers = [hnn.GCNConv(6, 7, activation="relu"), hnn.Dropout(0.5), hnn.SAGEConv(7, 3)]
     trainer = hongtu.Trainer(

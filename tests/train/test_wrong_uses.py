@@ -440,6 +440,11 @@ WRONG = {
     ),
     "no norm": (lambda: make(clip_grad_norm=float("nan")), "clip_grad_norm is nan", "a number above 0"),
     "an unknown machine": (lambda: make(hardware="a100"), "hardware 'a100': not found", "a100x4"),
+    "no scheduler": (lambda: make(scheduler=lambda o: None), "scheduler gave None", "lr_scheduler.StepLR(o, 10)"),
+    "a switch in words": (lambda: make(deterministic="no"), "deterministic is 'no'", "expected True or False"),
+    "a seed in words": (lambda: make(seed="a"), "seed is 'a'", "a whole number"),
+    "a file without a name": (lambda: make().save(""), "save: path is ''", "pass its path"),
+    "a log that is no file": (lambda: hongtu.callbacks.CSVLogger(3), "CSVLogger: path is 3", "pass its path"),
     "no optimizer": (lambda: make(optimizer=lambda p: None), "optimizer gave None", "torch.optim.Adam(p, lr=0.01)"),
     "an optimizer of another model": (
         lambda: make(optimizer=lambda p: torch.optim.Adam(pyg.GCN(F, 8, 2, C).parameters())),
