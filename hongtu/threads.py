@@ -80,6 +80,9 @@ def _loaded(*names: str) -> list[Any]:
     return [library for library in found if hasattr(library, "set_num_threads")]
 
 
+_looked = threading.local()  # at the quota: numba's threads are set for each caller's thread
+
+
 class SharedCores:
     """Inside, a thread watches how crowded the machine is, and says how OpenMP's threads wait. May be entered again,
     and by several threads."""
@@ -92,7 +95,9 @@ class SharedCores:
         self._over = threading.Event()
 
     def __enter__(self) -> None:
-        follow_quota()
+        if time.monotonic() - getattr(_looked, "at", -LINGER) >= LINGER:
+            follow_quota()
+            _looked.at = time.monotonic()
         with self._lock:
             self._inside += 1
             if chosen_by_user() or (self._watch is not None and self._watch.is_alive()):

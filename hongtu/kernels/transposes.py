@@ -14,7 +14,7 @@ from numba import njit, prange
 
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, row_of, source_bounds
 
-WIDE = 32  # columns from which putting edges in order is worth it
+WIDE = 16  # columns from which putting edges in order is worth it
 RANGES = 2  # of destinations whose edges are put in order at once; each more takes 4 bytes a source
 PICKED = 64  # edges that are looked at together
 
