@@ -22,7 +22,7 @@ from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.model.wiring import Entry
 from hongtu.nn import BatchNorm, GCN2Conv, JumpingKnowledge, SAGEConv
-from hongtu.preprocess.pipeline import preprocess_directory
+from hongtu.preprocess.entry import preprocess_directory
 
 
 def gcnii(features: int, hidden: int, classes: int, layers: int = 16) -> list[Entry]:

@@ -18,7 +18,7 @@ from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError
 from hongtu.model.named import build_layers
-from hongtu.preprocess.pipeline import preprocess_directory
+from hongtu.preprocess.entry import preprocess_directory
 from hongtu.train.planning import plan_model
 
 TIMES_SMALLEST = (1.5, 3, 8)

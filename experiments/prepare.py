@@ -8,8 +8,8 @@ from typing import Any
 
 import hongtu
 from hongtu.config import PreprocessConfig
+from hongtu.preprocess.entry import preprocess_directory
 from hongtu.preprocess.generate import generate
-from hongtu.preprocess.pipeline import preprocess_directory
 
 
 def real_graph(name: str) -> Path | None:

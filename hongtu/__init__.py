@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.model.loss_terms import LossTerm
     from hongtu.model.pyg import from_pyg, to_pyg
     from hongtu.plan.passes.strategy import Strategy
-    from hongtu.preprocess.pipeline import preprocess_graph
+    from hongtu.preprocess.entry import preprocess_graph
     from hongtu.preprocess.read.formats.dgl_graph import from_dgl
     from hongtu.ranks.group import Ranks
     from hongtu.train import callbacks, evaluators
@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
 
 # attribute -> (module, name in it; None for the module itself)
 _LAZY = {
-    "preprocess_graph": ("hongtu.preprocess.pipeline", "preprocess_graph"),
+    "preprocess_graph": ("hongtu.preprocess.entry", "preprocess_graph"),
     "open_artifact": ("hongtu.graph.artifact", "open_artifact"),
     "Trainer": ("hongtu.train.trainer", "Trainer"),
     "from_dgl": ("hongtu.preprocess.read.formats.dgl_graph", "from_dgl"),

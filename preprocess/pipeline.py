@@ -1,21 +1,18 @@
-"""The whole of preprocessing, stage by stage: the only module that composes the stages beside it."""
+"""The whole of preprocessing, stage by stage: this module composes the stages beside it."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
-from hongtu.errors import InputError, nearest, note
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError, note
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
@@ -37,140 +34,28 @@ from hongtu.preprocess.workspace import Workspace, check_origin, input_hash
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
 
-def preprocess_directory(
-    source: str | os.PathLike[str], artifact: str | os.PathLike[str], config: PreprocessConfig
-) -> Artifact:
-    """Preprocess a graph on disk: a directory in the neutral format, or any other that ``read_input`` knows.
-
-    Raises:
-        InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
-            written then.
-    """
-    path = Path(source)
-    return _run(lambda scratch: read.read_input(path, config, scratch), artifact, config, lambda: _files(path))
-
-
-def preprocess_graph(
-    edges: Any = None,
-    num_vertices: int | None = None,
-    artifact: str | os.PathLike[str] | None = None,
-    *,
-    data: Any = None,
-    features: Any = None,
-    labels: Any = None,
-    masks: Mapping[str, Any] | None = None,
-    edge_weight: Any = None,
-    edge_features: Any = None,
-    edge_type: Any = None,
-    vertex_type: Any = None,
-    partitions: int | None = None,
-    chunks: int | str | None = None,
-    **config: Any,
-) -> Artifact:
-    """Preprocess in-memory arrays (numpy, or anything ``numpy.asarray`` takes, such as CPU torch tensors).
-
-    Args:
-        edges: int32 or int64 [2, E], row 0 = source, row 1 = destination; or a sparse matrix of scipy, torch or
-            torch_sparse whose entry (i, j) is the edge i -> j, with its value as weight where they are not all 1.
-        num_vertices: V; None: that of the matrix.
-        artifact: directory to write.
-        data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
-            others are given) or ``HeteroData``, a graph of DGL (:func:`hongtu.from_dgl`), or one of NetworkX, whose
-            vertices then have its order and names.
-        features: numbers [V, F], kept as float32, a scipy sparse matrix of that shape, or "random:F", "degree" or
-            "embedding:D".
-        labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
-            [V] or [V, C] (NaN = none).
-        masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
-            "test" is all False.
-        edge_weight: float [E] or None.
-        edge_features: float [E, F] or None.
-        edge_type: integers [E] from 0, the relation of each edge, or None.
-        vertex_type: integers [V] from 0, or None; ``features`` are then a list, float [V_k, F_k] for the V_k vertices
-            of each type k in the order of their numbers.
-        partitions, chunks, **config: the fields of ``hongtu.config.PreprocessConfig``.
-
-    Raises:
-        InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
-            written then.
-    """
-    known = [field.name for field in fields(PreprocessConfig)]
-    for name in sorted(set(config) - set(known)):
-        split, own = name.removesuffix("_mask"), inspect.signature(preprocess_graph).parameters
-        meant = f"; pass masks={{{split!r}: ...}}" if split in read.SPLITS else nearest(name, [*list(own)[:-1], *known])
-        raise InputError(f"preprocess_graph: no argument is named {name!r}{meant}; see hongtu.config.PreprocessConfig")
-    if isinstance(features, str):
-        config["features"], features = features, None
-    if isinstance(labels, str):
-        config["labels"], labels = labels, None
-    settings = PreprocessConfig(partitions=partitions, chunks=chunks, **config)
-    if masks is not None and settings.random_split:
-        raise InputError("preprocess_graph: masks, and a random_split that would replace them; leave one out")
-    if artifact is None or (data is None) == (edges is None):
-        raise InputError("preprocess_graph: pass artifact=DIRECTORY, and either edges and num_vertices or data")
-    beside = {"edge_features": edge_features, "edge_type": edge_type}
-    arrays = {"features": features, "labels": labels, "masks": masks, **beside}
-
-    def load(scratch: Path) -> read.RawGraph:
-        if data is None:
-            own = {"edge_weight": edge_weight, "vertex_type": vertex_type}
-            return read.from_arrays(edges, num_vertices, settings, **own, **arrays)
-        if any(given is not None for given in (num_vertices, edge_weight, vertex_type)):
-            raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
-        return read.read_data(data, settings, scratch, **arrays)
-
-    try:
-        return _run(load, artifact, settings)
-    except InputError as error:
-        raise type(error)(in_python(str(error))) from error
-
-
 ONE_WAY = 0.05  # of the edges have a reverse, at most
 NOTE = (
     "edges go one way, and vertices hear from their in-edges alone; undirected=True (--undirected) adds the other way"
 )
-_NAMES = "|".join(sorted((*PARTITIONERS, *ORDERS, *TASKS), key=len, reverse=True))  # the longest first
-_OPTION = re.compile(rf"--([a-z][a-z-]*)( (?:[\w.]+(?:[,:][\w.]*\w)+|\d[\d.]*\b|(?:{_NAMES})\b))?")
 
 
-def in_python(message: str) -> str:
-    """A message whose remedies are options of the command line, with arguments of ``preprocess_graph`` instead.
-
-    >>> in_python("pass --random-split 0.6,0.2,0.2 or --chunks auto, or --force")
-    "pass random_split=(0.6, 0.2, 0.2) or chunks='auto', or force=True"
-    >>> in_python("--split is 2; leave --split out, or --columns a,b names them")
-    "split is 2; leave split out, or columns=('a', 'b') names them"
-    """
-
-    def argument(match: re.Match[str]) -> str:
-        name, value = match[1].replace("-", "_"), (match[2] or "").strip()
-        if name in SWITCHES:
-            return f"{name}=True{match[2] or ''}"
-        parts = [part if part.replace(".", "").isdigit() else repr(part) for part in value.split(",")]
-        return f"{name}=({', '.join(parts)})" if parts[1:] else f"{name}={parts[0]}" if value else name
-
-    return _OPTION.sub(argument, message)
-
-
-def _files(path: Path) -> list[list[Any]]:
-    """What tells whether the input is still the same: name, size, times and place of every file."""
-    patterns = ("*", "raw/*", "split/*/*")  # where readers look; the artifact may lie elsewhere inside the input
-    try:
-        if path.is_dir():
-            os.listdir(path)  # globbing takes a directory that may not be read for an empty one
-        found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
-        stats = [(file, file.stat()) for file in found if file.is_file()]
-    except OSError as error:
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
-    return [[str(f.absolute()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in stats]
-
-
-def _run(
+def run_stages(
     load: Callable[[Path], read.RawGraph],
     path: str | os.PathLike[str],
     config: PreprocessConfig,
     files: Callable[[], list[list[Any]]] | None = None,
 ) -> Artifact:
+    """Make an artifact, or open one of the same input and settings.
+
+    Args:
+        load: reads the input, which may use a directory of its own.
+        path: of the artifact.
+        files: what tells whether the input is still the same; None: the input itself, which lies in memory.
+
+    Raises:
+        InputError: when the input is wrong, or the output exists and is of another; nothing is written then.
+    """
     given = None if files is None else files()
     source = None if given is None else input_hash({"files": given})
     made_of = {"input": source, "settings": config.settings(), "version": VERSION}

@@ -29,8 +29,8 @@ from hongtu.cli.train_config import TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
+from hongtu.preprocess.entry import preprocess_directory
 from hongtu.preprocess.generate import generate
-from hongtu.preprocess.pipeline import preprocess_directory
 from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
 from hongtu.train.propagation import Propagation
 from hongtu.train.scores import scores

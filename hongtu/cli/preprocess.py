@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = configure(PreprocessConfig, arguments)
 
     from hongtu.cli.info import brief, summary
-    from hongtu.preprocess.pipeline import preprocess_directory
+    from hongtu.preprocess.entry import preprocess_directory
 
     result = summary(preprocess_directory(arguments.input, arguments.artifact, config))
     print(json.dumps(result) if arguments.json else brief(result))

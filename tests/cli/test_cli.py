@@ -186,7 +186,7 @@ def test_import_is_light():
 
 
 def test_lazy_attributes():
-    assert hongtu.preprocess_graph is importlib.import_module("hongtu.preprocess.pipeline").preprocess_graph
+    assert hongtu.preprocess_graph is importlib.import_module("hongtu.preprocess.entry").preprocess_graph
     assert hongtu.errors.InputError is InputError
     assert {"Trainer", "nn", "open_artifact"} <= set(dir(hongtu))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

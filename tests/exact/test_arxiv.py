@@ -8,7 +8,7 @@ import torch
 import hongtu
 from hongtu.config import PreprocessConfig
 from hongtu.nn import GATConv, GCNConv
-from hongtu.preprocess.pipeline import preprocess_directory
+from hongtu.preprocess.entry import preprocess_directory
 
 BUDGET = 32 * 2**20
 WIDTH, CLASSES = 64, 40

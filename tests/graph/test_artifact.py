@@ -296,7 +296,7 @@ def test_awkward_graphs(case, flags, tmp_path):
 
 
 def test_real_graph(data_graph, tmp_path):
-    found = hongtu.preprocess.pipeline.preprocess_directory(
+    found = hongtu.preprocess.entry.preprocess_directory(
         data_graph("planetoid-cora"), tmp_path / "out", hongtu.config.PreprocessConfig(normalize_features=True)
     )
     statistics = found.manifest["statistics"]

@@ -140,8 +140,8 @@ def test_a_window_moves_at_most_half(data_graph):
 def generated(tmp_path_factory):
     """20,000 vertices in 4 partitions, of which a half trains."""
     from hongtu.config import PreprocessConfig
+    from hongtu.preprocess.entry import preprocess_directory
     from hongtu.preprocess.generate import generate
-    from hongtu.preprocess.pipeline import preprocess_directory
 
     path = tmp_path_factory.mktemp("generated")
     generate("citation", path / "graph", vertices=20_000, edges=200_000, features=32, classes=8, seed=1)

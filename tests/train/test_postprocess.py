@@ -15,7 +15,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import BudgetError, InputError
-from hongtu.preprocess.pipeline import preprocess_directory
+from hongtu.preprocess.entry import preprocess_directory
 from tests import problems
 from tests.training import GRAINS, STRATEGIES
 

@@ -35,8 +35,8 @@ from hongtu.plan.cost.seconds import arithmetic_seconds, is_near, pass_seconds
 from hongtu.plan.cost.work import Work, partition_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
+from hongtu.preprocess.entry import preprocess_directory
 from hongtu.preprocess.generate import generate
-from hongtu.preprocess.pipeline import preprocess_directory
 from hongtu.train.planning import plan_model
 from hongtu.train.trainer import Trainer
 
