@@ -127,6 +127,11 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
         return PerVertex(loss)
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}: expected a loss; pass {loss.__name__}()")
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise InputError(
+            f"loss {type(loss).__name__}: has parameters, which nothing would train; give them to a layer, or freeze "
+            "them (requires_grad_(False))"
+        )
     if not callable(loss):
         raise InputError(f"loss {loss!r}: expected a name, a torch loss, a callable, a LossTerm or a list of these")
     return loss

@@ -128,7 +128,7 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
     others = trainer.ranks.rank > 0  # the first rank writes
     directory = None if options.run_dir is None or others else RunDirectory(options.run_dir, options.keep)
     with trainer.ranks.agreed():
-        if directory is not None and options.save_every:
+        if directory is not None:
             directory.check_newest(trainer.epoch)
     loop = _Loop(trainer, options, directory)
     loop.callbacks.begin(trainer)

@@ -71,11 +71,16 @@ class RunDirectory:
         return sorted(self._epochs(), key=self._epochs().__getitem__)
 
     def check_newest(self, epoch: int) -> None:
-        """Refuse to write among the snapshots of epochs to come: they are of another run.
+        """Refuse to write among the snapshots and lines of epochs to come: they are of another run.
 
         Raises:
             InputError: naming the newest.
         """
+        last = max((entry["epoch"] for entry in self.history(2**63)), default=0)
+        if last > epoch and not self._epochs():
+            raise InputError(
+                f"{self.path / LOG}: has an epoch {last}, later than this run's {epoch}; choose another directory"
+            )
         if any(other > epoch for other in self._epochs().values()):
             raise InputError(
                 f"{self.snapshots()[-1]}: is of a later epoch than this run's {epoch}; continue that run with "

@@ -232,6 +232,21 @@ WRONG = {
     "epochs as text": (lambda: make().fit("10"), "epochs is '10'", "a whole number"),
     "an optimizer's name": (lambda: make(optimizer="adam"), "optimizer is 'adam'", "expected a function"),
     "a loss of nothing": (lambda: make(loss=lambda out, target: None).train_epoch(), "returned None", "per vertex"),
+    "a loss with parameters": (
+        lambda: make(loss=nn.Sequential(nn.Linear(C, C))),
+        "loss Sequential: has parameters, which nothing would train",
+        "requires_grad_(False)",
+    ),
+    "an optimizer for GPUs": (
+        lambda: make(optimizer=lambda p: torch.optim.Adam(p, capturable=True)),
+        "optimizer Adam: must step without a closure, and by dense gradients (If capturable=True",
+        "use torch.optim.Adam",
+    ),
+    "a directory of another run": (
+        lambda: [make().fit(2, run_dir=directory) for directory in [problems.new_path()] * 2],
+        "epochs.jsonl: has an epoch 2, later than this run's 0",
+        "choose another directory",
+    ),
     "a detached loss": (
         lambda: make(loss=lambda out, target: out.sum(1).detach()).train_epoch(),
         "does not depend on the output",

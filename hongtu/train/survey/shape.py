@@ -150,7 +150,7 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
         trial.step()
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, AssertionError) as error:
         name = type(optimizer).__name__
         raise InputError(
             f"optimizer {name}: must step without a closure, and by dense gradients ({error}); use torch.optim.Adam"

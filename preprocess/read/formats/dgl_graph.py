@@ -54,7 +54,7 @@ def from_dgl(graph: Any) -> Any:
         InputError: for a sampled block, which is no graph.
     """
     if not is_dgl(graph):
-        raise InputError(f"from_dgl: a {type(graph).__name__}, expected a graph of DGL")
+        raise InputError(f"from_dgl: got {type(graph).__name__}, expected a graph of DGL")
     if getattr(graph, "is_block", False):
         raise InputError("from_dgl: a block of a sampler; pass the whole graph")
     graph = graph.cpu()
