@@ -5,6 +5,7 @@ A thread that has not used a GPU has no context, and the driver refuses it; ``an
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
@@ -71,3 +72,12 @@ def bus_id(gpu: int) -> str:
     except RuntimeError:  # a driver without the function
         return ""
     return buffer.partition(b"\0")[0].decode().lower() if int(status) == 0 else ""  # not zeroed behind the end
+
+
+def call_on_host(stream: int, function: int, given: int) -> int:
+    """Have a CUDA stream call a C function with a pointer, when what it was given before is done: the driver's status.
+
+    Straight from the driver's library: what cuda-bindings gives it takes Python's lock for every call.
+    """
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+    return int(launch(*map(ctypes.c_void_p, (stream, function, given))))

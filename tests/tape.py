@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hongtu.cuda_ext import kernels as cuda_kernels
 from hongtu.cuda_ext.edge_kernels import EdgeKernel
-from hongtu.device import script, staged
+from hongtu.device import host_work, script
+from hongtu.device.frozen import EMPTY
 from hongtu.device.simulated import Moment, Queue, Scheduler, SimulatedBackend
 from hongtu.kernels.torch_private import Operations
 
@@ -294,9 +295,6 @@ def _no_rows(rows: Tensor, index: Tensor | None) -> bool:
     return not len(rows) and (index is None or not len(index))
 
 
-EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")  # they touch nothing
-
-
 class TapedOperations(Operations):
     """Every operation of torch, in the stream that runs it."""
 
@@ -348,7 +346,7 @@ def taped(seed: int = 0) -> SimulatedBackend:
 @contextmanager
 def taping(tape: Tape, monkeypatch: Any) -> Iterator[None]:
     """Inside, what the host does to arrays is on the tape, too, and every operation of torch."""
-    copy, put = script.copy_on_host, staged._put_rows
+    copy, put = script.copy_on_host, host_work.put_rows
 
     def copy_on_host(source: np.ndarray, target: np.ndarray, index: np.ndarray | None = None) -> None:
         tape.touch_array("reads", source, index, by="copy on host")
@@ -362,7 +360,7 @@ def taping(tape: Tape, monkeypatch: Any) -> Iterator[None]:
 
     with monkeypatch.context() as patched, TapedOperations(tape):
         patched.setattr(script, "copy_on_host", copy_on_host)
-        patched.setattr(staged, "_put_rows", put_rows)
+        patched.setattr(host_work, "put_rows", put_rows)
         yield
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.device.capture import Recorder
 from hongtu.device.pool import Make
 from hongtu.device.saved_memory import LEAST, SavedMemory
 from hongtu.device.script import Source
@@ -61,6 +62,10 @@ class Backend:
         """One device for each partition; those on one GPU share its streams."""
         disk = ThreadStream()
         return [self._device(f"device {i}", budget, traffic, disk) for i in range(partitions)]
+
+    def recorder(self, devices: list[Device]) -> Recorder | None:
+        """Captures what the streams of a run's devices are given; None: nothing is captured."""
+        return None
 
     def _device(self, name: str, budget: int | None, traffic: Traffic, disk: Stream) -> Device:
         return CpuDevice(name, budget, traffic, disk)

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from hongtu.cuda_ext import driver
 from hongtu.device.base import Device
+from hongtu.device.capture import Recorder
 from hongtu.device.cpu import Backend
+from hongtu.device.cuda_graph import GraphRecorder, HostStream
 from hongtu.device.pinned import REGISTERED, pinned, processors_near
 from hongtu.device.pool import Make
 from hongtu.device.staged import StagedDevice
-from hongtu.device.streams import Event, Streams, ThreadStream
+from hongtu.device.streams import Event, Streams
 from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.hardware import H200, MARGIN
 from hongtu.kernels.dispatch import kernels_for
@@ -59,9 +61,9 @@ class CudaStream:
             event.synchronize(why)
 
 
-def host_thread(gpu: int) -> ThreadStream:
+def host_thread(gpu: int) -> HostStream:
     """Waiting for an event would make a context on the first GPU, were another one not current on the thread."""
-    return ThreadStream(partial(torch.cuda.set_device, gpu))
+    return HostStream(partial(torch.cuda.set_device, gpu))
 
 
 class CudaDevice(StagedDevice):
@@ -150,6 +152,15 @@ class CudaBackend(Backend):
             name, pin = f"device {i}", self.pinned
             made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, *reach[gpu]))
         return made
+
+    def recorder(self, devices: list[Device]) -> Recorder | None:
+        """Of one GPU: a graph for several would take memory of torch's allocator on the first only."""
+        gpus = {self.gpu_of(i) for i in range(len(devices))}
+        if len(gpus) > 1 or not hasattr(torch.cuda, "MemPool"):  # older torch
+            return None
+        (gpu,), host = gpus, devices[0].streams.host
+        assert isinstance(host, HostStream)
+        return GraphRecorder(self.where(gpu), *_streams(gpu), host, CudaStream(self.where(gpu), -1))
 
 
 def _free_bytes(gpu: int) -> int:

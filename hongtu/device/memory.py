@@ -133,6 +133,12 @@ class DeviceMemory(ABC):
         """What the host's side takes now."""
         return sum(staging.nbytes for staging in self._host.values())
 
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Of all planned buffers and their staging memory."""
+        kinds = self._placed, self._buffers, self._host
+        return tuple(tensor.data_ptr() for tensors in kinds for tensor in tensors.values())
+
     def placed(self) -> set[str]:
         """The names of the tensors that stay."""
         return set(self._placed)

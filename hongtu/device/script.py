@@ -54,8 +54,9 @@ class Script:
 
     def goes_to(self, device: Typed) -> None:
         """Bring all arrays to this memory from now on."""
-        self._device = device
-        self.parts.clear()
+        if device is not self._device:
+            self._device = device
+            self.parts.clear()
 
     def pack(self, name: str, source: Source, link: str, index: np.ndarray | None = None) -> Tensor:
         """Copy an array, or its rows ``index``, behind what is packed; returns where the device will have it."""

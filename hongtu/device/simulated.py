@@ -10,13 +10,17 @@ import dataclasses
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.device.base import Device
+from hongtu.device.capture import Recorder
 from hongtu.device.cpu import Backend
+from hongtu.device.frozen import Frozen, NotedLauncher, Recording
 from hongtu.device.pool import Make, Pool
 from hongtu.device.staged import StagedDevice
 from hongtu.device.streams import Event, Streams
@@ -37,7 +41,10 @@ class Scheduler:
 
     Attributes:
         waits: the reasons of all waits that there were.
+        recording: writes down what queues are given, while there is one.
     """
+
+    recording: Recording | None = None
 
     def __init__(self, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
         self._random = random.Random(seed)
@@ -59,6 +66,11 @@ class Scheduler:
             chosen = ready[0] if len(ready) == 1 else self._random.choices(ready, [queue.speed for queue in ready])[0]
             chosen.step()
 
+    def each_given(self, change: Callable[[Callable[[], object]], Callable[[], object]]) -> None:
+        """Have queues do something else in place of every piece of work that they have been given and not done."""
+        for queue in self._queues:
+            queue.change(change)
+
     def drop_all(self) -> None:
         """Forget all work, after an error."""
         for queue in self._queues:
@@ -79,27 +91,41 @@ class Moment:
 
 
 class Queue:
-    """A stream whose work is done when the scheduler says so, the more often the higher its speed."""
+    """A stream whose work is done when the scheduler says so, the more often the higher its speed.
+
+    Attributes:
+        on_host: it is the host's own.
+    """
+
+    on_host = False
 
     def __init__(self, scheduler: Scheduler, speed: float) -> None:
         self._scheduler, self.speed = scheduler, speed
         self._work: deque[Callable[[], object] | Moment | tuple[Moment]] = deque()
 
     def run(self, work: Callable[[], object]) -> None:
-        self._work.append(work)
+        recording = self._scheduler.recording
+        self._work.append(work if recording is None else recording.taken(self, work, on_host=self.on_host))
 
     def record(self) -> Moment:
         moment = Moment(self._scheduler)
         self._work.append(moment)
+        if self._scheduler.recording is not None:
+            self._scheduler.recording.steps.append((self, moment))
         return moment
 
     def wait(self, event: Event, why: str) -> None:
         self._scheduler.waits.add(why)
         if isinstance(event, Moment) and why not in self._scheduler.ignored:
             self._work.append((event,))
+            if self._scheduler.recording is not None:
+                self._scheduler.recording.steps.append((self, (event, why)))
 
     def clear(self) -> None:
         self._work.clear()
+
+    def change(self, change: Callable[[Callable[[], object]], Callable[[], object]]) -> None:
+        self._work = deque(x if isinstance(x, Moment | tuple) else change(x) for x in self._work)
 
     @property
     def ready(self) -> bool:
@@ -167,6 +193,35 @@ class SimulatedDevice(StagedDevice):
         self._scheduler.drop_all()
 
 
+class FrozenRecorder:
+    """Captures what a scheduler's queues are given, and what a launcher launches for them."""
+
+    def __init__(self, scheduler: Scheduler, launcher: NotedLauncher) -> None:
+        self._scheduler, self._launcher = scheduler, launcher
+        self._memory: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
+
+    def capture(self, work: Callable[[], None], drain: Callable[[], None]) -> Frozen:
+        with self._recording() as recording:
+            work()
+            self._scheduler.recording = None  # what is waited for below is no part of it
+            drain()
+        return Frozen(recording)
+
+    @contextmanager
+    def _recording(self) -> Iterator[Recording]:
+        recording = Recording(self._memory)
+        self._scheduler.each_given(lambda work: recording.noted(work, []))  # what was given before is no part of it
+        self._scheduler.recording = self._launcher.recording = recording
+        try:
+            with recording:
+                yield recording
+        finally:
+            self._scheduler.recording = self._launcher.recording = None
+
+    def beside(self) -> nullcontext[None]:
+        return nullcontext()
+
+
 class SimulatedBackend(Backend):
     """GPUs played by the CPU.
 
@@ -174,6 +229,8 @@ class SimulatedBackend(Backend):
         gpus: how many there are; partitions are dealt to them in turn. None: one for each partition.
         seed, ignored: as for ``Scheduler``.
         detours: GPUs reach neither the host's memory nor each other's themselves.
+        captures: passes that repeat are captured, as on a GPU: done again operation by operation, in memory that
+            nobody else gets.
 
     Raises:
         KernelError: no C++ compiler is installed.
@@ -182,13 +239,17 @@ class SimulatedBackend(Backend):
     hardware = dataclasses.replace(H200, name="simulated")
 
     def __init__(
-        self, gpus: int | None = None, seed: int = 0, ignored: frozenset[str] = frozenset(), detours: bool = False
+        self,
+        gpus: int | None = None,
+        seed: int = 0,
+        ignored: frozenset[str] = frozenset(),
+        detours: bool = False,
+        captures: bool = False,
     ) -> None:
-        from hongtu.cuda_ext.host_build import HostLauncher
-
-        self.gpus, self.detours = gpus, detours
+        self.gpus, self.detours, self._captures = gpus, detours, captures
         self.scheduler = Scheduler(seed, ignored)
-        self.kernels: Kernels = CudaKernels(HostLauncher())
+        self._launcher = NotedLauncher()
+        self.kernels: Kernels = CudaKernels(self._launcher)
 
     @property
     def pinned(self) -> Make:
@@ -197,9 +258,13 @@ class SimulatedBackend(Backend):
     def gpu_of(self, partition: int) -> int:
         return partition if self.gpus is None else partition % self.gpus
 
+    def recorder(self, devices: list[Device]) -> Recorder | None:
+        return FrozenRecorder(self.scheduler, self._launcher) if self._captures else None
+
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         queue = self.scheduler.queue
         host, disk = queue(), queue()
+        host.on_host = disk.on_host = True
         gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}
         made: list[Device] = []
         for i in range(partitions):

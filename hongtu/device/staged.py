@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.device.host_work import Put
 from hongtu.device.pool import Make, Pool
-from hongtu.device.script import Script, Source, scripts_of, typed
+from hongtu.device.script import Script, Source, Typed, scripts_of, typed
 from hongtu.device.slab import Slab
 from hongtu.device.streams import Streams
 from hongtu.hardware import aligned
-from hongtu.host import available_bytes, in_parts
+from hongtu.host import available_bytes
 from hongtu.kernels.dispatch import Kernels
-from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 
 HOST_BLOCKS = 64  # of threads that read or write host memory: 1 MiB on its way, ten times what the link holds
@@ -55,6 +55,7 @@ class StagedDevice(Device):
         self._pinned, self._staging_pool = pinned, Pool(pinned, room=available_bytes)
         self._scripts: list[Script] = []  # of the pass: one for each batch where they stay, else one for each set
         self._kept: dict[str, list[Script]] = {}  # by pass, those that stay
+        self._script_memory: list[Typed] = []  # of the pass, one for each set
         self.slab: Slab | None = None
 
     def hold(self, nbytes: int) -> None:
@@ -92,22 +93,23 @@ class StagedDevice(Device):
             self.allocate(name, 1, (nbytes,), torch.uint8)
         memory = [typed(self.buffer(name), dtypes.values()) for name in names]
         if p in self._kept:
-            self._scripts = self._kept[p]
-            for number, script in enumerate(self._scripts):
-                script.goes_to(memory[number % sets])
+            self._scripts, self._script_memory = self._kept[p], memory
             return
         for name in names:
             self.prepare_staging(name, 1, (nbytes,), torch.uint8)
         self._scripts = [Script(self.beside(name, 0), dtypes, of) for name, of in zip(names, memory, strict=True)]
 
     def release_all(self) -> None:
-        self._scripts = []
+        self._scripts, self._script_memory = [], []
         super().release_all()
         if self.slab is not None:
             self.slab.unstack()
 
     def _script(self, number: int) -> Script:
-        return self._scripts[number % len(self._scripts)]
+        script, memory = self._scripts[number % len(self._scripts)], self._script_memory
+        if memory:
+            script.goes_to(memory[number % len(memory)])
+        return script
 
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))
@@ -186,12 +188,9 @@ class StagedDevice(Device):
             if link == "flush":
                 self.traffic.add(link, 0, len(part))
 
-        def put() -> None:
-            _put_rows(staging.numpy(), host.numpy(), index, stores)
-
         self.streams.flush.run(copy)
         self.streams.host.wait(self.streams.flush.record(), "add: the rows have arrived")
-        self.streams.host.run(put)
+        self.streams.host.run(Put(staging.numpy(), host.numpy(), index, stores))
 
     def _copy(self, link: str, source: Tensor, target: Tensor) -> None:
         target.copy_(source, non_blocking=True)
@@ -227,20 +226,6 @@ class StagedDevice(Device):
         streams = self.streams
         for stream in (streams.load, streams.compute, streams.flush, streams.host, streams.disk):
             stream.record().synchronize("drain: the pass is done")
-
-
-def _put_rows(rows: np.ndarray, host: np.ndarray, index: np.ndarray | None, stores: Stores) -> None:
-    """Store rows in ``host``, or in rows ``index`` of it, which are different ones, or add them there."""
-
-    def put(part: slice) -> None:
-        if index is None and stores is False:
-            np.add(host[part], rows[part], out=host[part])
-            return
-        to = np.arange(part.start, part.stop, dtype=np.int32) if index is None else index[part]
-        flags = stores[part] if isinstance(stores, np.ndarray) else np.full(len(to), stores)
-        put_rows_alone(rows[part], host, to, flags)
-
-    in_parts(put, len(rows), rows.nbytes)
 
 
 def _settle(*tensors: Tensor) -> None:

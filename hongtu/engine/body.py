@@ -46,6 +46,7 @@ class Body:
             torch.set_grad_enabled(x.graph),
             saving(self.places) if x.saves else nullcontext(),
             knowing_hubs(),
+            self.at.asking or nullcontext(),
         ):
             for instruction in x.body:
                 getattr(self, instruction.verb)(instruction)

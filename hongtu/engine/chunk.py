@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.device.capture import Asking
 from hongtu.device.script import Source
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.saved import Graph
@@ -41,6 +42,7 @@ class Partition:
         pieces: rows that chunks have for themselves, by vertex tensor and chunk.
         graphs: what chunks saved for backward, by stage and chunk.
         moments: what the pass gathers.
+        asking: notes what its layers ask the device for, where that is wanted.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Partition:
         self.pieces: defaultdict[str, dict[int, Tensor]] = defaultdict(dict)
         self.graphs: dict[tuple[int, int], Graph] = {}
         self.moments: Moments
+        self.asking: Asking | None = None
 
 
 class Chunk:

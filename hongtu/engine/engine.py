@@ -87,6 +87,7 @@ class Engine:
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
             artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk, most,
+            backend.recorder(self._devices) if self.program.captures else None,
         )  # fmt: skip
         self._counted = False
 

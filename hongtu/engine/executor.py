@@ -6,6 +6,7 @@ backward from the checkpoints there, gradients accumulated on the host.
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device
+from hongtu.device.capture import CaptureError, Recorder
 from hongtu.device.streams import Turn
 from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
+from hongtu.engine.repeats import Moved, Repeats
 from hongtu.host import trim_beyond
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
@@ -58,6 +61,7 @@ class Executor:
         messages: between ranks, or None where the program has none.
         disk: has the rows that the host does not hold, or None where the program spills none.
         most: bytes of anonymous memory that the process may have between two batches then.
+        recorder: captures passes that repeat, or None.
 
     Attributes:
         seconds: of every pass of the last ``run``, by name.
@@ -77,6 +81,7 @@ class Executor:
         messages: Messages | None = None,
         disk: Disk | None = None,
         most: int = 0,
+        recorder: Recorder | None = None,
     ) -> None:
         self._most = most
         self.messages, self.disk, self.ranks = messages, disk, ranks or Alone()
@@ -88,6 +93,7 @@ class Executor:
                 devices, networks, start[:-1], start[1:] if own_end is None else own_end, strict=True
             )
         ]
+        self.repeats = Repeats(program, self.partitions, host, recorder)
         self.num_graph_vertices = num_graph_vertices
         self.seconds: dict[str, float] = {}
         self._current: PassProgram | None = None
@@ -109,9 +115,7 @@ class Executor:
     def run(self, passes: tuple[PassProgram, ...]) -> float:
         """Run passes in order; returns the loss where one of them evaluates it, else 0. After an error nothing of the
         executor can be used any more."""
-        for partition in self.partitions:
-            partition.device.streams.compute.run(partition.loss_value.zero_)
-            partition.device.begin()
+        self._begin()
         self.seconds.clear()
         if passes is not self.program.setup:
             for device, nbytes in zip(self.devices, self.program.slabs, strict=False):
@@ -119,16 +123,57 @@ class Executor:
         if any(p.keeps for p in passes):
             self._keep_scripts()
         try:
-            for p in passes:
-                start = perf_counter()
-                self._run_pass(p)
-                self.seconds[p.name] = perf_counter() - start
+            self._run_repeated(passes)
         except BaseException:
             for device in self.devices:
                 device.abandon()
             raise
         self.ranks.where = f"behind pass '{passes[-1].name}'" if passes else self.ranks.where
         return sum(float(partition.loss_value) for partition in self.partitions)
+
+    def _begin(self) -> None:
+        for partition in self.partitions:
+            partition.device.streams.compute.run(partition.loss_value.zero_)
+            partition.device.begin()
+
+    def _run_repeated(self, passes: tuple[PassProgram, ...]) -> None:
+        """Run passes as they were captured, where they were; from the start where that turns out to be of no use."""
+        placed, names = [device.placed() for device in self.devices], self.host.names()
+        self.repeats.begin(passes)
+        try:
+            self._run_passes(passes)
+        except (Moved, CaptureError) as error:
+            self.repeats.forget(str(error))
+            if str(error):
+                warnings.warn(f"training is not captured from now on: {error}", stacklevel=2)
+            self._undo(placed, names)
+            self.repeats.begin(passes)
+            self._run_passes(passes)
+
+    def _undo(self, placed: list[set[str]], names: set[str]) -> None:
+        """Have nothing of passes that have begun, but what was placed, and there on the host, before."""
+        for device, stays in zip(self.devices, placed, strict=True):
+            device.abandon()
+            device.release_all()
+            for name in device.placed() - stays:
+                device.remove(name)
+        self.devices[0].traffic.clear()
+        self.host.staging(0)
+        for name in self.host.names() - names:
+            self.host.free(name)
+        for partition in self.partitions:
+            partition.pieces.clear()
+            partition.graphs.clear()
+            for parameter in partition.network.modules.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        self._begin()
+
+    def _run_passes(self, passes: tuple[PassProgram, ...]) -> None:
+        for p in passes:
+            start = perf_counter()
+            self._run_pass(p)
+            self.seconds[p.name] = perf_counter() - start
 
     def _run_pass(self, p: PassProgram) -> None:
         self._current, self.ranks.where = p, f"in pass '{p.name}'"
@@ -142,6 +187,15 @@ class Executor:
         for x in p.body:
             if isinstance(x, moves.Post) and self.messages is not None:
                 self.messages.expect(x)
+        self.repeats.run(p, partial(self._run_batches, p), self._drain)
+        self._drain()
+        self._run(p.after)
+        for device in self.devices:
+            device.release_all()
+        self.host.staging(0)
+        self._run(p.frees)
+
+    def _run_batches(self, p: PassProgram) -> None:
         turns = [Turn(len(self.devices)) for _ in range(max(p.sets, 1 + p.ahead))]
         most = self._most
         for step in range(len(p.order) + p.ahead if p.order else 0):
@@ -157,13 +211,10 @@ class Executor:
                 self._chunks = []
                 most = trim_beyond(most)
         self._chunks = []
+
+    def _drain(self) -> None:
         for device in self.devices:
             device.drain()
-        self._run(p.after)
-        for device in self.devices:
-            device.release_all()
-        self.host.staging(0)
-        self._run(p.frees)
 
     def _run(self, body: tuple[Instruction, ...]) -> None:
         for x in body:

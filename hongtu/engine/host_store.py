@@ -132,6 +132,11 @@ class HostStore:
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    @property
+    def addresses(self) -> dict[str, int]:
+        """Of all that is here."""
+        return {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
+
     def names(self) -> set[str]:
         return set(self._tensors)
 

@@ -5,8 +5,13 @@ Destination indices of one call are unique, so rows can be moved in parallel.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numba
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)
@@ -61,3 +66,38 @@ def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stor
     """``put_rows`` of all rows of ``src``, on one thread."""
     for k in range(len(dst_index)):
         put_row(src, k, dst, dst_index[k], stores[k])
+
+
+@intrinsic
+def _pointer(typing: Any, address: Any) -> Any:
+    """An int64 as the pointer that it is."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@cache
+def put_address(dtype: np.dtype) -> int:
+    """The address of a C function that does ``put_rows_alone`` of rows of a dtype; it takes no lock of Python's.
+
+    Its one argument points to seven int64: the addresses of src, dst, dst_index and stores, then K, M and F.
+    """
+    kind = numba.from_dtype(dtype)
+
+    @numba.cfunc(types.void(types.voidptr))
+    def put(given: Any) -> None:
+        src_at, dst_at, index_at, stores_at, count, rows, width = numba.carray(given, 7, types.int64)
+        src = numba.carray(_pointer(src_at), (count, width), kind)
+        dst = numba.carray(_pointer(dst_at), (rows, width), kind)
+        index = numba.carray(_pointer(index_at), count, types.int32)
+        stores = numba.carray(_pointer(stores_at), count, types.boolean)
+        for k in range(count):
+            put_row(src, k, dst, index[k], stores[k])
+
+    _compiled.append(put)
+    return int(put.address)
+
+
+_compiled: list[Any] = []  # they live as long as the process: graphs have their addresses

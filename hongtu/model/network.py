@@ -102,6 +102,12 @@ class Network:
         return twin
 
     @property
+    def repeats(self) -> bool:
+        """Whether every epoch does the same operations, as far as modules are known: none draws from torch's generator,
+        has hooks, or is of a class that is neither ours nor torch's; and nobody looks."""
+        return not any(self._random) and self.watch is None and self.calling is None
+
+    @property
     def norms(self) -> list[WholeGraphNorm]:
         """The whole-graph normalisations among the layers."""
         return [layer for layer in self.layers if isinstance(layer, WholeGraphNorm)]

@@ -104,6 +104,11 @@ class MeanLoss:
         return np.concatenate(rows, axis=1)
 
     @property
+    def repeats(self) -> bool:
+        """Whether every epoch does the same operations: the losses are torch's, and nobody looks."""
+        return self.watch is None and all(isinstance(loss, PerVertex) for loss in self._losses)
+
+    @property
     def modules(self) -> list[nn.Module]:
         """Those given of which copies compute the losses."""
         pairs = zip(self._terms, self._losses, strict=True)

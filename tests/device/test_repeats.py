@@ -9,10 +9,10 @@ import torch
 
 import hongtu
 from hongtu.device import simulated as simulated_module
+from hongtu.device.capture import Asking
 from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.device.staged import StagedDevice
 from hongtu.engine.executor import Executor
-from hongtu.kernels.torch_private import Operations
 from hongtu.nn import Dropout, GATConv
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search import planner
@@ -90,29 +90,6 @@ def check(trainer, tape, monkeypatch):
     trainer.evaluate()
     assert tuple(device.slab.most for device in devices) == trainer.plan.slabs
     return changing
-
-
-ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive"}
-
-
-class Asking(Operations):
-    """Which operations there were whose result, or its size, a host must ask the device for."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
-        by_mask = name.startswith("index") and any(x.dtype in (torch.bool, torch.uint8) for x in indices_of(args))
-        sizes = name == "repeat_interleave" and kwargs.get("output_size") is None
-        if name in ASKING or by_mask or sizes:
-            self.found.add(name)
-        return func(*args, **kwargs)
-
-
-def indices_of(args):
-    return [x for given in args if isinstance(given, list | tuple) for x in given if isinstance(x, torch.Tensor)]
 
 
 @pytest.mark.long

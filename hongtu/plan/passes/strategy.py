@@ -33,6 +33,7 @@ class Strategy:
         resident: leave vertex tensors on the devices that have room for them.
         overlap: on devices with memory of their own, and between host and disk, bring the next batch and take the last
             one away while one computes, where the budget has room for it.
+        capture: on a GPU, have it do again what an epoch that repeats has given it, without the host.
         save: without a memory limit, save what stages computed until backward instead of computing it again.
     """
 
@@ -47,6 +48,7 @@ class Strategy:
     prune: bool = True
     resident: bool = True
     overlap: bool = True
+    capture: bool = True
     save: bool = True
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ _PAPER = Strategy(
     prune=False,
     resident=False,
     overlap=False,
+    capture=False,
     save=False,
 )
 STRATEGIES = {

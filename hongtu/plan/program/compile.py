@@ -44,6 +44,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
         train=tuple(compile_pass(plan, p) for p in plan.passes.train),
         evaluate=tuple(compile_pass(plan, p) for p in plan.passes.evaluate),
         slabs=plan.slabs,
+        captures=plan.strategy.capture,
     )
 
 

@@ -84,12 +84,14 @@ class Program:
     Attributes:
         setup: once before everything else; ``train``: every epoch; ``evaluate``: every evaluation.
         slabs: of every device with memory of its own, bytes in which the buffers of ``train`` and ``evaluate`` lie.
+        captures: where the devices can, ``train`` is captured once and done again as a whole.
     """
 
     setup: tuple[PassProgram, ...]
     train: tuple[PassProgram, ...]
     evaluate: tuple[PassProgram, ...]
     slabs: tuple[int, ...] = ()
+    captures: bool = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and same(self, other)
