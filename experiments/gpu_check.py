@@ -207,7 +207,7 @@ def line(row: dict[str, Any]) -> str:
         text += "losses agree" if result["losses_agree"] else "LOSSES DIFFER"
         for name, run in result.items():
             if isinstance(run, dict):
-                text += f"\n    {name:14s} " + (
+                text += f"\n    {name:16s} " + (
                     f"{run['seconds']:.4f} s, allocated {run['allocated'] / 2**30:.2f} GiB"
                     if "seconds" in run
                     else run["error"]

@@ -56,6 +56,22 @@ def test_batches_overlap_and_caches_evict(model):
     assert trainer.plan.choice.staging == 2
 
 
+@pytest.mark.parametrize("some", [None, 2.5], ids=["in memory", "out of core"])
+@six
+def test_captured_epochs_are_eager_ones(model, some):
+    """From the third on, in which the whole pass is one launch."""
+    problem, found = problems.directed_weighted(), {}
+    strategy = Strategy() if some is None else replace(Strategy(), resident=False, group=False)
+    limit = None if some is None else budget(model, problem, (1, 7), some, device="cuda", strategy=strategy)
+    for capture in (False, True):
+        options = {"device": "cuda", "strategy": replace(strategy, capture=capture), "device_memory": limit}
+        trainer = training.make_trainer(model, problem, (1, 7), **options)
+        found[capture] = training.train(trainer, 5).losses
+    repeats = trainer._engine._executor.repeats
+    assert not repeats.reason and len(repeats._known) == len(trainer.plan.passes.train)
+    assert found[True] == pytest.approx(found[False], rel=1e-9)
+
+
 def test_dropout_draws_the_same_numbers_as_on_the_cpu():
     found = {}
     for device in ("cpu", "cuda"):
