@@ -121,7 +121,8 @@ class Block:
     def loop_mask(self) -> Tensor:
         """bool [E], True where the source is the destination itself."""
         if not has_numba_kernel(self.indptr):
-            return self.sources[self.local_source.long()] == self.destinations[self.dst_of_edge]
+            own = torch.repeat_interleave(self.destinations, self.indptr.diff(), output_size=self.num_edges)
+            return self.sources[self.local_source.long()] == own
         found = self.indptr.new_empty(self.num_edges, dtype=torch.bool)
         NUMBA.loop_mask(self.indptr, self.local_source, self.sources, self.destinations, found)
         return found

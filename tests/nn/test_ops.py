@@ -54,6 +54,18 @@ def test_gathers_and_sums():
     assert gradcheck(lambda x: aggregates.destination_gather(x, INDPTR, NUM_EDGES), (leaf(NUM_DST, 3),))
 
 
+@pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)], ids=str)
+def test_columns_apart(used):
+    """Their gradient is added to that of the rows, where either is used."""
+
+    def sums(x):
+        rows, behind = aggregates.apart(x, 3)
+        return sum(part for part, wanted in zip(((rows**2).sum(), (behind**3).sum()), used) if wanted)
+
+    assert gradcheck(sums, (leaf(NUM_SRC, 5),))
+    assert [part.shape[1] for part in aggregates.apart(leaf(NUM_SRC, 5), 3)] == [5, 2]
+
+
 def test_attend():
     rows, alpha = leaf(NUM_SRC, 8), leaf(NUM_EDGES, 2)
     assert gradcheck(lambda x, a: aggregates.attend(x, a, INDPTR, LOCAL_SOURCE, 6), (rows, alpha))

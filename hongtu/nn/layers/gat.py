@@ -17,6 +17,7 @@ from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Common, Skip, glorot, is_product, linear, zeros
 from hongtu.nn.layers.attention import Attention
+from hongtu.nn.ops.aggregates import apart
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:
@@ -129,7 +130,9 @@ class GATConv(Attention):
             own_z, logits_DH = None, logits_SH[block.last_source] if s is None else self._map(s)[1]
         if self.built_in and self.edge_dim is None and not self.attention_dropout.drops and has_numba_kernel(z):
             return self.merge_heads(block.graph_attention(z, logits_DH, own_z, self.negative_slope))
-        logits_EH = block.gather(z[:, width:]) + block.gather_destination(logits_DH)
+        z, behind_SH = apart(z, width)
+        logits_EH = block.gather(behind_SH) + block.gather_destination(logits_DH)
+        del behind_SH
         if self.edge_dim is not None:
             weight_PH = self._edge_weight()
             edge_logits_EH = block.edge_features @ weight_PH
@@ -137,11 +140,12 @@ class GATConv(Attention):
         logits_EH = leaky_relu(logits_EH, self.negative_slope)
         if own_z is None:
             return self.attend(block, z, logits_EH)
-        own_logits_DH = own_z[:, width:] + logits_DH
+        own_DF, own_logits_DH = own_z.split([width, self.heads], dim=1)
+        own_logits_DH = own_logits_DH + logits_DH
         if self.edge_dim is not None:
             own_logits_DH = own_logits_DH + loop_rows(block, edge_logits_EH, self.fill_value, weight_PH.sum(0))
         own_logits_DH = leaky_relu(own_logits_DH, self.negative_slope)
-        return self.attend_with_loops(block, z, logits_EH, own_z[:, :width], own_logits_DH)
+        return self.attend_with_loops(block, z, logits_EH, own_DF, own_logits_DH)
 
     @property
     def bare_products(self) -> tuple[torch.nn.Module, ...]:

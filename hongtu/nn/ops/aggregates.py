@@ -121,6 +121,31 @@ def edge_gather(x_SF: Tensor, local_source: Tensor) -> Tensor:
     return _EdgeGather.apply(x_SF, local_source)
 
 
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows_SX, width):
+        ctx.set_materialize_grads(False)
+        ctx.width, ctx.columns = width, rows_SX.shape[1]
+        rows = rows_SX.data
+        return rows, rows[:, width:].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_rows, grad_behind):
+        if grad_behind is None:
+            return grad_rows, None
+        if grad_rows is None:
+            grad_rows = grad_behind.new_zeros((len(grad_behind), ctx.columns))
+        grad_rows[:, ctx.width :].add_(grad_behind)  # it is of ``rows``, which nobody has but who asked for them
+        return grad_rows, None
+
+
+def apart(rows_SX: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Rows as they are, and their columns from ``width`` on. The gradient of these is added to that of the rows where
+    it lies, not to zeros of their size; so the rows may be given to one operation alone."""
+    return _Apart.apply(rows_SX, width)
+
+
 def _hub_scratch(like_EH: Tensor, copies: int, num_dst: int) -> Tensor | None:
     """On the CPU, where layers are probed: memory that the CUDA kernels take beside their outputs."""
     if len(like_EH) > HUB and on_numba(like_EH):
