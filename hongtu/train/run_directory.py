@@ -76,7 +76,8 @@ class RunDirectory:
         Raises:
             InputError: naming the newest.
         """
-        last = max((entry["epoch"] for entry in self.history(2**63)), default=0)
+        lines = self.history(2**63) if (self.path / LOG).is_file() else []  # a pipe may have no end
+        last = max((entry["epoch"] for entry in lines), default=0)
         if last > epoch and not self._epochs():
             raise InputError(
                 f"{self.path / LOG}: has an epoch {last}, later than this run's {epoch}; choose another directory"

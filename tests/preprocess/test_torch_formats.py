@@ -160,7 +160,7 @@ def test_graphs_of_dgl(tmp_path):
             hongtu.preprocess_graph(data=form, artifact=tmp_path / f"{name}{k}", partitions=2, chunks=3)
         theirs, found, fields = (contents(tmp_path / f"{name}{k}") for name in ("theirs", "graph", "fields"))
         assert found == fields == theirs
-    with pytest.raises(InputError, match="from_dgl: a Data, expected a graph of DGL"):
+    with pytest.raises(InputError, match="from_dgl: got Data, expected a graph of DGL"):
         hongtu.from_dgl(data())
 
 
