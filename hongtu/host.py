@@ -207,6 +207,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 LARGE = 2 << 20  # bytes of a large page
+CACHE_LINE = 64  # bytes, at a multiple of which rows begin that are computed from
+DISK_BLOCK = 1 << 12  # bytes: where reads around the system's cache begin and end
 
 
 def in_large_pages(nbytes: int) -> np.ndarray:

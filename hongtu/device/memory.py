@@ -7,7 +7,7 @@ a ``layer_memory.WorkspaceTracker``. Their sum never exceeds the budget: like a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 
@@ -43,6 +43,7 @@ class DeviceMemory(ABC):
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self.empty, SLACK)
         self._host: dict[str, Tensor] = {}  # the host's side of staging memory
+        self._begin: dict[tuple[str, int], int] = {}  # the byte of a set of it with which its rows begin
         self._staging_pool = Pool()
         self._workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
@@ -98,6 +99,7 @@ class DeviceMemory(ABC):
         for staging in self._host.values():
             self._staging_pool.give(staging)
         self._host.clear()
+        self._begin.clear()
         for buffer in self._buffers.values():
             self._give(buffer)
         self._buffers.clear()
@@ -125,8 +127,21 @@ class DeviceMemory(ABC):
 
     def beside(self, name: str, number: int) -> Tensor:
         """The host's side of a pass's staging memory, of one set; batch ``number`` of the pass has the sets in turn."""
+        rows, key = self._set_beside(name, number)
+        begin = self._begin.get(key, 0)
+        if not begin:
+            return rows
+        count = (rows.nbytes - begin) // (rows.stride(0) * rows.itemsize)
+        return rows.as_strided((count, *rows.shape[1:]), rows.stride(), rows.storage_offset() + begin // rows.itemsize)
+
+    def fill_beside(self, name: str, number: int, fill: Callable[[np.ndarray], int]) -> None:
+        """Fill such a set; ``fill`` gets its bytes and returns with which of them its rows begin from now on."""
+        rows, key = self._set_beside(name, number)
+        self._begin[key] = fill(rows.numpy().reshape(-1).view(np.uint8))
+
+    def _set_beside(self, name: str, number: int) -> tuple[Tensor, tuple[str, int]]:
         sets = self._host[name]
-        return sets[number % len(sets)]
+        return sets[number % len(sets)], (name, number % len(sets))
 
     @property
     def staged_bytes(self) -> int:

@@ -1,13 +1,15 @@
 """Rows that host memory does not hold: in one file without a name, which is gone when its process is.
 
 Staging memory of the host stands between the file and everything else: instructions that recall rows fill it, those
-that spill rows empty it. All but what runs once, at set-up, is work of the disk's own stream.
+that spill rows empty it. All but what runs once, at set-up, is work of the disk's own stream, and NumPy's: Torch would
+start OpenMP threads for a thread more, and with more of them than processors none waits for another without sleeping.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -80,9 +82,9 @@ class Disk:
         where = chunk.i, _number(chunk), chunk.first, chunk.end, _row_bytes(into)
         pieces = (piece for of in x.given for piece in of.pieces(*where))
         if x.straight:
-            self._read(next(pieces).begin, into)
+            self._read_chunk(self._reads, next(pieces).begin, x.name, chunk)
             return
-        into.zero_()
+        into.numpy().fill(0)
         for piece in pieces:
             rows = chunk.device.beside(f"parts {x.name}", 0)[: piece.rows]
             self._read(piece.begin, rows)
@@ -95,10 +97,13 @@ class Disk:
             return
         assert self._given is not None
         start, into = perf_counter(), _staging(x.name, chunk)
-        rows = into if into.dtype == torch.float32 else torch.empty(into.shape, dtype=torch.float32)
-        read = self._reads_given.read(self._offset + chunk.first * _row_bytes(rows), _bytes_of(rows))
-        if rows is not into:
-            into.copy_(rows)
+        begin = self._offset + chunk.first * into.shape[1] * torch.float32.itemsize
+        if into.dtype == torch.float32:
+            self._read_chunk(self._reads_given, begin, x.name, chunk)
+            return
+        rows = np.empty(into.shape, np.float32)
+        read = self._reads_given.read(begin, rows.reshape(-1).view(np.uint8))
+        into.numpy()[...] = rows
         self._count(read, start)
 
     def recall_picks(self, x: spilling.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
@@ -128,7 +133,8 @@ class Disk:
         rows, buckets = device.beside(f"bucket {x.tensor}", number), x.region.buckets[i]
         at = len(x.kept.places(x.picks.column("row", i, batch)))
         for lo, count in zip(buckets.begin[batch].tolist(), buckets.count[batch].tolist(), strict=True):
-            self._write(x.region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])
+            if count:
+                self._write(x.region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])
             at += count
 
     # ------------------------------------------------------------------------------------------------------ the file
@@ -153,11 +159,22 @@ class Disk:
 
     def _read(self, begin: int, rows: Tensor) -> None:
         start, data = perf_counter(), _bytes_of(rows)
+        self._settle(begin, len(data))
+        self._count(self._reads.read(begin, data), start)
+
+    def _read_chunk(self, reads: Reads, begin: int, name: str, chunk: Chunk) -> None:
+        """The chunk's rows, as they lie in a file from a byte on; its staging memory begins where they come to."""
+        start, nbytes = perf_counter(), (chunk.end - chunk.first) * _row_bytes(_staging(name, chunk))
+        if reads is self._reads:
+            self._settle(begin, nbytes)
+        chunk.device.fill_beside(f"disk {name}", chunk.set, partial(reads.read_within, begin, nbytes))
+        self._count(nbytes, start)
+
+    def _settle(self, begin: int, nbytes: int) -> None:
         try:
-            self._blocks.settle(begin, begin + len(data))
+            self._blocks.settle(begin, begin + nbytes)
         except OSError as error:
             raise OutputError(self._directory, error) from error
-        self._count(self._reads.read(begin, data), start)
 
     def _count(self, nbytes: int, start: float) -> None:
         self._traffic.add("disk", nbytes, seconds=perf_counter() - start)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +21,9 @@ from hongtu.bench.profile import disk as rate
 from hongtu.engine import blocks, disk, reads, uncached
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
-from hongtu.host import drop_file_pages
+from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout, Kept
+from hongtu.plan.memory.disk import DiskLayout, Kept, _room
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
@@ -80,7 +83,7 @@ def test_what_was_put_is_what_is_read(refused, tmp_path, way, monkeypatch):
     monkeypatch.setattr(reads, "STEP", 1 << 13)
     if refused:
         monkeypatch.setattr(blocks, "LEAST", 1 << 8)  # no disk takes so little: it says so when it is written
-        monkeypatch.setattr(reads, "ALIGNED", 1 << 8)
+        monkeypatch.setattr(reads, "DISK_BLOCK", 1 << 8)
     expected = np.zeros(nbytes, np.uint8)
     with open(tmp_path / "rows", "w+b", buffering=0) as stream:
         stream.truncate(nbytes)
@@ -133,6 +136,47 @@ def test_few_calls_read_a_chunk(tmp_path, monkeypatch):
         assert got.read(5000, found) == len(found) and np.array_equal(found, rows[5000:])
         assert calls == [at + 4096 for at in (0, 4 << 20, 8 << 20)] or calls[0] == 5000  # through the cache
         got.close()
+
+
+@pytest.mark.parametrize("header", [0, 128, 4032, 100])
+def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
+    """No second copy is made of a chunk that begins with a cache line, wherever its file has it; nothing else of the
+    memory is written to, and the file ends inside of a block."""
+    rng, row, copied = np.random.default_rng(0), 256, []
+    given = rng.integers(256, size=header + 96 * row, dtype=np.uint8)
+    given.tofile(tmp_path / "rows")
+    around = reads.Reads._around_cache
+    monkeypatch.setattr(reads.Reads, "_around_cache", lambda *these: copied.append(these) or around(*these))
+    with open(tmp_path / "rows", "rb", buffering=0) as stream:
+        got, memory = reads.Reads(stream.fileno()), in_large_pages(1 << 16)
+        for lo, hi in ((0, 32), (5, 37), (64, 96), (40, 41)):
+            memory[:] = 7
+            room, begin = memory[8192 : 8192 + _room(32, row) * row], header + lo * row
+            at = got.read_within(begin, (hi - lo) * row, room)
+            assert np.array_equal(room[at : at + (hi - lo) * row], given[begin : header + hi * row])
+            assert at % 64 == 0 and (memory[:8192] == 7).all() and (memory[8192 + len(room) :] == 7).all()
+        assert not copied or header == 100 or got._file._direct is None
+        with pytest.raises(OSError, match=f"ends at byte {len(given)}, expected 256 bytes more"):
+            got.read_within(header + 95 * row, 2 * row, memory)
+        got.close()
+
+
+def test_the_disk_has_no_threads_of_torch(tmp_path):
+    """OpenMP would have more of them than there are processors, and let all sleep wherever one waits."""
+    made, rows, seen = disk.Disk(str(tmp_path), DiskLayout(1 << 20), Traffic(), None, None), torch.ones(4096, 64), []
+    device, view = SimpleNamespace(beside=lambda name, number: rows), SimpleNamespace(chunks=1)
+    chunk = SimpleNamespace(i=0, first=0, end=4096, number=0, set=0, device=device, p=SimpleNamespace(view=view))
+    nothing = SimpleNamespace(name="rows", kept=Kept(np.array([0]), np.array([0])), given=(), straight=False)
+
+    def work():
+        seen.append(len(os.listdir("/proc/self/task")))
+        made.recall(nothing, chunk)
+        seen.append(len(os.listdir("/proc/self/task")))
+
+    thread = threading.Thread(target=work)
+    thread.start(), thread.join()
+    assert seen[1] <= seen[0] and not rows.any()
+    made.close()
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

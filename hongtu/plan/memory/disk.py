@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
+from hongtu.hardware import aligned
+from hongtu.host import CACHE_LINE, DISK_BLOCK
 from hongtu.plan.cache.buckets import Buckets, Side, make_buckets
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.memory.buffers import Buffer
@@ -164,7 +167,7 @@ class DiskPlan:
                 givers.append(p)
         for p in givers:
             if name in p.written and p.name in wanted:
-                layout.own[p.name, name] = at
+                layout.own[p.name, name] = at = aligned(at)
                 at += self._topology.num_vertices * self._row(name)
             if p.flush == name and self._moves(p):
                 start, backward = self._view(p).chunk_start, p.direction == "backward"
@@ -205,16 +208,19 @@ def is_straight(p: Pass, name: str, layout: DiskLayout, view: Callable[[Pass], T
 
 def disk_staging(
     p: Pass, device: int, layout: DiskLayout, spilled: Iterable[str], view: Callable[[Pass], Topology],
-    width: dict[str, int], sets: int,
+    width: dict[str, int], sets: int, itemsize: int,
 ) -> dict[str, Buffer]:  # fmt: skip
     """The host memory through which a pass's rows come from the disk and go there, for one device, by name."""
-    start, n, found = view(p).chunk_start, view(p).chunks, {}
+    start, n, found = view(p).chunk_start, view(p).chunks, dict[str, Buffer]()
     most = -(-int(np.diff(start[device * n : (device + 1) * n + 1]).max()) // EVEN) * EVEN
     for name in sorted(spilled):
         columns = width[name]
-        if name in (*p.inputs, *p.gradients, *p.written):
-            found[f"disk {name}"] = Buffer((most, columns), FLOAT, sets)
-        if name in (*p.inputs, *p.gradients) and name != FEATURES and not is_straight(p, name, layout, view):
+        reads = name in (*p.inputs, *p.gradients)
+        straight = reads and (name == FEATURES or is_straight(p, name, layout, view))
+        if reads or name in p.written:
+            rows = _room(most, columns * itemsize) if straight else most
+            found[f"disk {name}"] = Buffer((rows, columns), FLOAT, sets)
+        if reads and not straight:
             flushed = (layout.flushed.get((giver.name, name)) for giver in layout.givers[p.name, name])
             rows = max([most, *(region.buckets[device].most_of_chunk for region in flushed if region is not None)])
             found[f"parts {name}"] = Buffer((rows, columns), FLOAT)
@@ -222,3 +228,15 @@ def disk_staging(
         if region is not None:
             found[f"bucket {name}"] = Buffer((region.buckets[device].most_of_batch, columns), FLOAT, sets)
     return found
+
+
+def _room(rows: int, row_bytes: int) -> int:
+    """How many rows have room for so many that come from a file in whole blocks; sets of them begin with a block.
+
+    >>> _room(16, 512), _room(16, 188)
+    (32, 16)
+    """
+    if row_bytes % CACHE_LINE:  # few of them begin where they could come to
+        return rows
+    step = lcm(EVEN * row_bytes, DISK_BLOCK)
+    return -(-(rows * row_bytes + 2 * DISK_BLOCK) // step) * step // row_bytes

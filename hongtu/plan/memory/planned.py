@@ -217,7 +217,8 @@ class PlannedMemory:
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        beside = disk_staging(p, device, self.disk, self.spilled, self.view, self.passes.width, self.disk_sets(p))
+        width, sets, item = self.passes.width, self.disk_sets(p), self.shape.itemsize
+        beside = disk_staging(p, device, self.disk, self.spilled, self.view, width, sets, item)
         return self._buffers(p, device)[1] | beside
 
     def disk_sets(self, p: Pass) -> int:
