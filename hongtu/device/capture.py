@@ -32,6 +32,9 @@ class Recorder(Protocol):
     def beside(self) -> AbstractContextManager[None]:
         """Around what is not captured while something is: it takes the memory of what is."""
 
+    def forget(self) -> None:
+        """Nothing that was captured is needed any more: others may have its memory."""
+
 
 class CaptureError(RuntimeError):
     """Work that cannot be captured."""

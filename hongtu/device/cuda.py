@@ -27,6 +27,7 @@ from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # environment variables: how torch takes GPUs' memory
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 LIBRARIES = 4 * (32 << 20)  # bytes: workspaces of cuBLAS and cuBLASLt on the thread that dispatches and on autograd's
 
 
@@ -154,9 +155,11 @@ class CudaBackend(Backend):
         return made
 
     def recorder(self, devices: list[Device]) -> Recorder | None:
-        """Of one GPU: a graph for several would take memory of torch's allocator on the first only."""
+        """Of one GPU: a graph for several would take memory of torch's allocator on the first only. And of that
+        allocator: without its pools memory would be taken and freed while a graph is captured."""
         gpus = {self.gpu_of(i) for i in range(len(devices))}
-        if len(gpus) > 1 or not hasattr(torch.cuda, "MemPool"):  # older torch
+        pools = hasattr(torch.cuda, "use_mem_pool") and torch.cuda.get_allocator_backend() == "native"
+        if len(gpus) > 1 or not pools or UNCACHED in os.environ:
             return None
         (gpu,), host = gpus, devices[0].streams.host
         assert isinstance(host, HostStream)

@@ -221,6 +221,9 @@ class FrozenRecorder:
     def beside(self) -> nullcontext[None]:
         return nullcontext()
 
+    def forget(self) -> None:
+        pass
+
 
 class SimulatedBackend(Backend):
     """GPUs played by the CPU.

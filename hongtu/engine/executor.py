@@ -142,13 +142,16 @@ class Executor:
         self.repeats.begin(passes)
         try:
             self._run_passes(passes)
+            return
         except (Moved, CaptureError) as error:
-            self.repeats.forget(str(error))
-            if str(error):
-                warnings.warn(f"training is not captured from now on: {error}", stacklevel=2)
-            self._undo(placed, names)
-            self.repeats.begin(passes)
-            self._run_passes(passes)
+            reason = str(error)
+        # the error is gone, and with it what its frames had of the device
+        self.repeats.forget(reason)
+        if reason:
+            warnings.warn(f"training is not captured from now on: {reason}", stacklevel=2)
+        self._undo(placed, names)
+        self.repeats.begin(passes)
+        self._run_passes(passes)
 
     def _undo(self, placed: list[set[str]], names: set[str]) -> None:
         """Have nothing of passes that have begun, but what was placed, and there on the host, before."""

@@ -16,7 +16,7 @@ from hongtu.device.base import Device
 from hongtu.device.capture import Asking, Captured, Recorder
 from hongtu.engine.chunk import Partition
 from hongtu.engine.host_store import HostStore
-from hongtu.kernels.torch_private import parameter_hooks
+from hongtu.kernels.torch_private import matmul_precisions, parameter_hooks
 from hongtu.metrics import Traffic
 from hongtu.model.network import Network
 from hongtu.nn.layer import is_setting
@@ -97,6 +97,8 @@ class Repeats:
         """What is captured is of no use any more."""
         self._known.clear()
         self._state, self.reason = None, self.reason or reason
+        if self._recorder is not None:
+            self._recorder.forget()
 
     def _eager(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
         with self._recorder.beside() if self._known and self._recorder is not None else nullcontext():
@@ -142,10 +144,12 @@ class Repeats:
         loss = self._partitions[0].loss
         if not getattr(loss, "repeats", False) or not all(network.repeats for network in self._networks):
             return None
+        if torch.is_anomaly_enabled():  # every backward function is looked at
+            return None
         found: list[Any] = [
-            torch.get_float32_matmul_precision(),
+            matmul_precisions(),
             torch.are_deterministic_algorithms_enabled(),
-            torch.is_autocast_enabled(),
+            torch.is_autocast_enabled() and torch.get_autocast_gpu_dtype(),
         ]
         for network in self._networks:
             found.append(network.context.training)
@@ -155,7 +159,7 @@ class Repeats:
                 if any(parameter_hooks(parameter)):
                     return None
                 gradient = None if parameter.grad is None else parameter.grad.data_ptr()
-                found.append((parameter.requires_grad, parameter.data_ptr(), gradient))
+                found.append((parameter.requires_grad, parameter.data_ptr(), gradient, parameter.dtype))
             found += [buffer.data_ptr() for buffer in network.modules.buffers()]
         return tuple(found)
 

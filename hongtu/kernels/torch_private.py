@@ -7,6 +7,7 @@ there, by name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -55,6 +56,33 @@ def has_backward_hooks(module: nn.Module) -> bool:
 def parameter_hooks(parameter: nn.Parameter) -> tuple[dict[int, Callable[..., Any]], dict[int, Callable[..., Any]]]:
     """Those of ``register_hook`` and ``register_post_accumulate_grad_hook``, in the dictionaries that autograd has."""
     return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
+
+
+def end_capture_of_memory(gpu: int, pool: torch.cuda.MemPool, users: int) -> None:
+    """Have torch's allocator take memory for streams from where it did before a capture into a pool, and let the pool
+    go with its users, of whom there were so many, where torch has done neither."""
+    with suppress(RuntimeError):  # it has
+        torch._C._cuda_endAllocateToPool(gpu, pool.id)
+    if pool.use_count() > users:
+        torch._C._cuda_releasePool(gpu, pool.id)
+
+
+def matmul_precisions() -> tuple[object, ...]:
+    """All that says how matrices are multiplied on a GPU. Torch refuses to say it in one way where it was set in
+    another, so that they are asked one by one."""
+    rules = torch.backends.cuda.matmul
+    found: list[object] = [getattr(torch.backends, "fp32_precision", None), getattr(rules, "fp32_precision", None)]
+    for ask in (
+        torch.get_float32_matmul_precision,
+        lambda: rules.allow_tf32,
+        lambda: rules.allow_fp16_reduced_precision_reduction,
+        lambda: rules.allow_bf16_reduced_precision_reduction,
+    ):
+        try:
+            found.append(ask())
+        except RuntimeError:
+            found.append(None)
+    return tuple(found)
 
 
 memory_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from hongtu.device.capture import CaptureError
 from hongtu.device.cuda import CudaStream
 from hongtu.device.cuda_graph import GraphRecorder, HostStream
 from hongtu.device.host_work import Put
+from hongtu.errors import DeviceOutOfMemory, InputError
 
 WHERE = torch.device("cuda", 0)
 
@@ -26,7 +28,12 @@ class Torch:
         self.asked, self.streams, self.calls = [], 0, []
         for name in ("CUDAGraph", "Stream", "Event"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-        monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 7)), raising=False)
+        self.users, self.ends = 1, True
+        pool = SimpleNamespace(id=(0, 7), use_count=lambda: self.users)
+        monkeypatch.setattr(torch.cuda, "MemPool", lambda: pool, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *of: self.asked.append(("route", *of)))
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *of: self.asked.append(("release", *of)))
+        monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(*shape))
         for name in ("synchronize", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.asked.append(name))
         monkeypatch.setattr(torch.cuda, "stream", self.on)
@@ -56,7 +63,20 @@ class Torch:
 
     def CUDAGraph(self):
         note = lambda what: lambda **options: self.asked.append((what, self.current.number, *options.values()))  # noqa: E731
-        return SimpleNamespace(capture_begin=note("begin"), capture_end=note("end"), replay=note("replay"))
+        begun = note("begin")
+
+        def begin(**options):
+            begun(**options)
+            self.users += 1
+
+        def end():
+            self.asked.append(("end", self.current.number))
+            if not self.ends:
+                self.ends = True
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+        reset = lambda: self.asked.append("reset")  # noqa: E731
+        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=note("replay"), reset=reset)
 
 
 @pytest.fixture
@@ -103,8 +123,10 @@ def test_streams_fork_from_compute_and_join_it(cuda):
             CaptureError,
             "capturing$",
         ),
-        (RuntimeError("shapes"), RuntimeError, "shapes"),
-        (torch.cuda.OutOfMemoryError("full, while capturing"), torch.cuda.OutOfMemoryError, "full"),
+        (RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED"), CaptureError, "CUBLAS"),
+        (torch.cuda.OutOfMemoryError("full, in a pool of its own"), CaptureError, "full"),
+        (DeviceOutOfMemory("over the budget"), DeviceOutOfMemory, "budget"),
+        (InputError("shapes"), InputError, "shapes"),
     ],
 )
 def test_what_cannot_be_captured_is_told_from_other_errors(cuda, error, raised, message):
@@ -115,11 +137,31 @@ def test_what_cannot_be_captured_is_told_from_other_errors(cuda, error, raised, 
 
     with pytest.raises(raised, match=message) as found:
         recorder.capture(work, lambda: None)
-    assert type(found.value) is raised and cuda.asked[-1] == ("end", 1), "or nothing runs on these streams any more"
+    assert type(found.value) is raised and gc.isenabled()
+    joined = ["1 waits for 0", "1 waits for 2", "1 waits for 3"]  # or a capture does not end
+    assert cuda.asked[-4:] == [*joined, ("end", 1)], "or nothing runs on these streams any more"
     seen = []
     host.run(lambda: seen.append(1))
     host.record().synchronize("it is a thread again")
     assert seen
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_capture_that_does_not_end_leaves_torch_as_it_was(cuda, patched):
+    """Its allocator would go on to take memory from the pool, and its generator to draw as for a graph."""
+    recorder, *_ = made(cuda)
+    cuda.ends = False
+
+    def work():
+        assert not gc.isenabled(), "what is freed then may be a graph, or pinned memory"
+        cuda.users -= patched
+
+    with pytest.raises(CaptureError, match="previous error"):
+        recorder.capture(work, lambda: None)
+    released = [] if patched else [("release", 0, (0, 7))]
+    assert cuda.asked[-6 + patched :] == [
+        ("end", 1), "reset", ("route", 0, (0, 7)), *released, ("begin", 1, "thread_local"), ("end", 1)
+    ]  # fmt: skip
 
 
 def test_other_work_of_the_host_and_a_driver_that_refuses_end_a_capture(cuda):

@@ -14,6 +14,7 @@ from hongtu.kernels.torch_private import (
     has_backward_hooks,
     has_hooks,
     is_dropout,
+    matmul_precisions,
     memory_id,
     onednn_linear,
     parameter_hooks,
@@ -112,3 +113,19 @@ def test_what_drops_says_so_in_its_name():
     of_torch = [kind for name, kind in vars(nn.modules.dropout).items() if name in nn.modules.dropout.__all__]
     assert of_torch and all(is_dropout(kind()) and kind().p == 0.5 for kind in of_torch), "p is called otherwise"
     assert not is_dropout(nn.Linear(2, 2))
+
+
+def test_how_matrices_are_multiplied_is_told_however_it_was_set():
+    rules = torch.backends.cuda.matmul
+    found, before = {matmul_precisions()}, rules.fp32_precision
+    try:
+        rules.fp32_precision = "tf32"  # torch refuses to tell the older settings then
+        found.add(matmul_precisions())
+    finally:
+        rules.fp32_precision = before
+    rules.allow_bf16_reduced_precision_reduction = False
+    try:
+        found.add(matmul_precisions())
+    finally:
+        rules.allow_bf16_reduced_precision_reduction = True
+    assert len(found) == 3
