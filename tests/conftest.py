@@ -72,12 +72,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item in kept]
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays; garbage is collected without looking at it each time."""
-    gc.collect()
-    gc.freeze()
-
-
 def _known(value: object) -> object:
     """What a value of a grid is told by: some have no hash."""
     return value if isinstance(value, (str, int, float, tuple)) else id(value)
@@ -109,6 +103,13 @@ def plain_propagate() -> None:
     import torch_geometric.nn
 
     torch_geometric.nn.SAGEConv(1, 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """What earlier tests and their imports left stays: garbage is collected without a look at all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
