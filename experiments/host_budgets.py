@@ -1,6 +1,6 @@
 """Epoch time in ever less host memory: rows that do not fit lie on a disk, by the plan or by the system's paging.
 
-    python -m experiments.host_budgets --work DIR [--vertices 1000000] [--edges 4000000] [--features 128]
+    python -m experiments.host_budgets --work DIR [--vertices 4000000] [--edges 16000000] [--features 128]
         [--models gcn sage] [--shares 0.5 0.25 0.1] [--epochs 2] [--out FILE.jsonl]
 
 Per model, each run in a process of its own: without a limit; then for every share of what that needs on the host, the
@@ -8,8 +8,8 @@ run with ``host_memory`` and ``spill``, and the same run without either whose ve
 much memory. A thread keeps that process to it: when it has more, parts of the mapped files are written back and their
 pages given up, at random, which is kinder than the system's choice to passes that come around again. A share that
 cannot work is refused, with what takes how much. ``of_least``: the epoch beside the longer of one without a limit and
-its predicted bytes at the rate of the disk, measured before each of these runs; ``of_spilled``: the mapped run beside
-the one that spills. What a process takes by itself (``PROCESS``) is beside the shares.
+its predicted bytes at the rates of the disk, which are measured before and after each of these runs; ``of_spilled``:
+the mapped run beside the one that spills. What a process takes by itself (``PROCESS``) is beside the shares.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ PAGEOUT = 21  # of madvise
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="keep the artifact here, and spill here")
-    parser.add_argument("--vertices", type=int, default=1_000_000)
-    parser.add_argument("--edges", type=int, default=4_000_000)
+    parser.add_argument("--vertices", type=int, default=4_000_000)
+    parser.add_argument("--edges", type=int, default=16_000_000)
     parser.add_argument("--features", type=int, default=128)
     parser.add_argument("--chunks", type=int, default=128)
     parser.add_argument("--models", nargs="+", default=["gcn", "sage"])
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.25, 0.1])
-    parser.add_argument("--device-memory", default="48MiB")
+    parser.add_argument("--device-memory", default="192MiB")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
@@ -64,7 +64,7 @@ def main() -> None:
         communities(graph, options.vertices, options.edges, options.features)
     path = graph.with_name(graph.name.replace("graph", "artifact"))
     found = prepared(graph, path, partitions=1, chunks=options.chunks, order="input")
-    about = machine("host_budgets") | disk_of(options.work)
+    about = machine("host_budgets")
     about |= {"vertices": found.num_vertices, "edges": found.num_edges, "features": found.feature_width}
     for model in options.models:
         measure(options, path, model, about)
@@ -78,16 +78,23 @@ def measure(options: argparse.Namespace, artifact: Path, model: str, about: dict
     keep(options, about | {"model": model, "how": "no limit"} | free)
     for share in options.shares:
         limit = int(share * free["host_bytes"])
-        about = about | disk_of(options.work)
+        before = disk_of(options.work)
         spilled = alone(common | {"how": "spill", "limit": limit})
+        after = disk_of(options.work)
         if "refused" not in spilled:
-            least = max(free["seconds"], spilled["predicted_disk_bytes"] / about["disk_rate"])
-            spilled["of_least"] = round(spilled["seconds"] / least, 3)
+            moving = (moving_seconds(spilled, before) + moving_seconds(spilled, after)) / 2
+            spilled["of_least"] = round(spilled["seconds"] / max(free["seconds"], moving), 3)
+            spilled |= {"moving_seconds": moving, "before": before, "after": after}
         mapped = alone(common | {"how": "mapped", "limit": limit})
         if "refused" not in spilled:
             mapped["of_spilled"] = round(mapped["seconds"] / spilled["seconds"], 3)
         for how, found in (("spill", spilled), ("mapped", mapped)):
             keep(options, about | {"model": model, "how": how, "share": share, "limit": limit} | found)
+
+
+def moving_seconds(found: dict[str, Any], disk: dict[str, Any]) -> float:
+    """What an epoch's rows take to go to a disk and to come from it, and nothing else."""
+    return found["recalled_bytes"] / disk["recall_link"] + found["spilled_bytes"] / disk["spill_link"]
 
 
 def keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
@@ -130,9 +137,10 @@ def run(there: Any, order: dict[str, Any]) -> None:
         there.send({"refused": str(refused)})
         return
     records = [trainer.train_epoch() for _ in range(1 + order["epochs"])]
+    recalled, spilled = trainer.plan.disk_bytes(trainer.plan.passes.train)
     there.send({
         "seconds": min(record.seconds for record in records[1:]), "losses": [record.loss for record in records],
-        "disk_bytes": records[-1].bytes["disk"], "predicted_disk_bytes": trainer.plan.bytes["disk"],
+        "disk_bytes": records[-1].bytes["disk"], "recalled_bytes": recalled, "spilled_bytes": spilled,
         "host_bytes": sum(bytes for name, bytes in records[-1].peak_bytes.items() if name != "disk"),
     })  # fmt: skip
 

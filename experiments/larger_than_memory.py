@@ -27,7 +27,7 @@ import torch
 import hongtu
 from experiments.preprocess_rates import command
 from hongtu.bench.host_load import cached_bytes
-from hongtu.bench.profile.disk import disk_rate
+from hongtu.bench.profile.disk import disk_rates
 from hongtu.bench.records import append, machine, read
 from hongtu.hardware import CPU
 from hongtu.host import drop_file_pages, proc_bytes
@@ -59,7 +59,7 @@ def main() -> None:
     about = machine("larger_than_memory") | prepare(options) | disk_of(options.work)
     about |= {"host_memory": options.host_memory, "device_memory": options.device_memory}
     for model in options.models:
-        row = about | watched(options, model, about["disk_rate"])
+        row = about | watched(options, model, about)
         append(options.out, row)
         peaks = ", ".join(f"{phase} {peak / 2**30:.2f} GiB" for phase, peak in row["peak"].items())
         moved = (row[key]["epoch"] / 2**30 for key in ("disk_bytes", "predicted_disk_bytes"))
@@ -120,14 +120,14 @@ def disk_of(directory: Path) -> dict[str, Any]:
     """What a directory is on, and how fast files are there."""
     words = ["df", "--output=source,fstype", str(directory)]
     where = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[1].split()
-    return {"disk": " ".join(where), "disk_rate": round(disk_rate(directory))}
+    return {"disk": " ".join(where)} | {name: round(rate) for name, rate in disk_rates(directory).items()}
 
 
-def watched(options: argparse.Namespace, model: str, rate: float) -> dict[str, Any]:
+def watched(options: argparse.Namespace, model: str, disk: dict[str, Any]) -> dict[str, Any]:
     """Train in a process of its own, with the peak of every phase of it."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=train, args=(there, vars(options), model, rate))
+    process = context.Process(target=train, args=(there, vars(options), model, disk))
     process.start()
     there.close()
     watch = Watch(process.pid or 0, options.artifact, options.work)
@@ -202,7 +202,7 @@ class Watch:
         return None
 
 
-def train(there: Any, options: dict[str, Any], model: str, rate: float) -> None:
+def train(there: Any, options: dict[str, Any], model: str, disk: dict[str, Any]) -> None:
     """In the other process: says with which phase it begins, and what it found in the one before."""
     artifact, epochs, work = hongtu.open_artifact(options["artifact"]), [], str(options["work"])
     torch.manual_seed(0)
@@ -219,7 +219,7 @@ def train(there: Any, options: dict[str, Any], model: str, rate: float) -> None:
     )
     plan, planned = trainer.plan, time.perf_counter() - start
     predicted = {"setup": plan.setup_traffic.bytes["disk"], "epoch": plan.bytes["disk"]}
-    seconds = predict_seconds(plan, replace(CPU, disk_link=rate))
+    seconds = predict_seconds(plan, replace(CPU, recall_link=disk["recall_link"], spill_link=disk["spill_link"]))
     facts = {
         "planning_seconds": round(planned, 1), "predicted_disk_bytes": predicted, "planned_bytes": plan.peak_bytes,
         "predicted_seconds": round(seconds.total, 1), "predicted_parts": asdict(seconds),

@@ -39,7 +39,8 @@ class Hardware:
         reuse_link: rows from one place of a device's memory to another; T_ru.
         contiguous_link: contiguous rows between host and one device; structure_link: chunks' structure and plan arrays.
         network_link: rows between ranks, in one direction; nominal where a profile does not say it.
-        disk_link: rows that host memory does not hold, to and from files; nominal where a profile does not say it.
+        recall_link: rows that host memory does not hold, from files; spill_link: and to them; nominal where a profile
+            does not say them.
         row_seconds: what a sparse row takes between host and device beside its bytes.
         host_add: gradient rows added to host rows, beyond the time of their way to the host; all devices together.
         memory_bandwidth: rows that a sum over in-edges reads from a device's own memory.
@@ -104,7 +105,8 @@ class Hardware:
     peer_stage_seconds: float
     call_seconds: float
     network_link: float = 1.25e9  # ten gigabits per second
-    disk_link: float = 1.5e9  # an NVMe drive, where files are also written
+    recall_link: float = 1.5e9  # an NVMe drive, where files are also written
+    spill_link: float = 1.5e9
     device_memory: int | None = None
     cache: int | None = None
     largest_reused: int | None = None
@@ -267,7 +269,7 @@ def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
     known = {field.name for field in fields(Hardware)}
-    optional = {"devices", "staged", "network_link", "disk_link", *OPTIONAL_BYTES}
+    optional = {"devices", "staged", "network_link", "recall_link", "spill_link", *OPTIONAL_BYTES}
     if not isinstance(entries, dict) or not known - optional <= entries.keys() <= known:
         found = set(entries) if isinstance(entries, dict) else set()
         raise InputError(

@@ -29,7 +29,7 @@ class Interpreter:
         host: the vertex tensors that are there before the first pass, [V, ...].
 
     Attributes:
-        moved: rows by the kind of instruction that moved them.
+        moved: rows by the kind of instruction that moved them; numbers recalled and spilled.
         loss: the sum of what chunks gave.
     """
 
@@ -148,10 +148,10 @@ class Interpreter:
         """Rows go to the disk, from a byte on."""
         for k, row in enumerate(rows):
             self.disk[begin + k * row.nbytes] = row.copy()
-        self.moved["disk"] += len(rows) * rows.shape[1]
+        self.moved["spilled"] += len(rows) * rows.shape[1]
 
     def recalled(self, begin, count, columns):
-        self.moved["disk"] += count * columns
+        self.moved["recalled"] += count * columns
         return np.array([self.disk[begin + k * columns * 8] for k in range(count)]).reshape(count, columns)
 
     def recall_picks(self, x):
@@ -290,7 +290,7 @@ class Chunk:
         if self.kept(x.kept):
             return
         self.all_rows[x.name] = self.at.host[x.name][self.first : self.end]
-        self.at.moved["disk"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
+        self.at.moved["recalled"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
 
     def lay_out(self, x):
         self.recall_given(x)

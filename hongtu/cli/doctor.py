@@ -76,12 +76,12 @@ def run(options: argparse.Namespace) -> None:
     found = examine()
     if target is not None:
         from hongtu.bench.host_load import OthersShare
-        from hongtu.bench.profile.disk import disk_rate
+        from hongtu.bench.profile.disk import disk_rates
         from hongtu.bench.profile.measure import measure_cpu
 
         start, others = perf_counter(), OthersShare()
-        disk = disk_rate(Path(options.spill or target.parent))
-        profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict() | {"disk_link": disk}
+        disk = disk_rates(Path(options.spill or target.parent))
+        profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict() | disk
         share = others.stop(perf_counter() - start)
         Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n")
         found |= {"profile": options.measure, "hardware": profile, "others_share": share}
@@ -202,7 +202,8 @@ def _measured(hardware: dict[str, Any], file: str) -> list[str]:
         f"  sums over edges read {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
         f"  dense products       {hardware['flops'] / giga:8.1f} GFLOP/s",
         f"  a chunk's fixed cost {hardware['stage_seconds'] * 1e3:8.2f} ms",
-        f"  files, written, read {hardware['disk_link'] / giga:8.1f} GB/s",
+        f"  files, written       {hardware['spill_link'] / giga:8.1f} GB/s",
+        f"  files, read          {hardware['recall_link'] / giga:8.1f} GB/s",
     ]
 
 

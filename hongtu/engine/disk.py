@@ -109,10 +109,11 @@ class Disk:
     def recall_picks(self, x: spilling.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
         """Into set ``number`` of staging memory, for device ``i``."""
         lies, into = x.region.buckets[i].of_batch(batch), device.beside(f"bucket {x.tensor}", number)
-        places = x.kept.places(np.sort(x.picks.column("row", i, batch)))  # they come first
-        if len(places):
-            np.take(self._host[x.tensor].numpy(), places, axis=0, out=into.numpy()[: len(places)], mode="clip")
-        rows = into[len(places) : len(places) + lies.stop - lies.start]
+        here = x.region.buckets[i].in_memory(batch)
+        if here:
+            places = x.kept.places(np.sort(x.picks.column("row", i, batch)))
+            np.take(self._host[x.tensor].numpy(), places, axis=0, out=into.numpy()[:here], mode="clip")
+        rows = into[here : here + lies.stop - lies.start]
         self._read(x.region.begin[i] + lies.start * _row_bytes(into), rows)
 
     def lay_out(self, x: spilling.LayOut, chunk: Chunk) -> None:
@@ -131,7 +132,7 @@ class Disk:
     def spill_picks(self, x: spilling.SpillPicks, device: Device, i: int, batch: int, number: int) -> None:
         """From set ``number`` of staging memory, to each chunk's place."""
         rows, buckets = device.beside(f"bucket {x.tensor}", number), x.region.buckets[i]
-        at = len(x.kept.places(x.picks.column("row", i, batch)))
+        at = buckets.in_memory(batch)
         for lo, count in zip(buckets.begin[batch].tolist(), buckets.count[batch].tolist(), strict=True):
             if count:
                 self._write(x.region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])

@@ -270,7 +270,8 @@ def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     file = tmp_path / "hardware.json"
     monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.0)
     text = output(capsys, "doctor", "--measure", file)
-    assert "files, written, read" in text and load_hardware(file).disk_link not in (CPU.disk_link, 0)
+    assert "files, read" in text and load_hardware(file).recall_link not in (CPU.recall_link, 0)
+    assert "files, written" in text and load_hardware(file).spill_link not in (CPU.spill_link, 0)
     assert f"--hardware {file}" in text and "GFLOP/s" in text and "Other processes" not in text
     profile = load_hardware(file)
     assert profile.devices == 1 and profile.device_memory is None and 0 < profile.stage_seconds < 1

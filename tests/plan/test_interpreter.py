@@ -178,7 +178,9 @@ def check_numbers(topology, mask, plan, program, rng):
             np.testing.assert_allclose(run.host.pop(gradient(FEATURES)), features.grad, atol=1e-9)
     rows = plan.rows
     assert {name: run.moved[name] for name in rows} == {name: 2 * count for name, count in rows.items()}
-    assert run.moved["disk"] * 8 == 2 * plan.bytes["disk"]
+    recalled, spilled = plan.disk_bytes(plan.passes.train)
+    assert (run.moved["recalled"] * 8, run.moved["spilled"] * 8) == (2 * recalled, 2 * spilled)
+    assert recalled + spilled == plan.bytes["disk"]
     for found, value in zip(model.take_gradients(), expected, strict=True):
         np.testing.assert_allclose(found / 2, value, atol=1e-9)
     run.run(program.evaluate)

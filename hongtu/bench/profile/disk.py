@@ -1,4 +1,4 @@
-"""What files in a directory take: as fast as the disk itself, for no page of theirs is left in memory."""
+"""What files in a directory take, moved as rows are that host memory does not hold."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ from time import perf_counter
 
 import numpy as np
 
+from hongtu.engine.blocks import Blocks
+from hongtu.engine.reads import Reads
 from hongtu.errors import OutputError
-from hongtu.host import check_disk, drop_file_pages
+from hongtu.host import check_disk, in_large_pages
 
-BLOCK = 16 << 20  # bytes of one write or read
-BLOCKS = 64
+BLOCK = 8 << 20  # bytes that are written or read at a time, as rows of a chunk are
+BLOCKS = 128
 SECONDS = 5.0  # that writing, and then reading, may take
 
 
-def disk_rate(directory: Path) -> float:
-    """Bytes per second of rows that are written to a file once and read once; each for some seconds at most.
+def disk_rates(directory: Path) -> dict[str, float]:
+    """Bytes per second of rows that go to a file and that come from it, each for some seconds at most, as fields of
+    ``Hardware``: ``spill_link`` and ``recall_link``.
 
     Raises:
         InputError, OutputError: no file of so many bytes can be made there.
     """
     check_disk(directory, BLOCK * BLOCKS)
-    block = bytearray(np.random.default_rng(0).bytes(BLOCK))  # a disk may compress zeros
+    data = in_large_pages(BLOCK)
+    data[:] = np.frombuffer(np.random.default_rng(0).bytes(BLOCK), np.uint8)  # a disk may compress zeros
     try:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
-            file, written = stream.fileno(), 0
+            file, moved = stream.fileno(), 0
+            os.posix_fallocate(file, 0, BLOCK * BLOCKS)
+            blocks, reads = Blocks(file, BLOCK * BLOCKS, ends=1), Reads(file)
             start = perf_counter()
-            while written < BLOCKS and (not written or perf_counter() - start < SECONDS):
-                os.pwrite(file, block, written * BLOCK)
-                drop_file_pages(file, written=True)
-                written += 1
-            seconds, done = (perf_counter() - start) / written, 0
+            while moved < BLOCKS and (not moved or perf_counter() - start < SECONDS):
+                blocks.put(moved * BLOCK, data)
+                moved += 1
+            written, done = BLOCK * moved / (perf_counter() - start), 0
             start = perf_counter()
-            while done < written and (not done or perf_counter() - start < SECONDS):
-                os.preadv(file, [block], done * BLOCK)
-                drop_file_pages(file)
+            while done < moved and (not done or perf_counter() - start < SECONDS):
+                reads.read_within(done * BLOCK, BLOCK, data)
                 done += 1
-            seconds += (perf_counter() - start) / done
+            read = BLOCK * done / (perf_counter() - start)
+            blocks.close()
+            reads.close()
     except OSError as error:
         raise OutputError(directory, error) from error
-    return 2 * BLOCK / seconds
+    return {"spill_link": written, "recall_link": read}

@@ -84,6 +84,10 @@ class Buckets:
         found[order] = first if self.by == "batch" else first.T
         return found
 
+    def in_memory(self, batch: int) -> int:
+        """How many rows of a batch do not lie on the disk; they come first, where its rows are sorted."""
+        return int(self.every[batch].sum() - self.count[batch].sum())
+
     @property
     def most_of_batch(self) -> int:
         """The most rows that a batch handles, those in memory among them."""

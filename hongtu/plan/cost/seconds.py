@@ -118,8 +118,9 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
         moved[i % count] += traffic
     slowest = max(range(count), key=lambda k: on_device[k].total)
     added = sum(t.bytes["flush"] for t in moved) / hardware.host_add
-    spilled = sum(t.bytes["disk"] for t in moved) / hardware.disk_link
-    s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware), disk=spilled)
+    recalled, spilled = plan.disk_bytes([p])
+    disk = recalled / hardware.recall_link + spilled / hardware.spill_link
+    s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware), disk=disk)
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
     written = moved[slowest].bytes["write"] / hardware.contiguous_link
     s, program = overlapped(plan, p, s, pushed=pushed, written=written), plan.pass_program(p)

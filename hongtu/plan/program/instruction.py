@@ -102,7 +102,11 @@ class Picks:
         among them, where they lie in a bucket."""
         column: np.ndarray = getattr(self.table(device), "row" if name == "place" else name)
         picked = column[self.of(device, batch)]
-        return picked if name != "place" else np.argsort(np.argsort(picked, kind="stable")).astype(np.int32)
+        if name != "place":
+            return picked
+        place = np.empty(len(picked), np.int32)
+        place[np.argsort(picked, kind="stable")] = np.arange(len(picked), dtype=np.int32)
+        return place
 
     def by_peer(self, device: int, batch: int) -> list[tuple[int, slice]]:
         """Every peer with its range among these, the next device first: no two devices visit one peer at a time (paper

@@ -51,24 +51,35 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 rows = len(x.picks.table(device))
                 traffic.add(x.verb, rows * row[x.cache], rows)
-            case spilling.LayOut() | spilling.RecallGiven():  # from a file of 4-byte numbers
-                rows = _rows_on_disk(p, device, x.kept)
-                spilled = _spilled(getattr(x, "takers", ()), device, busy)
-                traffic.add("disk", 4 * width[x.name] * rows + spilled * row[x.name])
-            case spilling.Recall():
-                found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
-                traffic.add("disk", sum(found) * row[x.name])
-            case spilling.RecallPicks() | spilling.SpillPicks():
-                traffic.add("disk", len(x.region.buckets[device]) * row[x.tensor])
-            case spilling.Spill():
-                rows = 0 if x.own is None else _rows_on_disk(p, device, x.kept)
-                traffic.add("disk", (rows + _spilled(x.takers, device, busy)) * row[x.name])
             case moves.Deliver():
                 traffic.add("write", entries["destinations"] * row[x.name])
             case moves.Fetch() | moves.SendBack():
                 rows = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
                 traffic.add(x.link, rows * row[x.tensor], rows)
+    traffic.add("disk", sum(disk_bytes(p, device, width, itemsize)))
     return traffic
+
+
+def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: int) -> tuple[int, int]:
+    """Bytes that one pass recalls for one device, and that it spills; arguments as for ``device_traffic``."""
+    busy = p.view.num_dst[device * p.view.chunks :][: p.view.chunks] > 0
+    recalled = spilled = 0
+    for x in (*p.before, *p.recalls, *p.body, *p.after):
+        match x:
+            case spilling.LayOut() | spilling.RecallGiven():  # from a file of 4-byte numbers
+                recalled += 4 * width[x.name] * _rows_on_disk(p, device, x.kept)
+                spilled += _taken(getattr(x, "takers", ()), device, busy) * width[x.name] * itemsize
+            case spilling.Recall():
+                found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
+                recalled += sum(found) * width[x.name] * itemsize
+            case spilling.RecallPicks():
+                recalled += len(x.region.buckets[device]) * width[x.tensor] * itemsize
+            case spilling.SpillPicks():
+                spilled += len(x.region.buckets[device]) * width[x.tensor] * itemsize
+            case spilling.Spill():
+                rows = 0 if x.own is None else _rows_on_disk(p, device, x.kept)
+                spilled += (rows + _taken(x.takers, device, busy)) * width[x.name] * itemsize
+    return recalled, spilled
 
 
 def _on_disk(p: PassProgram, device: int, kept: Kept) -> list[tuple[int, int, int]]:
@@ -83,7 +94,7 @@ def _rows_on_disk(p: PassProgram, device: int, kept: Kept) -> int:
     return sum(end - first for _, first, end in _on_disk(p, device, kept))
 
 
-def _spilled(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:
+def _taken(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:
     """Rows of chunks that run which later passes load."""
     return sum(int(region.buckets[device].count[:, busy].sum()) for region in takers)
 
