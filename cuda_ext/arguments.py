@@ -19,6 +19,9 @@ HUB = 512  # in-edges above which a destination is cut into slices
 MAX_BLOCKS = 2**31 - 1
 FLOATS = {torch.float32: "f32", torch.float64: "f64"}
 LANE_ELEMENTS = {torch.float32: 4, torch.float64: 2}  # 16 bytes
+# Of rows: the address of the first; elements from one to the next; and a number that is a multiple of 16 where lanes of
+# 16 bytes are aligned in every row, and the last one lies in the rows' memory.
+Matrix = tuple[int, int, int]
 
 
 def refuse(kernel: str, name: str, what: str, found: object, expected: object) -> NoReturn:
@@ -56,6 +59,41 @@ def address_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype,
     return tensor.data_ptr()
 
 
+def matrix(
+    launcher: Launcher, kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Matrix:
+    """Rows of this dtype and shape in the launcher's memory, which may be apart."""
+    if tensor.is_cuda is not launcher.on_gpu:
+        refuse(kernel, name, "device", tensor.device, "a GPU" if launcher.on_gpu else "the CPU")
+    return matrix_anywhere(kernel, name, tensor, dtype, shape)
+
+
+def matrix_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Matrix:
+    """Rows of this dtype and shape, which may be apart, and in pinned host memory."""
+    if tensor.dtype is not dtype:
+        refuse(kernel, name, "dtype", tensor.dtype, dtype)
+    if tensor.shape != shape:
+        refuse(kernel, name, "shape", tuple(tensor.shape), shape)
+    at, stride, size = tensor.data_ptr(), shape[1], dtype.itemsize
+    if tensor.is_contiguous() and shape[0] != 1:  # one row may have padding all the same
+        return at, stride, at | stride * size
+    if not has_rows(tensor):
+        refuse(kernel, name, "strides", tensor.stride(), "rows of adjacent elements, none in another")
+    stride = max(tensor.stride(0), stride)
+    end = (tensor.storage_offset() + shape[0] * stride) * size
+    return at, stride, at | stride * size | (end > tensor.untyped_storage().nbytes())
+
+
+def has_rows(tensor: Tensor) -> bool:
+    """Whether a tensor of two dimensions is rows of adjacent elements, which may be apart: what kernels take.
+
+    >>> has_rows(torch.empty(3, 8)[:, 1:6]), has_rows(torch.empty(3, 8).t()), has_rows(torch.empty(1, 8).expand(3, 8))
+    (True, False, False)
+    """
+    (rows, columns), (step, next_column) = tensor.shape, tensor.stride()
+    return (columns <= 1 or next_column == 1) and (rows <= 1 or step >= columns)
+
+
 def optional(launcher: Launcher, kernel: str, name: str, tensor: Tensor | None, dtype: torch.dtype, length: int) -> int:
     """The address of a tensor of one dimension, 0 where it is None or empty."""
     if tensor is None or not tensor.shape[0]:
@@ -64,7 +102,7 @@ def optional(launcher: Launcher, kernel: str, name: str, tensor: Tensor | None, 
 
 
 def lane_elements(dtype: torch.dtype, *multiples: int) -> int:
-    """Elements per lane: 16 bytes' worth where all addresses and row lengths (in bytes) are multiples of 16, else 1."""
+    """Elements per lane: 16 bytes' worth where all of these (the last of a ``Matrix``) are multiples of 16, else 1."""
     for value in multiples:
         if value & 15:
             return 1

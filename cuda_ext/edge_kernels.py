@@ -15,7 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.cuda_ext.arguments import FLOATS, address, lane_elements, launch_ranges, may_have_hubs, refuse
+from hongtu.cuda_ext.arguments import (
+    FLOATS,
+    LANE_ELEMENTS,
+    Matrix,
+    address,
+    lane_elements,
+    launch_ranges,
+    matrix,
+    may_have_hubs,
+    refuse,
+)
 from hongtu.cuda_ext.launch import Launcher
 
 
@@ -37,7 +47,13 @@ class Parameter:
     optional: bool = False
     beside: str = ""
 
+    @cached_property
+    def is_matrix(self) -> bool:
+        """Whether it is rows of features, which may be apart."""
+        return self.shape is not None and self.shape[-1] in ROWS
 
+
+ROWS = ("F", "2F", "X")  # letters of the columns of rows
 _PARAMETER = re.compile(r"(\w+)(?::(\w+))?(?:\[(.*)\])?(\?)?(?:&(\w+))?")
 
 
@@ -66,9 +82,9 @@ class EdgeKernel:
         name: of the kernel.
         declared: what it is called with, as ``parameters_of`` reads it.
         needs: letters of sizes; where one of them is 0, nothing is launched.
-        numbers: letters of the sizes that the kernel takes behind the tensors.
-        lanes: letters of row lengths; where these and the rows' addresses allow it, a lane takes several columns; "":
-            it takes one.
+        numbers: letters of the sizes that the kernel takes behind the tensors and the strides of their rows.
+        lanes: names of the rows that lanes move again and again: where these are aligned, and no lane is of three
+            heads, a lane takes several columns; "": it takes one.
         units: the lanes' work per destination, from the sizes and the columns of a lane.
         stages: of the launches over slices of hubs.
         scratch: arrays [D, H] that the kernel takes where there may be hubs, from torch's current stream: launch there.
@@ -78,8 +94,8 @@ class EdgeKernel:
     declared: str
     needs: str
     numbers: str = "DEF"
-    lanes: str = "F"
-    units: Callable[[dict[str, int], int], int] = lambda sizes, elements: sizes["F"] // elements
+    lanes: str = "rows"
+    units: Callable[[dict[str, int], int], int] = lambda sizes, elements: -(-sizes["F"] // elements)
     stages: Sequence[int] = (1,)
     scratch: int = 0
 
@@ -89,11 +105,12 @@ class EdgeKernel:
             return
         self._check_heads(sizes)
         at: dict[str, int] = {}
+        rows: dict[str, Matrix] = {}
         for parameter, x in zip(self.parameters, given, strict=True):
-            at[parameter.name] = self._argument(launcher, parameter, x, found, sizes, at)
-        matrices = [at[p.name] for p in self.parameters if p.shape is not None and p.shape[-1] in ("F", "2F", "X")]
-        lengths = [sizes[letter] * found.itemsize for letter in self.lanes]
-        elements = lane_elements(found, *matrices, *lengths) if self.lanes else 1
+            at[parameter.name] = self._argument(launcher, parameter, x, found, sizes, at, rows)
+        narrow = "K" in sizes and sizes["H"] > 1 and 2 * sizes["K"] < LANE_ELEMENTS[found]
+        lanes = [rows[name][2] for name in self._lanes]
+        elements = lane_elements(found, *lanes) if lanes and not narrow else 1
         hubs = may_have_hubs(at["indptr"], sizes["E"])
         scratch = given[1].new_empty((self.scratch, sizes["D"], sizes["H"])) if self.scratch and hubs else None
         parts = [0] * self.scratch if scratch is None else [part.data_ptr() for part in scratch]
@@ -101,7 +118,12 @@ class EdgeKernel:
             launcher,
             stream,
             f"{self.name}_{FLOATS[found]}x{elements}",
-            (*at.values(), *parts, *(sizes[letter] for letter in self.numbers)),
+            (
+                *at.values(),
+                *parts,
+                *(stride for _, stride, _ in rows.values()),
+                *(sizes[letter] for letter in self.numbers),
+            ),
             sizes["D"],
             sizes["E"],
             self.units(sizes, elements),
@@ -112,6 +134,10 @@ class EdgeKernel:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         return parameters_of(self.declared)
+
+    @cached_property
+    def _lanes(self) -> list[str]:
+        return self.lanes.split()
 
     @cached_property
     def _first_float(self) -> int:
@@ -156,8 +182,9 @@ class EdgeKernel:
         sizes["K"] = width // heads
 
     def _argument(
-        self, launcher: Launcher, p: Parameter, x: Any, dtype: torch.dtype, sizes: dict[str, int], at: dict[str, int]
-    ) -> int:
+        self, launcher: Launcher, p: Parameter, x: Any, dtype: torch.dtype, sizes: dict[str, int], at: dict[str, int],
+        rows: dict[str, Matrix],
+    ) -> int:  # fmt: skip
         if p.shape is None:
             return int(x)
         if (p.beside and not at[p.beside]) or (p.optional and (x is None or not x.shape[0])):
@@ -165,4 +192,7 @@ class EdgeKernel:
         if x is None:
             refuse(self.name, p.name, "value", None, f"a tensor, as for {p.beside}")
         shape = tuple([sizes.get(letter, length) for letter, length in zip(p.shape, x.shape, strict=True)])
+        if p.is_matrix:
+            rows[p.name] = matrix(launcher, self.name, p.name, x, dtype, shape)
+            return rows[p.name][0]
         return address(launcher, self.name, p.name, x, p.dtype or dtype, shape)

@@ -2,8 +2,9 @@
 
 Legend: D destinations, C rows of a cache or of sources, E edges, F features, H heads, K rows moved, R rows. After the
 launcher and the stream they have their twins' arguments. Every function enqueues on ``stream`` (see
-``Launcher.launch``) and returns; nothing is launched for empty inputs. Tensors are contiguous, float32 or float64, all
-of one dtype; rows and slots are int32, ``indptr`` int64; None or a length of 0 means "none" (the identity for indices,
+``Launcher.launch``) and returns; nothing is launched for empty inputs. Tensors are contiguous, but for rows of
+features, which may be apart (what is between two is read, and never written), float32 or float64, all of one dtype;
+indices of rows and slots are int32, ``indptr`` int64; None or a length of 0 means "none" (the identity for indices,
 ones for weights). Inputs and outputs must not overlap.
 
 Raises (all): ValueError for a tensor of another dtype, shape, layout or device; KernelError from the launcher.
@@ -21,9 +22,10 @@ from hongtu.cuda_ext.arguments import (
     FLOATS,
     MAX_BLOCKS,
     address,
-    address_anywhere,
     block_of,
     lane_elements,
+    matrix,
+    matrix_anywhere,
     optional,
     refuse,
     two_dimensions,
@@ -82,11 +84,12 @@ def zero_rows(launcher: Launcher, stream: Any, dst: Tensor, dst_index: Tensor | 
     dtype, count, width = two_dimensions("zero_rows", "dst", dst)
     if dst_index is not None:
         count = dst_index.shape[0]
-    dst_at = address(launcher, "zero_rows", "dst", dst, dtype, dst.shape)
-    args = (dst_at, optional(launcher, "zero_rows", "dst_index", dst_index, torch.int32, count), count, width)
-    elements = lane_elements(dtype, dst_at, width * dtype.itemsize)
+    at, stride, lanes = matrix(launcher, "zero_rows", "dst", dst, dtype, dst.shape)
+    index_at = optional(launcher, "zero_rows", "dst_index", dst_index, torch.int32, count)
+    elements = lane_elements(dtype, lanes)
     name = f"zero_rows_{FLOATS[dtype]}x{elements}"
-    _launch_rows(launcher, stream, name, args, width // elements, MAX_BLOCKS, (dst, dst_index))
+    args = (at, index_at, stride, count, width)
+    _launch_rows(launcher, stream, name, args, elements, MAX_BLOCKS, (dst, dst_index))
 
 
 def gather_rows(launcher: Launcher, stream: Any, src: Tensor, index: Tensor, out: Tensor) -> None:
@@ -113,8 +116,8 @@ _HEADS: dict[str, Any] = {"numbers": "DEH", "lanes": "", "units": lambda sizes, 
 # transposes add to the rows of sources by atomics, a column per lane
 csc_aggregate = EdgeKernel("csc_aggregate", f"{_CSC} rows[C,F] out[D,F]", "DF")
 csc_aggregate_transpose = EdgeKernel("csc_aggregate_transpose", f"{_CSC} grad[D,F] out[C,F]", "EF", lanes="")
-segment_sum = EdgeKernel("segment_sum", f"{_SEGMENTS} x[E,F] out[D,F]", "DF")
-expand_rows = EdgeKernel("expand_rows", f"{_SEGMENTS} x[D,F] out[E,F]", "DEF")
+segment_sum = EdgeKernel("segment_sum", f"{_SEGMENTS} x[E,F] out[D,F]", "DF", lanes="x")
+expand_rows = EdgeKernel("expand_rows", f"{_SEGMENTS} x[D,F] out[E,F]", "DEF", lanes="out")
 segment_softmax = EdgeKernel(
     "segment_softmax",
     f"{_SEGMENTS} logits[E,H] mask:bool[E]? extra[D,H]? out[E,H] out_extra[D,H]&extra",
@@ -126,18 +129,18 @@ segment_softmax_backward = EdgeKernel(
     "grad_logits_extra[D,H]&alpha_extra",
     "DH", stages=(1, 2), scratch=1, **_HEADS,
 )  # fmt: skip
-attend = EdgeKernel("attend", f"{_GRAPH} alpha[E,H] rows[C,X] out[D,F]", "DF", numbers="XHDEF", lanes="XK")
+attend = EdgeKernel("attend", f"{_GRAPH} alpha[E,H] rows[C,X] out[D,F]", "DF", numbers="HDEF")
 attend_transpose = EdgeKernel(
-    "attend_transpose", f"{_GRAPH} alpha[E,H] grad[D,F] out[C,X]", "EF", numbers="XHDEF", lanes=""
+    "attend_transpose", f"{_GRAPH} alpha[E,H] grad[D,F] out[C,X]", "EF", numbers="HDEF", lanes=""
 )
 attend_alpha_gradient = EdgeKernel(
     "attend_alpha_gradient",
     f"{_GRAPH} rows[C,X] grad[D,F] out[E,H]",
     "EH",
-    numbers="XHDEF",
-    lanes="XK",
+    numbers="HDEF",
+    lanes="rows grad",
     # lanes of a pair of an edge and a head, times the pairs of an average destination
-    units=lambda n, elements: min(block_of(n["K"] // elements)[0] * -(-n["E"] * n["H"] // n["D"]), 32),
+    units=lambda n, elements: min(block_of(-(-n["K"] // elements))[0] * -(-n["E"] * n["H"] // n["D"]), 32),
 )
 gated_sum = EdgeKernel("gated_sum", f"{_GATES} out[D,F]", "DF")
 gated_sum_key_gradient = EdgeKernel("gated_sum_key_gradient", f"{_GATES} grad[D,F] out[D,F]", "DF")
@@ -169,12 +172,13 @@ def dropout(
     dtype, num_rows, width = two_dimensions("dropout", "x", x_RF)
     if num_rows == 0 or width == 0:
         return
-    x_at = address(launcher, "dropout", "x", x_RF, dtype, (num_rows, width))
-    out_at = address(launcher, "dropout", "out", out_RF, dtype, (num_rows, width))
+    x_at, x_stride, _ = matrix(launcher, "dropout", "x", x_RF, dtype, (num_rows, width))
+    out_at, out_stride, _ = matrix(launcher, "dropout", "out", out_RF, dtype, (num_rows, width))
     ids_at = address(launcher, "dropout", "ids", ids, torch.int64, (num_rows,))
     key_at = address(launcher, "dropout", "key", key, torch.int64, (1,))
     [scale_bits] = struct.unpack("q", struct.pack("d", scale))
-    args = (x_at, ids_at, key_at, site, call, threshold, scale_bits, out_at, num_rows, width)
+    numbers = x_stride, out_stride, num_rows, width
+    args = (x_at, ids_at, key_at, site, call, threshold, scale_bits, out_at, *numbers)
     block = block_of((width + 1) // 2)
     blocks = min(-(-num_rows // block[1]), MAX_BLOCKS)
     launcher.launch(f"dropout_{FLOATS[dtype]}x1", (blocks, 1), block, args, stream, (x_RF, ids, key, out_RF))
@@ -203,17 +207,19 @@ def _move(
     index = src_index if dst_index is None else dst_index
     count = rows if index is None else index.shape[0]
     dst_shape = (count if dst_index is None else dst.shape[0], width)
-    src_at = address_anywhere(kernel, "src", src, dtype, (count if src_index is None else rows, width))
+    src_at, src_stride, src_lanes = matrix_anywhere(
+        kernel, "src", src, dtype, (count if src_index is None else rows, width)
+    )
     src_index_at = optional(launcher, kernel, "src_index", src_index, torch.int32, count)
     if copies:
-        dst_at = address_anywhere(kernel, "dst", dst, dtype, dst_shape)
+        dst_at, dst_stride, dst_lanes = matrix_anywhere(kernel, "dst", dst, dtype, dst_shape)
     else:
-        dst_at = address(launcher, kernel, "dst", dst, dtype, dst_shape)
+        dst_at, dst_stride, dst_lanes = matrix(launcher, kernel, "dst", dst, dtype, dst_shape)
     dst_index_at = optional(launcher, kernel, "dst_index", dst_index, torch.int32, count)
-    elements = lane_elements(dtype, src_at, dst_at, width * dtype.itemsize) if wide else 1
-    args = (src_at, src_index_at, dst_at, dst_index_at, count, width)
+    elements = lane_elements(dtype, src_lanes, dst_lanes) if wide else 1
+    args = (src_at, src_index_at, dst_at, dst_index_at, src_stride, dst_stride, count, width)
     tensors = (src, src_index, dst, dst_index)
-    _launch_rows(launcher, stream, f"{name}_{FLOATS[dtype]}x{elements}", args, width // elements, max_blocks, tensors)
+    _launch_rows(launcher, stream, f"{name}_{FLOATS[dtype]}x{elements}", args, elements, max_blocks, tensors)
 
 
 def _launch_rows(
@@ -221,14 +227,15 @@ def _launch_rows(
     stream: Any,
     name: str,
     args: tuple[int, ...],
-    units: int,
+    elements: int,
     max_blocks: int,
     tensors: tuple[Tensor | None, ...],
 ) -> None:
-    """``args`` end with the rows and their width; without any nothing is launched."""
+    """``args`` end with the rows and their width, of which a lane takes so many ``elements``; without any nothing is
+    launched."""
     count, width = args[-2:]
     if count == 0 or width == 0:
         return
-    block = block_of(units)
+    block = block_of(-(-width // elements))
     blocks = -(-count // (block[1] * ROWS_AT_ONCE))
     launcher.launch(name, (min(blocks, max_blocks), 1), block, args, stream, tensors)

@@ -1,6 +1,6 @@
 // Rows moved, added and zeroed by index: load, pull, push, gradient compaction, gather and scatter.
 //
-// All: one group of lanes per row, 16 bytes per lane where width and pointers allow; ROWS_AT_ONCE independent rows in
+// All: one group of lanes per row, 16 bytes per lane where the rows are aligned; ROWS_AT_ONCE independent rows in
 // flight per group, which hides the latency of the host link with few blocks.
 #include "shared.cuh"
 
@@ -33,8 +33,8 @@ __device__ __forceinline__ int past_line(const T* row, int64 width) {
 // dst[dst_index[k]] = src[src_index[k]]
 template <class T, int N>
 __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* __restrict__ src_index,
-                                          T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
-                                          int64 width) {
+                                          T* __restrict__ dst, const int* __restrict__ dst_index, int64 src_stride,
+                                          int64 dst_stride, int64 count, int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
         unsigned row[ROWS_AT_ONCE], into[ROWS_AT_ONCE];
         int64 from[ROWS_AT_ONCE], to[ROWS_AT_ONCE], past[ROWS_AT_ONCE], longest = 0;
@@ -42,10 +42,10 @@ __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* 
         find_rows(dst_index, k, count, into);
 #pragma unroll
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
-            past[i] = past_line<N>(src + row[i] * width, width);
+            past[i] = past_line<N>(src + row[i] * src_stride, width);
             if (past[i] > longest) longest = past[i];
-            from[i] = row[i] * width - past[i];
-            to[i] = into[i] * width - past[i];
+            from[i] = row[i] * src_stride - past[i];
+            to[i] = into[i] * dst_stride - past[i];
         }
         for (int64 f = threadIdx.x * N; f < longest + width; f += blockDim.x * N) {
             Lane<T, N> value[ROWS_AT_ONCE];
@@ -54,7 +54,8 @@ __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* 
                 if (live(k, i, count) && f >= past[i] && f < past[i] + width) value[i] = load<N>(src + from[i] + f);
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++)
-                if (live(k, i, count) && f >= past[i] && f < past[i] + width) store<N>(dst + to[i] + f, value[i]);
+                if (live(k, i, count) && f >= past[i] && f < past[i] + width)
+                    store_some<N>(dst + to[i] + f, value[i], past[i] + width - f, true);
         }
     }
 }
@@ -63,8 +64,8 @@ __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* 
 // elements go out as one request.
 template <class T, int N, Add HOW>
 __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* __restrict__ src_index,
-                                         T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
-                                         int64 width) {
+                                         T* __restrict__ dst, const int* __restrict__ dst_index, int64 src_stride,
+                                         int64 dst_stride, int64 count, int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
         unsigned from[ROWS_AT_ONCE], to[ROWS_AT_ONCE];
         find_rows(src_index, k, count, from);
@@ -74,8 +75,8 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
                 if (!live(k, i, count)) continue;
-                value[i] = load<N>(src + from[i] * width + f);
-                if constexpr (HOW == PLAIN) sum[i] = load<N>(dst + to[i] * width + f);
+                value[i] = load<N>(src + from[i] * src_stride + f);
+                if constexpr (HOW == PLAIN) sum[i] = load<N>(dst + to[i] * dst_stride + f);
             }
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++) {
@@ -83,10 +84,10 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
                 if constexpr (HOW == PLAIN) {
 #pragma unroll
                     for (int n = 0; n < N; n++) sum[i].at[n] += value[i].at[n];
-                    store<N>(dst + to[i] * width + f, sum[i]);
+                    store_some<N>(dst + to[i] * dst_stride + f, sum[i], width - f, true);
                 } else {
 #pragma unroll
-                    for (int n = 0; n < N; n++) add<HOW>(dst + to[i] * width + f + n, value[i].at[n]);
+                    for (int n = 0; n < N; n++) add<HOW>(dst + to[i] * dst_stride + f + n, value[i].at[n]);
                 }
             }
         }
@@ -95,25 +96,29 @@ __device__ __forceinline__ void add_rows(const T* __restrict__ src, const int* _
 
 // dst[dst_index[k]] = 0
 template <class T, int N>
-__device__ __forceinline__ void zero_rows(T* __restrict__ dst, const int* __restrict__ dst_index, int64 count,
-                                          int64 width) {
+__device__ __forceinline__ void zero_rows(T* __restrict__ dst, const int* __restrict__ dst_index, int64 dst_stride,
+                                          int64 count, int64 width) {
     const Lane<T, N> zero = {};
     for (int64 k = first_group(); k < count; k += group_step())
         for (int64 f = threadIdx.x * N; f < width; f += blockDim.x * N)
-            store<N>(dst + (dst_index ? (int64)dst_index[k] : k) * width + f, zero);
+            store_some<N>(dst + (dst_index ? (int64)dst_index[k] : k) * dst_stride + f, zero, width - f, true);
 }
 
-#define COPY_ROWS(name, T, N)                                                                                  \
-    KERNEL(name, (const T* src, const int* src_index, T* dst, const int* dst_index, int64 count, int64 width), \
-           (copy_rows<T, N>(src, src_index, dst, dst_index, count, width)))
+#define COPY_ROWS(name, T, N)                                                                                      \
+    KERNEL(name,                                                                                                   \
+           (const T* src, const int* src_index, T* dst, const int* dst_index, int64 src_stride, int64 dst_stride,  \
+            int64 count, int64 width),                                                                             \
+           (copy_rows<T, N>(src, src_index, dst, dst_index, src_stride, dst_stride, count, width)))
 COPY_ROWS(copy_rows_f32x4, float, 4)
 COPY_ROWS(copy_rows_f32x1, float, 1)
 COPY_ROWS(copy_rows_f64x2, double, 2)
 COPY_ROWS(copy_rows_f64x1, double, 1)
 
-#define ADD_ROWS(name, T, N, HOW)                                                                              \
-    KERNEL(name, (const T* src, const int* src_index, T* dst, const int* dst_index, int64 count, int64 width), \
-           (add_rows<T, N, HOW>(src, src_index, dst, dst_index, count, width)))
+#define ADD_ROWS(name, T, N, HOW)                                                                                  \
+    KERNEL(name,                                                                                                   \
+           (const T* src, const int* src_index, T* dst, const int* dst_index, int64 src_stride, int64 dst_stride,  \
+            int64 count, int64 width),                                                                             \
+           (add_rows<T, N, HOW>(src, src_index, dst, dst_index, src_stride, dst_stride, count, width)))
 ADD_ROWS(add_rows_f32x4, float, 4, PLAIN)
 ADD_ROWS(add_rows_f32x1, float, 1, PLAIN)
 ADD_ROWS(add_rows_f64x2, double, 2, PLAIN)
@@ -123,9 +128,9 @@ ADD_ROWS(add_rows_atomic_f64x1, double, 1, ATOMIC)
 ADD_ROWS(add_rows_system_f32x1, float, 1, SYSTEM)
 ADD_ROWS(add_rows_system_f64x1, double, 1, SYSTEM)
 
-#define ZERO_ROWS(name, T, N)                                                   \
-    KERNEL(name, (T * dst, const int* dst_index, int64 count, int64 width), \
-           (zero_rows<T, N>(dst, dst_index, count, width)))
+#define ZERO_ROWS(name, T, N)                                                                 \
+    KERNEL(name, (T * dst, const int* dst_index, int64 dst_stride, int64 count, int64 width), \
+           (zero_rows<T, N>(dst, dst_index, dst_stride, count, width)))
 ZERO_ROWS(zero_rows_f32x4, float, 4)
 ZERO_ROWS(zero_rows_f32x1, float, 1)
 ZERO_ROWS(zero_rows_f64x2, double, 2)

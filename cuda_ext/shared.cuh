@@ -2,6 +2,10 @@
 //
 // Legend: D destinations, S sources, C rows of a cache, E edges, F features, H heads, K channels per head.
 //
+// A row begins ``stride`` elements behind the one before, and may end before that: what is between is its padding. Lanes
+// may read the padding of their own row, and never write it; the rows that loops over edges and rows move are those whose
+// first lanes are aligned, and so all are.
+//
 // A block is blockDim.x lanes, which take the columns of one row, times blockDim.y rows: a group is the lanes of one
 // row. Narrow rows get fewer than 32 lanes, so that a warp serves several rows. No kernel has a barrier or shared memory;
 // lanes of a group exchange values in a WARP_KERNEL alone. So the same source also runs on a CPU (cpu_shim.cuh). Every parameter of a kernel takes 8 bytes. Inputs and outputs must not overlap.
@@ -54,14 +58,44 @@ __device__ __forceinline__ void add(T* to, T value) {
     else atomicAdd(to, value);
 }
 
-// Overwrites (``whole``: this thread alone makes the sum) or adds a part of it.
+// Whether lanes of several elements are aligned in all rows.
 template <int N, class T>
-__device__ __forceinline__ void put(T* to, const Lane<T, N>& value, bool whole) {
-    if (whole) {
+__device__ __forceinline__ bool lined_up(const T* rows, int64 stride) {
+    return (((uint64)rows | (uint64)stride * sizeof(T)) & (sizeof(Lane<T, N>) - 1)) == 0;
+}
+
+// A lane of which ``left`` elements or more are in its row, once or twice for a destination: at once where all are and
+// it is aligned (``whole``), else one by one.
+template <int N, class T>
+__device__ __forceinline__ Lane<T, N> load_some(const T* from, int64 left, bool whole) {
+    if (N == 1 || (whole && left >= N)) return load<N>(from);
+    Lane<T, N> value = {};
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < left) value.at[i] = from[i];
+    return value;
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_some(T* to, const Lane<T, N>& value, int64 left, bool whole) {
+    if (N == 1 || (whole && left >= N)) {
         store<N>(to, value);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < left) to[i] = value.at[i];
+}
+
+// Overwrites (``alone``: this thread makes the whole sum) or adds a part of it.
+template <int N, class T>
+__device__ __forceinline__ void put(T* to, const Lane<T, N>& value, int64 left, bool whole, bool alone) {
+    if (alone) {
+        store_some<N>(to, value, left, whole);
     } else {
 #pragma unroll
-        for (int i = 0; i < N; i++) add<ATOMIC>(to + i, value.at[i]);
+        for (int i = 0; i < N; i++)
+            if (i < left) add<ATOMIC>(to + i, value.at[i]);
     }
 }
 

@@ -16,6 +16,7 @@ from hongtu.errors import InputError
 OPTIONAL_BYTES = ("device_memory", "cache", "largest_reused")
 MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
 ALIGNMENT = 256  # bytes, at a multiple of which every planned buffer begins in a device's own memory
+LANE, LEAST_PADDED = 16, 64  # bytes: what a lane moves, and the shortest row that is padded
 
 
 def aligned(nbytes: int) -> int:
@@ -25,6 +26,17 @@ def aligned(nbytes: int) -> int:
     (0, 256, 256)
     """
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def padded(columns: int, itemsize: int) -> int:
+    """Numbers from one vertex row to the next in a device's own memory: rows of 64 bytes or more begin at multiples of
+    16, which one lane of a GPU moves at once; it costs a fifth of a row at most.
+
+    >>> padded(47, 4), padded(602, 4), padded(128, 4), padded(7, 4), padded(47, 8)
+    (48, 604, 128, 7, 48)
+    """
+    row = columns * itemsize
+    return columns if row < LEAST_PADDED else -(-row // LANE) * LANE // itemsize
 
 
 @dataclass(frozen=True, kw_only=True)

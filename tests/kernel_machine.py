@@ -24,6 +24,16 @@ def skip_without_compiler() -> None:
 
 
 GUARD = 64  # elements before and behind: whole 16-byte lanes past an end fall into them
+APART = "apart"  # rows, with padding between, and aligned
+MIXED = "mixed"  # those that loops move again and again are, others lie apart as it comes
+
+
+def lies(array: np.ndarray, shift: int | str, *, moved: bool = True) -> dict[str, int]:
+    """How ``Machine.tensor`` puts rows for a test: ``shift`` elements past an aligned address, or apart."""
+    if isinstance(shift, int):
+        return {"shift": shift if array.dtype.kind == "f" else 0}
+    width = array.shape[-1]
+    return {"stride": -(-width // 4) * 4 + 4 if moved or shift == APART else width + 1}
 
 
 @dataclass
@@ -40,42 +50,59 @@ class Machine:
     fenced: bool = False
     put: list[tuple[torch.Tensor, torch.Tensor, bytes | None]] = field(default_factory=list)
 
-    def tensor(self, array: np.ndarray, shift: int = 0, *, output: bool = False, host: bool = False) -> torch.Tensor:
-        """A guarded copy of an array on the device (``host``: in pinned host memory)."""
+    def tensor(
+        self, array: np.ndarray, shift: int = 0, stride: int = 0, *, output: bool = False, host: bool = False
+    ) -> torch.Tensor:
+        """A guarded copy of an array on the device (``host``: in pinned host memory), its rows ``stride`` elements
+        apart."""
         source = torch.from_numpy(np.ascontiguousarray(array))
+        shape = (len(source), stride) if stride else tuple(source.shape)
         if self.fenced:
-            return before_a_fence(source)
-        whole = torch.empty(2 * GUARD + shift + source.numel(), dtype=source.dtype)
+            return before_a_fence(torch.empty(shape, dtype=source.dtype))[..., : source.shape[-1]].copy_(source)
+        count = int(np.prod(shape))
+        whole = torch.empty(2 * GUARD + shift + count, dtype=source.dtype)
         if host and self.device != "cpu":
             whole = whole.pin_memory()
         elif not host:
             whole = whole.to(self.device)
         whole.view(torch.uint8).fill_(0x5A)
-        part = whole[GUARD + shift : GUARD + shift + source.numel()]
-        part.copy_(source.flatten())
+        part = whole[GUARD + shift : GUARD + shift + count].view(shape)
+        part = part[:, : source.shape[1]] if stride else part
+        part.copy_(source)
         self.put.append((whole, part, None if output else _bytes(whole)))
-        return part.view(source.shape)
+        return part
 
     def check(self) -> None:
-        """All guards, and all inputs, are as they were."""
+        """All guards, what is between rows among them, and all inputs, are as they were."""
         if self.device != "cpu":
             torch.cuda.synchronize()
         for whole, part, before in self.put:
             if before is None:
-                start = part.data_ptr() - whole.data_ptr()
-                after = _bytes(whole)
-                guards = after[:start] + after[start + part.nbytes :]
-                assert guards == b"\x5a" * len(guards), "written outside of an output"
+                rest = whole.clone()
+                rest.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(whole[:1].expand(part.shape))
+                assert _bytes(rest) == b"\x5a" * rest.nbytes, "written outside of an output"
             else:
                 assert _bytes(whole) == before, "an input was changed"
         self.put.clear()
 
-    def run(self, kernel: Any, inputs: list, outputs: list[np.ndarray], shift: int = 0, **options: Any) -> list:
-        """``kernel(*inputs, *outputs)``; returns what the outputs became."""
-        given = [
-            self.tensor(x, shift if x.dtype.kind == "f" else 0) if isinstance(x, np.ndarray) else x for x in inputs
-        ]
-        made = [self.tensor(out, shift, output=True) for out in outputs]
+    def run(
+        self, kernel: Any, inputs: list, outputs: list[np.ndarray], shift: int | str = 0,
+        rows: dict[int, bool] | None = None, **options: Any,
+    ) -> list:  # fmt: skip
+        """``kernel(*inputs, *outputs)``; returns what the outputs became.
+
+        Args:
+            rows: the places of those that may be apart, and whether loops move them again and again; None: all, and do.
+        """
+
+        def put(k: int, x: np.ndarray, *, output: bool) -> torch.Tensor:
+            whole = x.dtype.kind != "f" or x.ndim != 2 or (rows is not None and k not in rows)
+            if whole and isinstance(shift, str):
+                return self.tensor(x, output=output)
+            return self.tensor(x, **lies(x, shift, moved=rows is None or rows.get(k, True)), output=output)
+
+        given = [put(k, x, output=False) if isinstance(x, np.ndarray) else x for k, x in enumerate(inputs)]
+        made = [put(k, out, output=True) for k, out in enumerate(outputs, len(inputs))]
         kernel(self.launcher, self.stream, *given, *made, **options)
         self.check()
         return [out.cpu().numpy() for out in made]

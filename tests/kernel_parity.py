@@ -1,6 +1,7 @@
 """What every CUDA kernel must do, at awkward sizes; run on the CPU (tests/cuda_ext) and on a GPU (tests/gpu).
 
-``machine`` is a ``tests.kernel_machine.Machine``; ``shift`` puts tensors that many elements past an aligned address.
+``machine`` is a ``tests.kernel_machine.Machine``; ``shift`` puts tensors that many elements past an aligned address, or
+rows apart.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import torch
 from hongtu.cuda_ext import arguments, kernels
 from hongtu.kernels import reference
 from hongtu.nn.dropout import dropout_key, keep_mask
+from tests.kernel_machine import APART, MIXED, lies
 
 WIDTHS = [1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 100, 128, 257, 1024]
 FLOATS = [np.float32, np.float64]
-SHIFTS = [0, 1]
+SHIFTS = [0, 1, APART, MIXED]
 DEGREES = {
     "empty": [],
     "one_vertex": [0],
@@ -34,8 +36,8 @@ GRAPHS_AND_WIDTHS = [(graph, width) for graph in DEGREES for width in ([1, 3, 33
 
 
 def over(names, values):
-    """Decorates a test with all values in float32 and every third in float64, at aligned addresses and others, of which
-    those are run in which every two meet."""
+    """Decorates a test with all values in float32 and every third in float64, at aligned addresses and others, and
+    apart, of which those are run in which every two meet."""
     pairs = [(np.float32, value) for value in values] + [(np.float64, value) for value in values[::3]]
     cases = [(value if isinstance(value, tuple) else (value,), dtype) for dtype, value in pairs]
     grid = pytest.mark.parametrize(
@@ -75,7 +77,9 @@ def agrees(machine, name, inputs, outputs, shift):
     expected = [out.astype(np.float64) for out in outputs]
     wide = [x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in inputs]
     getattr(reference, name)(*wide, *expected)
-    found = machine.run(getattr(kernels, name), inputs, outputs, shift)
+    kernel = getattr(kernels, name)
+    rows = {k: p.name in kernel.lanes.split() for k, p in enumerate(kernel.parameters) if p.is_matrix}
+    found = machine.run(kernel, inputs, outputs, shift, rows)
     for a, b in zip(found, expected, strict=True):
         close(a, b)
 
@@ -88,8 +92,9 @@ class RowParity:
             rows, slots = unique(count, 50), unique(count, 60, seed=2)
             expected = dst.copy()
             expected[slots] = src[rows]
-            out = machine.tensor(dst, shift, output=True)
-            given = (machine.tensor(src, shift, host=True), machine.tensor(rows), out, machine.tensor(slots))
+            out = machine.tensor(dst, **lies(dst, shift, moved=False), output=True)
+            there = machine.tensor(src, **lies(src, shift), host=True)
+            given = (there, machine.tensor(rows), out, machine.tensor(slots))
             kernels.copy_rows(machine.launcher, machine.stream, *given)
             machine.check()
             np.testing.assert_array_equal(out.cpu().numpy(), expected)
@@ -135,8 +140,9 @@ class RowParity:
             rows, slots = unique(count, 50), unique(count, 60, seed=2)
             expected = dst.copy()
             expected[slots] += src[rows]
-            out = machine.tensor(dst, shift, output=True)
-            given = (machine.tensor(src, shift), machine.tensor(rows), out, machine.tensor(slots))
+            out = machine.tensor(dst, **lies(dst, shift, moved=False), output=True)
+            there = machine.tensor(src, **lies(src, shift))
+            given = (there, machine.tensor(rows), out, machine.tensor(slots))
             kernels.add_rows(machine.launcher, machine.stream, *given, how=how)
             machine.check()
             np.testing.assert_array_equal(out.cpu().numpy(), expected)
@@ -146,8 +152,8 @@ class RowParity:
         src, dst = random(90, width, dtype=dtype), random(120, width, dtype=dtype, seed=1)
         slots, repeated = unique(90, 120), (unique(90, 120) // 7).astype(np.int32)
         for name, index in (("scatter_add_rows", slots), ("scatter_add_edges", slots), ("scatter_add_edges", repeated)):
-            expected, out = dst.copy(), machine.tensor(dst, shift, output=True)
-            given = machine.tensor(index), machine.tensor(src, shift)
+            expected, out = dst.copy(), machine.tensor(dst, **lies(dst, shift), output=True)
+            given = machine.tensor(index), machine.tensor(src, **lies(src, shift))
             if name == "scatter_add_rows":
                 reference.scatter_add_rows(expected, index, src)
                 kernels.scatter_add_rows(machine.launcher, machine.stream, out, *given)
@@ -161,13 +167,15 @@ class RowParity:
     def test_zero_rows(self, machine, width, dtype, shift):
         for count in (0, 1, 37):
             dst, slots = random(60, width, dtype=dtype), unique(count, 60)
-            out = machine.tensor(dst, shift, output=True)
+            out = machine.tensor(dst, **lies(dst, shift), output=True)
             kernels.zero_rows(machine.launcher, machine.stream, out, machine.tensor(slots))
             machine.check()
             dst[slots] = 0
             np.testing.assert_array_equal(out.cpu().numpy(), dst)
-            kernels.zero_rows(machine.launcher, machine.stream, out, None)
-            assert not out.any()
+            again = machine.tensor(dst, **lies(dst, shift), output=True)
+            kernels.zero_rows(machine.launcher, machine.stream, again, None)
+            machine.check()
+            assert not again.any()
 
 
 class CscParity:
@@ -244,7 +252,10 @@ class AttentionParity:
         np.testing.assert_array_equal(share[:, 0], [1] + [0] * (degree - 1))
 
     @pytest.mark.parametrize("further", [0, 1, 4])
-    @over("heads,channels", [(1, 1), (1, 4), (2, 2), (3, 5), (5, 4), (8, 16), (33, 1), (1, 257), (4, 256)])
+    @over(
+        "heads,channels",
+        [(1, 1), (1, 4), (2, 2), (3, 5), (5, 4), (5, 2), (4, 3), (3, 7), (8, 16), (33, 1), (1, 257), (4, 256)],
+    )
     def test_attend(self, machine, heads, channels, further, dtype, shift):
         width = heads * channels
         for graph in DEGREES if width < 33 else ("empty", "isolated", "mixed", "one_hub"):

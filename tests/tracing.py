@@ -1,6 +1,7 @@
 """Kernels on the CPU, with every load and store of every thread written down.
 
-A launch is checked at once: nothing lies outside of the tensors that it was given, and no two threads race. No kernel
+A launch is checked at once: nothing lies outside of the tensors that it was given, nothing is written between rows that
+are apart, and no two threads race. No kernel
 has a barrier, so two different threads of a launch, of one block or of two, must not touch a byte that one of them
 writes, unless both add to it atomically.
 """
@@ -59,9 +60,11 @@ class TracingLauncher(HostLauncher):
         found = taken(library)
         self.seen.add(next(kernel for kernel in sorted(KERNELS_OF[file], reverse=True) if name.startswith(kernel)))
         self.accesses = found[~inside(found, own)]
-        given = [(x.data_ptr(), x.nbytes) for x in tensors if x is not None and x.nbytes]
-        outside = self.accesses[~inside(self.accesses, given)]
+        given = [x for x in tensors if x is not None and x.nbytes]
+        outside = self.accesses[~inside(self.accesses, [span(x) for x in given])]
         assert not len(outside), f"{name}: {len(outside)} accesses outside of its tensors, the first {outside[0]}"
+        between = sum(len(written_between(self.accesses, x)) for x in given if not x.is_contiguous())
+        assert not between, f"{name}: {between} bytes between rows are written"
         racing = races(self.accesses)
         assert not len(racing), f"{name}: threads race for {len(racing)} bytes, the first at {racing[0]}"
 
@@ -99,6 +102,23 @@ def inside(accesses: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     for first, nbytes in ranges:
         found |= (begin >= first) & (end <= first + nbytes)
     return found
+
+
+def span(x: Tensor) -> tuple[int, int]:
+    """The first byte, and the bytes, of a tensor; of rows that are apart with what is behind the last."""
+    if x.is_contiguous():
+        return x.data_ptr(), x.nbytes
+    storage = x.untyped_storage()
+    return x.data_ptr(), min(
+        x.shape[0] * x.stride(0) * x.itemsize, storage.data_ptr() + storage.nbytes() - x.data_ptr()
+    )
+
+
+def written_between(accesses: np.ndarray, x: Tensor) -> np.ndarray:
+    """ACCESS [K], those that write to what is between the rows of a tensor."""
+    found = accesses[inside(accesses, [span(x)]) & (accesses["kind"] != READS)]
+    column = (found["address"].astype(np.int64) - x.data_ptr()) % (x.stride(0) * x.itemsize)
+    return found[column + found["bytes"] > x.shape[1] * x.itemsize]
 
 
 def races(accesses: np.ndarray) -> np.ndarray:

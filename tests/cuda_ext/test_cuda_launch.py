@@ -143,6 +143,10 @@ def test_bad_tensors_are_refused_before_a_launch():
         ),
         r"shape of dst: found \(4, 5\)": lambda: kernels.copy_rows(on_cpu, None, rows, None, torch.zeros(4, 5), None),
         r"strides of dst": lambda: kernels.zero_rows(on_cpu, None, torch.zeros(6, 4).T, None),
+        r"strides of alpha": lambda: kernels.attend(on_cpu, None, indptr, source, torch.zeros(2, 4)[:, :2], rows, out),
+        r"strides of rows": lambda: kernels.attend(
+            on_cpu, None, indptr, source, torch.zeros(2, 2), rows[:1].expand(4, 6), out
+        ),
         r"device of dst: found cpu, expected a GPU": lambda: kernels.zero_rows(on_gpu, None, rows, None),
         r"dtype of out: found torch.float16": lambda: kernels.csc_aggregate(
             on_cpu, None, indptr, source, None, None, False, rows, out.half()
@@ -174,7 +178,7 @@ def test_a_gpu_reads_rows_of_the_host():
 @needs_compiler
 def test_the_cpu_refuses_what_a_gpu_would():
     rows = torch.zeros(9)
-    args = (rows[1:].data_ptr(), 0, 2, 4)
+    args = (rows[1:].data_ptr(), 0, 4, 2, 4)
     with pytest.raises(KernelError, match=r"zero_rows_f32x4 .* misaligned"):
         HostLauncher().launch("zero_rows_f32x4", (1, 1), (1, 256), args, None, ())
     with pytest.raises(KernelError, match=r"zero_rows_f32x1 .* arguments"):
@@ -259,7 +263,7 @@ def test_cuda_launcher_hands_the_driver_what_the_kernel_expects(monkeypatch):
         CscParity().test_csc_aggregate(Machine(launcher, 77, "cpu"), "mixed", 4, np.float32, 0)
 
 
-ARGUMENTS = {"csc_aggregate": 11, "csc_aggregate_transpose": 11}
+ARGUMENTS = {"csc_aggregate": 13, "csc_aggregate_transpose": 13}
 
 
 def test_cuda_launcher_loads_a_file_once_and_says_what_fails(monkeypatch):

@@ -76,7 +76,8 @@ def test_no_threads_race_on_a_processor(programs, run):
 
 def test_threads_that_race_are_found(programs, tmp_path):
     (tmp_path / "shared.cuh").write_text((FOLDER / "shared.cuh").read_text())
-    kernel = "KERNEL(zero_rows_f32x1, (float* dst, const int* dst_index, int64 count, int64 width), dst[0] += 1)"
+    given = "float* dst, const int* dst_index, int64 dst_stride, int64 count, int64 width"
+    kernel = f"KERNEL(zero_rows_f32x1, ({given}), dst[0] += 1)"
     (tmp_path / "rows.cu").write_text(f'#include "shared.cuh"\n{kernel}\n')
     launcher = SanitizingLauncher(tmp_path, tmp_path)
     with pytest.raises(AssertionError, match="data race"):

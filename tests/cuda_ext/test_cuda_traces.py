@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from hongtu.cuda_ext import kernels
+from hongtu.cuda_ext.arguments import block_of
 from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF
-from tests.kernel_machine import Machine, skip_without_compiler
+from hongtu.hardware import padded
+from tests.kernel_machine import APART, MIXED, Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
-from tests.tracing import ACCESS, ADDS, READS, SECTOR, WRITES, TracingLauncher, inside, races, requests
+from tests.tracing import ACCESS, ADDS, READS, SECTOR, WRITES, TracingLauncher, inside, races, requests, span
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def launcher():
     return TracingLauncher()
 
 
-@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("shift", [0, 1, APART, MIXED])
 @pytest.mark.parametrize("width", [1, 4, 33, 132])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.pairs
@@ -40,7 +42,7 @@ def test_no_thread_leaves_its_tensors_or_races(launcher, width, dtype, shift):
         CscParity().test_segments(machine, graph, width, dtype, shift)
         AttentionParity().test_softmax(machine, graph, min(width, 8), dtype, shift)
         AttentionParity().test_gated_sum(machine, graph, width, dtype, shift)
-    AttentionParity().test_attend(machine, 2, width, shift, dtype, shift)
+    AttentionParity().test_attend(machine, 2, width, 0 if shift == 0 else 1, dtype, shift)
     DropoutParity().test_dropout(machine, width, 0.5, dtype, shift)
     assert launcher.seen == {kernel for names in KERNELS_OF.values() for kernel in names}
 
@@ -48,43 +50,77 @@ def test_no_thread_leaves_its_tensors_or_races(launcher, width, dtype, shift):
 D, S, E = 40, 60, 300
 
 
-def lined_up(*shape):
-    """Zeros that begin where a line of memory does."""
-    whole = torch.zeros(int(np.prod(shape)) + 32)
-    return whole[-whole.data_ptr() % 128 // 4 :][: int(np.prod(shape))].view(shape)
+def lined_up(count, columns, stride):
+    """Zeros whose first row begins where a line of memory does."""
+    whole = torch.zeros(count * stride + 32)
+    return whole[-whole.data_ptr() % 128 // 4 :][: count * stride].view(count, stride)[:, :columns]
+
+
+def edges():
+    """(indptr, local_source) of E edges from S sources to D destinations."""
+    rng = np.random.default_rng(0)
+    indptr = torch.tensor(np.r_[0, np.cumsum(rng.multinomial(E, [1 / D] * D))])
+    return indptr, torch.tensor(rng.integers(0, S, E).astype(np.int32))
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(3, 43), (2, 250), (8, 8)])
+def test_lanes_that_end_in_another_head_are_read_once(launcher, heads, channels):
+    """By a sum over all heads; a product of one head reads lanes at both ends that are others', too."""
+    width, (indptr, source) = heads * channels, edges()
+    rows, out = (lined_up(count, width, padded(width, 4)) for count in (S, D))
+    alpha = torch.zeros(E, heads)
+    for kernel, given, most in (
+        (kernels.attend, (alpha, rows, out), -(-width // 4)),
+        (kernels.attend_alpha_gradient, (rows, out, alpha), heads * -(-(channels + 6) // 4)),
+    ):
+        kernel(launcher, None, indptr, source, *given)
+        lanes, _ = requests(launcher.accesses[inside(launcher.accesses, [span(rows)])], 1)
+        assert set(lanes) == {16} and E * -(-width // 4) <= len(lanes) <= E * most
 
 
 @pytest.mark.parametrize("width", [32, 47, 128, 129, 602])
 def test_lanes_read_rows_side_by_side(launcher, width):
-    """In as few requests as lanes allow, of one sector too many at most, where rows begin between sectors; copies, over
-    the host link, of none."""
-    rng = np.random.default_rng(0)
-    indptr = torch.tensor(np.r_[0, np.cumsum(rng.multinomial(E, [1 / D] * D))])
-    source, slots = (torch.tensor(x.astype(np.int32)) for x in (rng.integers(0, S, E), rng.permutation(S)))
-    rows, gates, out, key = lined_up(S, width), lined_up(S, 2 * width), lined_up(D, width), lined_up(D, width)
-    alpha, none, elements = lined_up(E, 1), torch.empty(0), 1 if width % 4 else 4
+    """In 16-byte lanes and as few requests as these allow, of one sector too many at most, where rows begin between
+    sectors; copies of rows that are not apart, over the host link, of none."""
+    graph, slots = edges(), torch.tensor(np.random.default_rng(1).permutation(S).astype(np.int32))
 
-    def check(kernel, visits, of, row, elements, *given, past=1, set_of=32):
+    def apart(count, columns=width):
+        return lined_up(count, columns, padded(columns, 4))
+
+    rows, gates, out, x = apart(S), apart(S, 2 * width), apart(D), apart(E)
+    alpha, none, sums = torch.zeros(E, 1), torch.empty(0), torch.zeros(D, width)
+
+    def check(kernel, visits, of, *given, elements=4, kind=READS, moved=(width,), past=1):
         kernel(launcher, None, *given)
-        begin = of.data_ptr()
-        nbytes, sectors = requests(launcher.accesses[inside(launcher.accesses, [(begin, of.nbytes)])], set_of)
-        assert nbytes.sum() == 4 * visits * row
+        lanes = block_of(-(-width // elements))[0]
+        found = launcher.accesses[inside(launcher.accesses, [span(of)])]
+        nbytes, sectors = requests(found[found["kind"] == kind], lanes)
+        whole = [-(-columns // elements) * elements for columns in moved] if kind == READS else [width]
+        assert nbytes.sum() == 4 * visits * sum(whole)  # padding is not written
         if past:
-            assert len(nbytes) == visits * (row // width) * -(-width // (min(set_of, 32) * elements))
-        assert (sectors - -(-nbytes // SECTOR)).max() <= (past if width % 8 else 0)
+            tail = kind == WRITES and width % elements > 0 and width % (lanes * elements) > elements
+            assert len(nbytes) == visits * (sum(-(-columns // (lanes * elements)) for columns in moved) + tail)
+        assert (sectors - -(-nbytes // SECTOR)).max() <= past
 
-    lanes = min(32, width // elements)  # of a row
-    graph = indptr, source
-    check(kernels.copy_rows, D, rows, width, elements, rows, slots[:D], out, None, past=0, set_of=lanes)
-    check(kernels.add_rows, 2 * D, rows, width, elements, out, None, rows, slots[:D], set_of=lanes)
-    check(kernels.zero_rows, D, rows, width, elements, rows, slots[:D], set_of=lanes)
-    check(kernels.csc_aggregate, E, rows, width, elements, *graph, slots, none, False, rows, out, set_of=lanes)
-    check(kernels.csc_aggregate_transpose, E, rows, width, 1, *graph, slots, none, False, out, rows)
-    check(kernels.attend, E, rows, width, elements, *graph, alpha, rows, out, set_of=lanes)
-    check(kernels.attend_transpose, E, rows, width, 1, *graph, alpha, out, rows)
-    check(kernels.attend_alpha_gradient, E, rows, width, elements, *graph, rows, out, alpha, set_of=lanes)
-    check(kernels.gated_sum, E, gates, 2 * width, elements, *graph, key, gates, out, set_of=lanes)
-    check(kernels.gated_sum_transpose, E, gates, 2 * width, 1, *graph, key, gates, out, lined_up(S, 2 * width))
+    check(kernels.copy_rows, D, sums, sums, None, rows, slots[:D], elements=4 if width % 4 == 0 else 1, past=0)
+    check(kernels.copy_rows, D, rows, rows, slots[:D], out, None, past=0 if padded(width, 4) % 8 == 0 else 1)
+    check(kernels.add_rows, D, out, out, None, rows, slots[:D])
+    check(kernels.add_rows, D, rows, out, None, rows, slots[:D])
+    check(kernels.zero_rows, D, rows, rows, slots[:D], kind=WRITES)
+    check(kernels.csc_aggregate, E, rows, *graph, slots, none, False, rows, sums)
+    check(kernels.csc_aggregate_transpose, E, rows, *graph, slots, none, False, sums, rows, elements=1, kind=ADDS)
+    check(kernels.segment_sum, E, x, graph[0], x, sums)
+    check(kernels.expand_rows, E, x, graph[0], sums, x, kind=WRITES)
+    check(kernels.attend, E, rows, *graph, alpha, rows, sums)
+    check(kernels.attend_transpose, E, rows, *graph, alpha, sums, rows, elements=1, kind=ADDS)
+    check(kernels.attend_alpha_gradient, E, rows, *graph, rows, out, alpha)
+    check(kernels.attend_alpha_gradient, E, out, *graph, rows, out, alpha)
+    second = sum(4 for f in range(0, width, 4) if width % 4 and width % 4 + min(4, width - f) > 4)
+    moved = width, width, second  # lanes of a value that begins within one end in the next
+    check(kernels.gated_sum, E, gates, *graph, sums, gates, out, moved=moved)
+    check(kernels.gated_sum_key_gradient, E, gates, *graph, sums, gates, sums, out, moved=moved)
+    given = *graph, sums, gates, out, apart(S, 2 * width)
+    check(kernels.gated_sum_transpose, E, gates, *given, elements=1, moved=(width, width))
 
 
 def accesses(*rows):
@@ -116,10 +152,15 @@ def test_requests_are_told_apart():
     assert [found.tolist() for found in requests(apart, 4)] == [[4] * 4, [1] * 4]
 
 
-@pytest.mark.parametrize(("body", "message"), [("dst[0] = 0", "threads race"), ("dst[count * width] = 0", "outside")])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("dst[0] = 0", "threads race"), ("dst[count * width] = 0", "outside"), ("dst[3] = 0", "between rows")],
+)
 def test_a_kernel_that_is_wrong_is_refused(launcher, tmp_path, body, message):
     (tmp_path / "shared.cuh").write_text((FOLDER / "shared.cuh").read_text())
-    kernel = f"KERNEL(zero_rows_f32x1, (float* dst, const int* dst_index, int64 count, int64 width), {body})"
+    given = "float* dst, const int* dst_index, int64 dst_stride, int64 count, int64 width"
+    kernel = f"KERNEL(zero_rows_f32x1, ({given}), if (first_group() == 0 || dst_stride == width) {body})"
     (tmp_path / "rows.cu").write_text(f'#include "shared.cuh"\n{kernel}\n')
     with pytest.raises(AssertionError, match=message):
-        kernels.zero_rows(TracingLauncher(folder=tmp_path), None, torch.ones(3, 3)[:2], None)
+        rows = torch.ones(3, 5)[:2, :3] if "between" in message else torch.ones(3, 3)[:2]
+        kernels.zero_rows(TracingLauncher(folder=tmp_path), None, rows, None)

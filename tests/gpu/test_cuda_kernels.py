@@ -6,7 +6,7 @@ import torch
 
 from hongtu.cuda_ext import kernels
 from hongtu.cuda_ext.launch import CudaLauncher
-from tests.kernel_machine import Machine
+from tests.kernel_machine import APART, Machine
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, agrees, nan, random
 
 
@@ -48,8 +48,8 @@ def test_a_power_law_graph(machine, width):
     local_source = (5000 * rng.random(indptr[-1]) ** 3).astype(np.int32)
     none, weight = np.empty(0, np.int32), rng.random(indptr[-1])
     inputs = [indptr, local_source, none, weight, True]
-    agrees(machine, "csc_aggregate", [*inputs, random(5000, width)], [nan(20_000, width, dtype=np.float64)], 0)
-    agrees(machine, "csc_aggregate_transpose", [*inputs, random(20_000, width)], [random(5000, width)], 0)
+    agrees(machine, "csc_aggregate", [*inputs, random(5000, width)], [nan(20_000, width, dtype=np.float64)], APART)
+    agrees(machine, "csc_aggregate_transpose", [*inputs, random(20_000, width)], [random(5000, width)], APART)
 
 
 def test_every_row_of_a_large_host_tensor_arrives(machine):
