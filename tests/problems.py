@@ -177,6 +177,12 @@ def awkward() -> Problem:
 
 
 @functools.cache
+def odd_widths() -> Problem:
+    """Rows that are no multiple of 16 bytes, and long enough to be padded on a GPU."""
+    return problem_of(awkward_graph(), width=129, classes=47)
+
+
+@functools.cache
 def multi_label() -> Problem:
     return problem_of(graphs.weighted(), classes=4, multi_label=True)
 

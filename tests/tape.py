@@ -132,8 +132,8 @@ class Tape(Scheduler):
             last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
             self._note(kind, tensor, slice(0, (1 + last) * tensor.itemsize), by)
         else:
-            assert tensor.is_contiguous(), by
-            self._note(kind, tensor, np.unique(rows).astype(np.int64), by, tensor[0].nbytes)
+            part = np.unique(rows).astype(np.int64) * tensor.stride(0) * tensor.itemsize
+            self._note(kind, tensor, part, by, tensor[0].nbytes)
 
     def touch_array(self, kind: Kind, array: np.ndarray, rows: np.ndarray | None = None, by: str = "") -> None:
         """The same of an array; what no tensor has shown is nobody's but the dispatcher's."""
@@ -147,10 +147,10 @@ class Tape(Scheduler):
         where: slice | np.ndarray
         if isinstance(part, slice):
             where = slice((first + part.start) // UNIT, -(-(first + part.stop) // UNIT))
-        elif row % UNIT:
-            where = np.unique((first + part[:, None] * row + np.arange(row)) // UNIT)
+        elif row % UNIT or (part % UNIT).any():
+            where = np.unique((first + part[:, None] + np.arange(row)) // UNIT)
         else:
-            where = (first // UNIT + part[:, None] * (row // UNIT) + np.arange(row // UNIT)).ravel()
+            where = (first // UNIT + part[:, None] // UNIT + np.arange(row // UNIT)).ravel()
         self.entries.append(Access(self.current, number, kind, where, by))
 
     def _find(self, address: int) -> int | None:
@@ -314,7 +314,7 @@ class TapedOperations(Operations):
         ):
             return out
         if func is torch.ops.aten.index_select.default or func is torch.ops.aten.index_select.out:
-            rows = args[0] if args[0].is_contiguous() and args[1] == 0 else None
+            rows = args[0] if args[0].stride(-1) == 1 and args[1] == 0 else None
             tape.touch("reads", args[0], None if rows is None else args[2], name)
             tape.touch("writes", out, by=name)
             return out

@@ -18,6 +18,7 @@ from torch import Tensor
 from hongtu.device.layer_memory import Sample, Substitutes, WorkspaceTracker
 from hongtu.device.pool import Pool
 from hongtu.errors import DeviceOutOfMemory
+from hongtu.hardware import padded
 from hongtu.metrics import Traffic
 
 SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
@@ -40,6 +41,7 @@ class DeviceMemory(ABC):
         self._buffers: dict[str, Tensor] = {}
         self._sets: dict[str, tuple[Tensor, ...]] = {}  # of every buffer
         self._placed: dict[str, Tensor] = {}
+        self._wholes: dict[str, Tensor] = {}  # what of these lies in, with what is between rows
         self._reserved: dict[str, int] = {}
         self._pool = Pool(self.empty, SLACK)
         self._host: dict[str, Tensor] = {}  # the host's side of staging memory
@@ -74,15 +76,20 @@ class DeviceMemory(ABC):
         self._reserved[name] = nbytes
         self._account(self._workspace.live)
 
-    def allocate(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def allocate(
+        self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype, *, apart: bool = False
+    ) -> None:
         """A planned buffer of a pass, so many times, with undefined content.
+
+        Args:
+            apart: its rows are padded.
 
         Raises:
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._buffers, name
-        self._buffers[name] = self._make((sets, *shape), dtype)
-        self._sets[name] = tuple(self._buffers[name])
+        self._buffers[name] = self._make((sets, *_room(shape, dtype, apart=apart)), dtype)
+        self._sets[name] = tuple(_rows(whole, shape) for whole in self._buffers[name])
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """The host's side of a pass's staging memory."""
@@ -109,21 +116,26 @@ class DeviceMemory(ABC):
         """Free memory that was kept for the next pass and is the host's own: that of staging, or all."""
         self._staging_pool.shrink(0)
 
-    def place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, at: int | None = None) -> Tensor:
+    def place(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, at: int | None = None, *, apart: bool = False
+    ) -> Tensor:
         """A planned tensor, with undefined content, that stays until ``remove``.
 
         Args:
             at: where it begins in what the device holds; None: it lies elsewhere.
+            apart: its rows are padded.
 
         Raises:
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._placed, name
-        self._placed[name] = self._make_at(name, at, shape, dtype)
+        self._wholes[name] = self._make_at(name, at, _room(shape, dtype, apart=apart), dtype)
+        self._placed[name] = _rows(self._wholes[name], shape)
         return self._placed[name]
 
     def remove(self, name: str) -> None:
-        self._give_back(name, self._placed.pop(name))
+        del self._placed[name]
+        self._give_back(name, self._wholes.pop(name))
 
     def beside(self, name: str, number: int) -> Tensor:
         """The host's side of a pass's staging memory, of one set; batch ``number`` of the pass has the sets in turn."""
@@ -248,3 +260,12 @@ class DeviceMemory(ABC):
             self._pool.shrink(self.budget - total)
         self.arena_peak = max(self.arena_peak, self.arena)
         self.peak = max(self.peak, total)
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, *, apart: bool) -> tuple[int, ...]:
+    """The shape of what rows of a shape lie in."""
+    return (shape[0], padded(shape[1], dtype.itemsize)) if apart else shape
+
+
+def _rows(whole: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return whole if whole.shape == shape else whole[:, : shape[1]]

@@ -193,7 +193,10 @@ class StagedDevice(Device):
         self.streams.host.run(Put(staging.numpy(), host.numpy(), index, stores))
 
     def _copy(self, link: str, source: Tensor, target: Tensor) -> None:
-        target.copy_(source, non_blocking=True)
+        if target.is_contiguous():
+            target.copy_(source, non_blocking=True)
+        else:  # torch would make one beside it that is not apart
+            self._copy_rows(source, None, target, None)
         self.traffic.add(link, target.nbytes)
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:

@@ -15,7 +15,16 @@ from hongtu.device.base import Stores
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.saved import Entry, Graph, Saved, Settled, edges_of, move_saved, saving
 from hongtu.graph.sparse_rows import PARTS
-from hongtu.kernels.dispatch import HUB, has_no_hub, kernels_for, knowing_hubs, on_numba
+from hongtu.kernels.dispatch import (
+    HUB,
+    has_no_hub,
+    has_numba_kernel,
+    kernels_for,
+    knowing_hubs,
+    new_rows,
+    on_numba,
+    plain_rows,
+)
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.program import computing, moves
 
@@ -66,9 +75,7 @@ class Body:
         self.registers[x.name] = self.device.buffer(x.buffer)[: self.num_dst]
 
     def new(self, x: computing.New) -> None:
-        make = torch.zeros if x.zero else torch.empty
-        where = self.registers["ids"].device
-        self.registers[x.name] = make((self.num_dst, x.columns), dtype=self.host.dtype, device=where)
+        self.registers[x.name] = new_rows(self.at.no_weights, self.num_dst, x.columns, zero=x.zero)
 
     def _rows_on_device(self, name: str) -> Tensor:
         return self.device.buffer(name)[self.chunk.first - self.at.first : self.chunk.end - self.at.first]
@@ -98,8 +105,13 @@ class Body:
             self.registers[name] = entry.of(self.registers[name])
 
     def gather(self, x: computing.Gather) -> None:
+        cache, slots = self.device.buffer(x.cache), self.registers["slot_of_source"]
         with torch.no_grad():
-            self.registers[x.into] = self.device.buffer(x.cache).index_select(0, self.registers["slot_of_source"])
+            if has_numba_kernel(cache):
+                self.registers[x.into] = cache.index_select(0, slots)
+            else:
+                rows = self.registers[x.into] = new_rows(cache, len(slots), cache.shape[1])
+                kernels_for(cache).gather_rows(cache, slots, rows)
 
     def sum(self, x: computing.Sum) -> None:
         cache = self.device.buffer(x.cache)
@@ -237,12 +249,15 @@ class Body:
 
     def transpose_sum(self, x: computing.TransposeSum) -> None:
         grad_DA, cache = self.registers[x.gradient], self.device.buffer(x.cache)
-        kernels_for(grad_DA).csc_aggregate_transpose(*self._csc(x), grad_DA.contiguous(), cache)
+        kernels_for(grad_DA).csc_aggregate_transpose(*self._csc(x), plain_rows(grad_DA), cache)
 
     def transpose_aggregate(self, x: computing.TransposeAggregate) -> None:
         grad_DA = self.registers[x.gradient]
         entry, sources = Entry(), len(self.registers["slot_of_source"])
-        z, *s = (grad_DA.new_zeros(size) for size in ((sources, x.z), *((self.num_dst, columns) for columns in x.s)))
+        z, *s = (
+            new_rows(grad_DA, count, columns, zero=True)
+            for count, columns in ((sources, x.z), *((self.num_dst, columns) for columns in x.s))
+        )
         a = self.network.aggregate(x.layer, self._block, entry.of(z), tuple(s))
         Graph(outs=edges_of([a])).backward([grad_DA])
         self._add_to_cache(entry.gradient(), x.cache)
@@ -252,7 +267,7 @@ class Body:
 
     def _add_to_cache(self, grad_SF: Tensor, name: str) -> None:
         cache = self.device.buffer(name)
-        kernels_for(cache).scatter_add_rows(cache, self.registers["slot_of_source"], grad_SF.contiguous())
+        kernels_for(cache).scatter_add_rows(cache, self.registers["slot_of_source"], plain_rows(grad_SF))
 
 
 WRITES = {"host": Body._to_host, "device": Body._to_device, "chunk": Body._to_chunk}

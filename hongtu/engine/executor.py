@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.predict import kept_bytes, script_bytes
+from hongtu.plan.program.predict import kept_bytes, placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.ranks.together import Alone, Together
 
@@ -238,18 +237,21 @@ class Executor:
             packed = {name: (own[name].shape, self._dtype(own[name].dtype)) for name in p.packed}
             if packed:
                 device.prepare_script(p.name, p.sets, packed)
-            for make, buffers in ((device.allocate, own), (device.prepare_staging, beside)):
-                for name, buffer in buffers.items():
-                    if name not in packed:
-                        make(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
+            for name, buffer in own.items():
+                if name not in packed:
+                    dtype = self._dtype(buffer.dtype)
+                    device.allocate(name, buffer.sets, buffer.shape, dtype, apart=buffer.padded)
+            for name, buffer in beside.items():
+                if name not in packed:
+                    device.prepare_staging(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
         self.host.staging(sum(device.staged_bytes for device in self.devices))
 
     def _coming(self, p: PassProgram) -> int:
         """Bytes that a pass takes from its beginning."""
         placed = (x for x in p.before if isinstance(x, moves.Place))
         buffers = (*p.passing, *(buffer for own in p.buffers for buffer in own.values()))
-        rows = sum(sum(x.rows) * prod(x.shape) * self._dtype(x.dtype).itemsize for x in placed)
-        return rows + sum(buffer.nbytes(self.host.dtype.itemsize) for buffer in buffers)
+        item = self.host.dtype.itemsize
+        return sum(sum(x.rows) * placed_row(x, item) for x in placed) + sum(buffer.nbytes(item) for buffer in buffers)
 
     def _dtype(self, name: str) -> torch.dtype:
         return self.host.dtype if name == FLOAT else getattr(torch, name)
@@ -261,7 +263,7 @@ class Executor:
             self.host.create(x.name, x.shape[0], x.zero, x.kept)
             return
         for device, rows, at in zip(self.devices, x.rows, x.at or [None] * len(x.rows), strict=True):
-            buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype), at)
+            buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype), at, apart=x.padded)
             if x.zero:
                 device.streams.compute.run(buffer.zero_)
 

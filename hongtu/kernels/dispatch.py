@@ -1,7 +1,8 @@
 """Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU where a GPU is simulated.
 
-All have the names and arguments of the modules beside this one, with tensors: contiguous, without gradients, of length
-0 for "none". What a kernel of numba needs on the way is made here, where it counts as what layers allocate.
+All have the names and arguments of the modules beside this one, with tensors: contiguous (CUDA's take rows of features
+that are apart, too), without gradients, of length 0 for "none". What a kernel of numba needs on the way is made here,
+where it counts as what layers allocate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor, cuda, empty, uint8
 
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
 from hongtu.cuda_ext.arguments import has_no_hub as has_no_hub
+from hongtu.cuda_ext.arguments import has_rows
 from hongtu.cuda_ext.arguments import knowing_hubs as knowing_hubs
+from hongtu.hardware import LANE, padded
 from hongtu.kernels import attention, gates, graph_attention, reductions, rows, sums, transposes
 
 T = TypeVar("T")
@@ -44,10 +47,12 @@ class NumbaKernels:
 def _with_arrays(name: str, kernel: Callable[..., None], *args: Any) -> None:
     for watch in _watching:
         watch(name, args)
-    arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in args]
-    if getattr(kernel, "takes_empty", False):
-        arrays.append(np.empty if _as_on_gpu[-1] else _counted_empty)
-    kernel(*arrays)
+    arrays = [np.ascontiguousarray(arg.numpy()) if isinstance(arg, Tensor) else arg for arg in args]
+    beside = [np.empty if _as_on_gpu[-1] else _counted_empty] if getattr(kernel, "takes_empty", False) else []
+    kernel(*arrays, *beside)
+    for arg, array in zip(args, arrays, strict=True) if _as_on_gpu[-1] else ():
+        if isinstance(arg, Tensor) and not arg.is_contiguous():
+            arg.numpy()[...] = array
 
 
 def _counted_empty(count: int, dtype: Any) -> np.ndarray:
@@ -121,6 +126,35 @@ def has_numba_kernel(tensor: Tensor) -> bool:
 def as_on_gpu(wanted: bool = True) -> AbstractContextManager[None]:
     """Inside, CPU tensors do without the kernels that only the CPU has, and so take the memory that a GPU's would."""
     return _pushed(_as_on_gpu, wanted)
+
+
+def new_rows(like: Tensor, count: int, columns: int, *, zero: bool = False) -> Tensor:
+    """[count, columns] for a kernel to write, with undefined content or zeros: on a GPU apart, as ``padded`` says."""
+    step = columns if has_numba_kernel(like) else padded(columns, like.itemsize)
+    made = (like.new_zeros if zero else like.new_empty)((count, step))
+    return made if step == columns else made[:, :columns].data  # no view for autograd, which users may write to
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """What kernels take: contiguous, without a gradient."""
+    return tensor.detach().contiguous()
+
+
+def plain_rows(rows: Tensor) -> Tensor:
+    """The same of rows of features, which may be apart on a GPU."""
+    found = rows.detach()
+    return found if not has_numba_kernel(found) and has_rows(found) else found.contiguous()
+
+
+def laned(rows: Tensor) -> Tensor:
+    """The same of those that a kernel reads for every edge: on a GPU a copy, where lanes of 16 bytes are aligned in it
+    and not in these."""
+    found, columns = plain_rows(rows), rows.shape[1]
+    if has_numba_kernel(rows):
+        return found
+    can_be = padded(columns, rows.itemsize) * rows.itemsize % LANE == 0
+    are = (found.stride(0) * found.itemsize | found.data_ptr()) % LANE == 0
+    return new_rows(rows, len(rows), columns).copy_(found) if can_be and not are else found
 
 
 @cache

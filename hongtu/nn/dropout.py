@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu.errors import names_known
-from hongtu.kernels.dispatch import kernels_for, on_numba
+from hongtu.kernels.dispatch import kernels_for, on_numba, plain_rows
 from hongtu.kernels.torch_private import times_written
 from hongtu.nn.context import RowContext
 
@@ -141,7 +141,7 @@ def _apply_mask(x_RF: Tensor, ids: Tensor, mask: Mask) -> Tensor:
     scale, out_RF = 0.0 if p == 1 else 1 / (1 - p), x_RF.new_empty(x_RF.shape)
     if not on_numba(x_RF):
         numbers = site, call, _threshold(p), scale
-        kernels_for(x_RF).dropout(x_RF.detach().contiguous(), ids.contiguous(), key, *numbers, out_RF)
+        kernels_for(x_RF).dropout(plain_rows(x_RF), ids.contiguous(), key, *numbers, out_RF)
         return out_RF
     _dropout(
         x_RF.detach().contiguous().numpy(),

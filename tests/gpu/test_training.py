@@ -9,7 +9,7 @@ import torch
 
 from hongtu import nn as hnn
 from hongtu.plan.passes.strategy import Strategy
-from tests import problems, training
+from tests import models, problems, training
 from tests.models import SIX, H, Model
 from tests.staged import SINGLE, budget, check
 from tests.training import STRATEGIES
@@ -46,6 +46,16 @@ def test_training_in_single_precision(model, grain, strategy):
     check(model, problem, grain, device_memory="smallest", **options)
     if strategy == "full":
         check(model, problem, grain, **options)
+
+
+@grains
+@six
+def test_rows_that_are_apart(model, grain, monkeypatch):
+    """At widths that are no multiple of 16 bytes."""
+    monkeypatch.setattr(models, "H", 33)
+    options = {"device": "cuda", "dtype": torch.float32, "tolerance": SINGLE}
+    check(model, problems.odd_widths(), grain, device_memory="smallest", **options)
+    check(model, problems.odd_widths(), grain, **options)
 
 
 @six

@@ -42,7 +42,7 @@ def test_tensors_that_are_there_together_lie_apart_and_below_what_passes_stack()
             for p in (*made.program.train, *made.program.evaluate):
                 for x in p.before:
                     if isinstance(x, moves.Place) and x.where == "device":
-                        row = Buffer((x.rows[i], *x.shape), x.dtype).nbytes(4)
+                        row = Buffer((x.rows[i], *x.shape), x.dtype, padded=x.padded).nbytes(4)
                         there[x.name] = x.at[i], x.at[i] + row
                 spans = sorted(there.values())
                 assert all(a[1] <= b[0] for a, b in pairwise(spans)) and not [s for s, _ in spans if s % 256]

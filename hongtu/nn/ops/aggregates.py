@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import HUB, kernels_for, on_numba
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """What kernels take: contiguous, without a gradient."""
-    return tensor.detach().contiguous()
+from hongtu.kernels.dispatch import HUB, kernels_for, laned, new_rows, on_numba, plain, plain_rows
 
 
 def _slots(slot_of_source: Tensor | None, like: Tensor) -> Tensor:
@@ -31,18 +26,18 @@ def _weights(weight: Tensor | None, like: Tensor) -> Tensor:
 class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows_CF, indptr, local_source, slot_of_source, weight, mean):
-        out_DF = rows_CF.new_empty((len(indptr) - 1, rows_CF.shape[1]))
+        out_DF = new_rows(rows_CF, len(indptr) - 1, rows_CF.shape[1])
         slots, weights = _slots(slot_of_source, rows_CF), _weights(weight, rows_CF)
         ctx.graph = (plain(indptr), plain(local_source), slots, weights, mean)
         ctx.num_rows = len(rows_CF)
-        kernels_for(rows_CF).csc_aggregate(*ctx.graph, plain(rows_CF), out_DF)
+        kernels_for(rows_CF).csc_aggregate(*ctx.graph, plain_rows(rows_CF), out_DF)
         return out_DF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_DF):
-        out_CF = grad_DF.new_zeros((ctx.num_rows, grad_DF.shape[1]))
-        kernels_for(grad_DF).csc_aggregate_transpose(*ctx.graph, plain(grad_DF), out_CF)
+        out_CF = new_rows(grad_DF, ctx.num_rows, grad_DF.shape[1], zero=True)
+        kernels_for(grad_DF).csc_aggregate_transpose(*ctx.graph, plain_rows(grad_DF), out_CF)
         return out_CF, None, None, None, None, None
 
 
@@ -62,15 +57,15 @@ class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_EF, indptr):
         ctx.indptr, ctx.num_edges = plain(indptr), len(x_EF)
-        out_DF = x_EF.new_empty((len(indptr) - 1, x_EF.shape[1]))
-        kernels_for(x_EF).segment_sum(ctx.indptr, plain(x_EF), out_DF)
+        out_DF = new_rows(x_EF, len(indptr) - 1, x_EF.shape[1])
+        kernels_for(x_EF).segment_sum(ctx.indptr, plain_rows(x_EF), out_DF)
         return out_DF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_DF):
-        out_EF = grad_DF.new_empty((ctx.num_edges, grad_DF.shape[1]))
-        kernels_for(grad_DF).expand_rows(ctx.indptr, plain(grad_DF), out_EF)
+        out_EF = new_rows(grad_DF, ctx.num_edges, grad_DF.shape[1])
+        kernels_for(grad_DF).expand_rows(ctx.indptr, plain_rows(grad_DF), out_EF)
         return out_EF, None
 
 
@@ -83,15 +78,15 @@ class _DestinationGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_DF, indptr, num_edges):
         ctx.indptr = plain(indptr)
-        out_EF = x_DF.new_empty((num_edges, x_DF.shape[1]))
-        kernels_for(x_DF).expand_rows(ctx.indptr, plain(x_DF), out_EF)
+        out_EF = new_rows(x_DF, num_edges, x_DF.shape[1])
+        kernels_for(x_DF).expand_rows(ctx.indptr, plain_rows(x_DF), out_EF)
         return out_EF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_EF):
-        out_DF = grad_EF.new_empty((len(ctx.indptr) - 1, grad_EF.shape[1]))
-        kernels_for(grad_EF).segment_sum(ctx.indptr, plain(grad_EF), out_DF)
+        out_DF = new_rows(grad_EF, len(ctx.indptr) - 1, grad_EF.shape[1])
+        kernels_for(grad_EF).segment_sum(ctx.indptr, plain_rows(grad_EF), out_DF)
         return out_DF, None, None
 
 
@@ -104,15 +99,15 @@ class _EdgeGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_SF, local_source):
         ctx.local_source, ctx.num_rows = plain(local_source), len(x_SF)
-        out_EF = x_SF.new_empty((len(local_source), x_SF.shape[1]))
-        kernels_for(x_SF).gather_rows(plain(x_SF), ctx.local_source, out_EF)
+        out_EF = new_rows(x_SF, len(local_source), x_SF.shape[1])
+        kernels_for(x_SF).gather_rows(plain_rows(x_SF), ctx.local_source, out_EF)
         return out_EF
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_EF):
-        out_SF = grad_EF.new_zeros((ctx.num_rows, grad_EF.shape[1]))
-        kernels_for(grad_EF).scatter_add_edges(ctx.local_source, plain(grad_EF), out_SF)
+        out_SF = new_rows(grad_EF, ctx.num_rows, grad_EF.shape[1], zero=True)
+        kernels_for(grad_EF).scatter_add_edges(ctx.local_source, plain_rows(grad_EF), out_SF)
         return out_SF, None
 
 
@@ -203,8 +198,8 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, rows_SF, alpha_EH, indptr, local_source, width):
         ctx.graph = (plain(indptr), plain(local_source))
         ctx.save_for_backward(rows_SF, alpha_EH)
-        out_DF = rows_SF.new_empty((len(indptr) - 1, width))
-        kernels_for(rows_SF).attend(*ctx.graph, plain(alpha_EH), plain(rows_SF), out_DF)
+        out_DF = new_rows(rows_SF, len(indptr) - 1, width)
+        kernels_for(rows_SF).attend(*ctx.graph, plain(alpha_EH), plain_rows(rows_SF), out_DF)
         return out_DF
 
     @staticmethod
@@ -212,13 +207,13 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad_DF):
         rows_SF, alpha_EH = ctx.saved_tensors
         kernels = kernels_for(rows_SF)
-        grad, grad_rows, grad_alpha = plain(grad_DF), None, None
+        grad, grad_rows, grad_alpha = laned(grad_DF), None, None
         if ctx.needs_input_grad[0]:
-            grad_rows = rows_SF.new_zeros(rows_SF.shape)
+            grad_rows = new_rows(rows_SF, *rows_SF.shape, zero=True)
             kernels.attend_transpose(*ctx.graph, plain(alpha_EH), grad, grad_rows)
         if ctx.needs_input_grad[1]:
             grad_alpha = alpha_EH.new_empty(alpha_EH.shape)
-            kernels.attend_alpha_gradient(*ctx.graph, plain(rows_SF), grad, grad_alpha)
+            kernels.attend_alpha_gradient(*ctx.graph, plain_rows(rows_SF), grad, grad_alpha)
         return grad_rows, grad_alpha, None, None, None
 
 
@@ -235,8 +230,8 @@ class _GatedSum(torch.autograd.Function):
     def forward(ctx, rows_S2F, key_DF, indptr, local_source):
         ctx.graph = (plain(indptr), plain(local_source))
         ctx.save_for_backward(rows_S2F, key_DF)
-        out_DF = key_DF.new_empty(key_DF.shape)
-        kernels_for(key_DF).gated_sum(*ctx.graph, plain(key_DF), plain(rows_S2F), out_DF)
+        out_DF = new_rows(key_DF, *key_DF.shape)
+        kernels_for(key_DF).gated_sum(*ctx.graph, plain_rows(key_DF), plain_rows(rows_S2F), out_DF)
         return out_DF
 
     @staticmethod
@@ -244,13 +239,13 @@ class _GatedSum(torch.autograd.Function):
     def backward(ctx, grad_DF):
         rows_S2F, key_DF = ctx.saved_tensors
         kernels = kernels_for(key_DF)
-        given = (*ctx.graph, plain(key_DF), plain(rows_S2F), plain(grad_DF))
+        given = (*ctx.graph, *(plain_rows(x) for x in (key_DF, rows_S2F, grad_DF)))
         grad_rows, grad_key = None, None
         if ctx.needs_input_grad[0]:
-            grad_rows = rows_S2F.new_zeros(rows_S2F.shape)
+            grad_rows = new_rows(rows_S2F, *rows_S2F.shape, zero=True)
             kernels.gated_sum_transpose(*given, grad_rows)
         if ctx.needs_input_grad[1]:
-            grad_key = key_DF.new_empty(key_DF.shape)
+            grad_key = new_rows(key_DF, *key_DF.shape)
             kernels.gated_sum_key_gradient(*given, grad_key)
         return grad_rows, grad_key, None, None
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import NUMBA
-from hongtu.nn.ops.aggregates import plain
+from hongtu.kernels.dispatch import NUMBA, plain
 
 
 class _GraphAttention(torch.autograd.Function):

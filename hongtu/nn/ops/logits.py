@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
-from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, kernels_for
+from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, kernels_for, laned, new_rows, plain, plain_rows
 from hongtu.nn.ops import aggregates
-from hongtu.nn.ops.aggregates import plain
 
 
 class _Dot(torch.autograd.Function):
@@ -22,17 +21,18 @@ class _Dot(torch.autograd.Function):
         ctx.graph = (plain(indptr), plain(local_source))
         ctx.save_for_backward(key_SF, query_DF)
         out_EH = key_SF.new_empty((len(local_source), heads))
-        kernels_for(key_SF).attend_alpha_gradient(*ctx.graph, plain(key_SF), plain(query_DF), out_EH)
+        key, query = laned(key_SF), laned(query_DF)
+        kernels_for(key_SF).attend_alpha_gradient(*ctx.graph, key, query, out_EH)
         return out_EH
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_EH):
-        key_SF, query_DF = (plain(tensor) for tensor in ctx.saved_tensors)
-        kernels = kernels_for(key_SF)
-        grad, grad_key, grad_query = plain(grad_EH), torch.zeros_like(key_SF), torch.empty_like(query_DF)
-        kernels.attend_transpose(*ctx.graph, grad, query_DF, grad_key)
-        kernels.attend(*ctx.graph, grad, key_SF, grad_query)
+        key_SF, query_DF = ctx.saved_tensors
+        kernels, grad = kernels_for(key_SF), plain(grad_EH)
+        grad_key, grad_query = new_rows(key_SF, *key_SF.shape, zero=True), new_rows(query_DF, *query_DF.shape)
+        kernels.attend_transpose(*ctx.graph, grad, plain_rows(query_DF), grad_key)
+        kernels.attend(*ctx.graph, grad, laned(key_SF), grad_query)
         return grad_key, grad_query, None, None, None
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
+from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, plain
 from hongtu.nn.ops import aggregates
-from hongtu.nn.ops.aggregates import plain
 
 
 class _Extremum(torch.autograd.Function):

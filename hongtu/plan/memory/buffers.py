@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from hongtu.graph.topology import Topology
+from hongtu.hardware import padded
 from hongtu.plan.cache.transfer import BatchLimits
 from hongtu.plan.memory.structure import FLOAT, SIZES, Needs, device_entries
 from hongtu.plan.passes.definition import FEATURES, Pass
@@ -23,17 +24,20 @@ class Buffer:
         shape: rows, or (rows, columns).
         dtype: "float" (the run's dtype), "int32", "int64", "bool" or "uint8".
         sets: how many of them: copies of one batch fill a set while another batch computes from its own.
+        padded: its rows are apart, as ``hardware.padded`` says: vertex rows that kernels of a GPU read.
     """
 
     shape: tuple[int, ...]
     dtype: str
     sets: int = 1
+    padded: bool = False
 
     def nbytes(self, itemsize: int) -> int:
-        return self.sets * self.shape[0] * self.row_bytes(itemsize)
+        step = padded(self.shape[1], itemsize) * itemsize if self.padded else self.row_bytes(itemsize)
+        return self.sets * self.shape[0] * step
 
     def row_bytes(self, itemsize: int) -> int:
-        """Of one of its rows."""
+        """Of one of its rows, which move."""
         return prod(self.shape[1:]) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
 
 
@@ -123,14 +127,16 @@ def staged(
         sets: of staging memory.
 
     Returns:
-        the buffers on the device, rows on their way to the host among them, and the pinned ones on the host, through
-        which everything goes that is not read from or stored in host rows as it is.
+        the buffers on the device, rows on their way to the host among them, which are as they will be there, and the
+        pinned ones on the host, through which everything goes that is not read from or stored in host rows as it is.
     """
+    rows = *p.inputs, *p.gradients, "aggregate"
     away = {name: Buffer((num_dst, width[name]), FLOAT) for name in p.written if name not in kept}
-    device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
+    device = {name: replace(buffer, padded=name in rows) for name, buffer in buffers.items()}
+    device |= {f"deliver {name}": buffer for name, buffer in away.items()}
     if p.flush is not None and p.flush not in kept:
         device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)
-    host = {name: buffer for name, buffer in buffers.items() if name not in (*p.inputs, *p.gradients, "aggregate")}
+    host = {name: buffer for name, buffer in buffers.items() if name not in rows}
     host |= {f"add {name}": away[name] for name in p.direct if name in away}
     if "flush_rows" in device:
         host["flush_rows"] = device["flush_rows"]
@@ -138,11 +144,13 @@ def staged(
     return device | repeated, {name: replace(buffer, sets=sets) for name, buffer in host.items()}
 
 
-def cache_buffers(p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str]) -> dict[str, Buffer]:
-    """The caches of one pass on one device: row values, gradient rows, or both."""
+def cache_buffers(
+    p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str], *, apart: bool
+) -> dict[str, Buffer]:
+    """The caches of one pass on one device: row values, gradient rows, or both; ``apart``: their rows are padded."""
     caches = {"cache": p.exchange, "gradient_cache": p.flush}
     return {
-        cache: Buffer((capacity, width[name]), FLOAT)
+        cache: Buffer((capacity, width[name]), FLOAT, padded=apart)
         for cache, name in caches.items()
         if name is not None and name not in resident
     }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.hardware import ALIGNMENT, aligned
+from hongtu.hardware import ALIGNMENT, aligned, padded
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
@@ -200,7 +200,8 @@ class PlannedMemory:
         return tuple(stand(groups, self.placed, partial(self.resident_bytes, device=i)) for i in devices)
 
     def _caches(self, p: Pass, device: int) -> dict[str, Buffer]:
-        return cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident)
+        slots = self.capacity(p, device)
+        return cache_buffers(p, self.passes.width, slots, self.resident, apart=self.apart)
 
     def needs(self, p: Pass) -> Needs:
         if p.name not in self._needs:
@@ -280,7 +281,7 @@ class PlannedMemory:
         """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
         more than there are rows."""
         names = cached_rows(p, self.resident)
-        row = sum(self.passes.width[name] for name in names) * self.shape.itemsize
+        row = sum(map(self.row_on_device, names))
         capacities = []
         for i, limits in enumerate(self.limits_of(p)):
             caches = [buffer.nbytes(self.shape.itemsize) for buffer in self._caches(p, i).values()]
@@ -296,7 +297,17 @@ class PlannedMemory:
         return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
 
     def resident_bytes(self, name: str, device: int) -> int:
-        return self.resident_rows(name, device) * self.passes.width[name] * self.shape.itemsize
+        return self.resident_rows(name, device) * self.row_on_device(name)
+
+    @property
+    def apart(self) -> bool:
+        """Whether vertex rows are padded on the devices: where these have memory of their own."""
+        return self.choice.staging > 0
+
+    def row_on_device(self, name: str) -> int:
+        """Bytes from one row of a vertex tensor to the next on a device."""
+        width, item = self.passes.width[name], self.shape.itemsize
+        return (padded(width, item) if self.apart else width) * item
 
     @cached_property
     def resident_plans(self) -> dict[View, TransferPlan]:

@@ -102,8 +102,8 @@ def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple
     there = where(plan, name)
     devices = range(plan.topology.partitions)
     rows = (plan.in_memory(name),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
-    shape, kept = (plan.passes.width[name],), plan.kept.get(name)
-    return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept, at=at)
+    shape, kept, apart = (plan.passes.width[name],), plan.kept.get(name), plan.apart and there == "device"
+    return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept, at=at, padded=apart)
 
 
 def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:

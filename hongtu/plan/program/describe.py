@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 
 from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.memory.structure import FLOAT, SIZES
 from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction, Picks, Stores
+from hongtu.plan.program.predict import placed_row
 from hongtu.plan.program.program import PassProgram
 
 
@@ -97,10 +97,11 @@ class Described:
     # ------------------------------------------------------------------------------------------------ around batches
 
     def place(self, x: moves.Place) -> Line:
-        size = self._itemsize if x.dtype == FLOAT else SIZES[x.dtype]
         zeros = "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
         columns = f" of {prod(x.shape)}" if x.shape else ""
-        return Line(f"{x.name} ({x.where}){columns}", x.rows, "rows", sum(x.rows) * prod(x.shape) * size, zeros)
+        return Line(
+            f"{x.name} ({x.where}){columns}", x.rows, "rows", sum(x.rows) * placed_row(x, self._itemsize), zeros
+        )
 
     def free(self, x: moves.Free) -> Line:
         return Line(f"{x.name} ({x.where})")

@@ -27,6 +27,7 @@ class Place(Instruction):
         zero: all rows, or int32 rows of a host tensor, begin as zeros; others with anything.
         kept: the rows of a host tensor that there are; None: all.
         at: of every device, the byte of its slab where the tensor begins; (): it lies elsewhere.
+        padded: rows are apart, as ``hardware.padded`` says.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Place(Instruction):
     zero: bool | np.ndarray = False
     kept: Kept | None = None
     at: tuple[int, ...] = ()
+    padded: bool = False
 
 
 @kind

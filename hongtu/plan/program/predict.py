@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from hongtu.hardware import aligned
+from hongtu.hardware import aligned, padded
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, Over, chunk_entries, device_entries
@@ -148,11 +148,16 @@ def _alive(
     for p in passes:
         for x in p.before:
             if isinstance(x, moves.Place) and x.where == where:
-                live[x.name] = x.rows[device] * _row(x.shape, x.dtype, itemsize)
+                live[x.name] = x.rows[device] * placed_row(x, itemsize)
         yield p, sum(live.values())
         for free in p.frees:
             if free.where == where:
                 live.pop(free.name, None)
+
+
+def placed_row(x: moves.Place, itemsize: int) -> int:
+    """Bytes from one row of what is placed to the next."""
+    return padded(x.shape[0], itemsize) * itemsize if x.padded else _row(x.shape, x.dtype, itemsize)
 
 
 def _row(shape: tuple[int, ...], dtype: str, itemsize: int) -> int:
