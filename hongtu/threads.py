@@ -85,11 +85,15 @@ _looked = threading.local()  # at the quota: numba's threads are set for each ca
 
 class SharedCores:
     """Inside, a thread watches how crowded the machine is, and says how OpenMP's threads wait. May be entered again,
-    and by several threads."""
+    and by several threads.
+
+    Attributes:
+        crowded: whether others use cores that our threads need.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # an interrupt may keep it from being released; its thread goes on
-        self._inside = 0
+        self._inside, self.crowded = 0, False
         self._left = 0.0
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
@@ -117,9 +121,10 @@ class SharedCores:
             others, looks = crowd.others(), looks + 1
             if team is not None and (others < CALM or (looks % LIBRARIES_EVERY == 0 and team.libraries != openmp())):
                 team.release()
-                team = None
+                team, self.crowded = None, False
             if team is None and others > CROWDED:
-                team = IdleTeam()
+                team, self.crowded = IdleTeam(), True
+        self.crowded = False
         if team is not None:
             team.release()
 

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.kernels.blocks import MOST, each_block
 from hongtu.kernels.torch_private import onednn_linear
 
 BLOCK = 512  # rows of a block: its output stays in the processor's cache until it is copied
 LEAST = 64 * 128  # numbers in the matrix that rows are multiplied with; anything smaller is not worth a call
 SHORT, LONG = 40, 256  # columns of two matrices of rows whose product is worth it
-LARGEST = 512 * 1024  # numbers in that product: it is added up block by block
+LARGEST = 512 * 1024  # numbers in that product: each thread's part of it is added up block by block
 
 aten = torch.ops.aten
 
@@ -80,10 +81,13 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
     w = b.t().contiguous()
     whole = len(a) // BLOCK * BLOCK
-    for first in range(0, whole, BLOCK):
-        part = onednn_linear(a[first : first + BLOCK], w, bias)
-        rows = out[first : first + BLOCK]
-        rows.add_(part) if add else rows.copy_(part)
+
+    def multiply(k: int) -> None:
+        rows = slice(k * BLOCK, (k + 1) * BLOCK)
+        part = onednn_linear(a[rows], w, bias)
+        out[rows].add_(part) if add else out[rows].copy_(part)
+
+    each_block(multiply, whole // BLOCK)
     if whole < len(a):
         rest = out[whole:]
         if add:
@@ -95,13 +99,21 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bo
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    out, whole = a.new_zeros((len(a), b.shape[1])), len(b) // BLOCK * BLOCK
-    for first in range(0, whole, BLOCK):
-        left, right = a[:, first : first + BLOCK], b[first : first + BLOCK]
-        if len(a) <= b.shape[1]:
-            out += onednn_linear(left, right.t())
-        else:  # the shorter side as rows
-            out += onednn_linear(right.t(), left).t()
+    blocks, parts = len(b) // BLOCK, min(torch.get_num_threads(), MOST)
+    sums, whole = [a.new_zeros((len(a), b.shape[1])) for _ in range(parts)], blocks * BLOCK
+
+    def add_up(part: int) -> None:
+        for k in range(part * blocks // parts, (part + 1) * blocks // parts):
+            left, right = a[:, k * BLOCK : (k + 1) * BLOCK], b[k * BLOCK : (k + 1) * BLOCK]
+            if len(a) <= b.shape[1]:
+                sums[part] += onednn_linear(left, right.t())
+            else:  # the shorter side as rows
+                sums[part] += onednn_linear(right.t(), left).t()
+
+    each_block(add_up, parts)
+    out, *others = sums
+    for other in others:
+        out += other
     return out.addmm_(a[:, whole:], b[whole:]) if whole < len(b) else out
 
 

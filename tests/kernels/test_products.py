@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.kernels import dense
+from hongtu.kernels.blocks import each_block
+from hongtu.threads import shared_cores
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN, which multiplies the blocks"
@@ -97,3 +103,76 @@ def test_without_onednns_operation_torchs_are_used(monkeypatch) -> None:
     monkeypatch.setattr(dense, "_cpuinfo", lambda: "AuthenticAMD")
     monkeypatch.setattr(dense, "onednn_linear", gone)
     assert dense.substitutes.__wrapped__() == {}
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Others use the cores, and torch has three threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    monkeypatch.setattr(shared_cores, "crowded", True)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+def test_a_crowded_machine_gives_the_same_bits(
+    rows: int, inner: int, columns: int, crowded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, w, bias, grad = (
+        matrix(rows, inner, 0),
+        matrix(columns, inner, 1),
+        matrix(1, columns, 2)[0],
+        matrix(rows, columns, 3),
+    )
+
+    def found() -> list[torch.Tensor]:
+        more = grad.clone()
+        dense.addmm_(more, a, w.t())
+        return [dense.mm(a, w.t()), dense.addmm(bias, a, w.t()), dense.mm(grad.t(), a), more]
+
+    apart = found()
+    monkeypatch.setattr(shared_cores, "crowded", False)
+    for one, other in zip(apart, found(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_on_a_crowded_machine_threads_take_blocks_alone(crowded: None) -> None:
+    ready, seen = threading.Barrier(3, timeout=60), []
+
+    def work(k: int) -> None:
+        if k < 3:
+            ready.wait()  # until three threads have taken one
+        alone = torch.get_num_threads() == 1 and not torch.is_grad_enabled() and torch.is_inference_mode_enabled()
+        seen.append((k, alone))
+
+    with torch.inference_mode():
+        each_block(work, 20)
+    assert sorted(seen) == [(k, True) for k in range(20)]
+    assert torch.get_num_threads() == 3
+
+
+def test_threads_that_fill_the_processors_have_one_each(crowded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[tuple[int, set[int]]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 6, 7})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: moved.append((threading.get_ident(), set(to))))
+    each_block(lambda k: None, 20)
+    assert moved[-1] == (threading.get_ident(), {4, 6, 7})
+    assert sorted(map(sorted, (to for _, to in moved[:-1]))) == [[4], [6], [7]]
+    moved.clear()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    each_block(lambda k: None, 20)
+    assert all(to == set(range(64)) for _, to in moved) and len(moved) == 4
+
+
+def test_an_error_ends_all_turns(crowded: None) -> None:
+    seen = []
+
+    def work(k: int) -> None:
+        seen.append(k)
+        if k == 4:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        each_block(work, 10**6)
+    assert torch.get_num_threads() == 3 and len(seen) < 10**6
