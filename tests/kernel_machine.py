@@ -33,7 +33,8 @@ def lies(array: np.ndarray, shift: int | str, *, moved: bool = True) -> dict[str
     if isinstance(shift, int):
         return {"shift": shift if array.dtype.kind == "f" else 0}
     width = array.shape[-1]
-    return {"stride": -(-width // 4) * 4 + 4 if moved or shift == APART else width + 1}
+    lanes = -(-width // 4) * 4 + 4 * (width % 3 == 0)  # with more padding, or less than a lane
+    return {"stride": lanes if moved or shift == APART else width + 1}
 
 
 @dataclass
