@@ -33,12 +33,15 @@ class BudgetError(InputError):
 
 
 class OutputError(RuntimeError):
-    """What a run was to write could not be written: a full disk, a directory that may not be written to."""
+    """What a run was to write could not be written: a full disk, a directory that may not be written to; or it could
+    not be read again."""
 
-    def __init__(self, path: object, error: OSError) -> None:
-        super().__init__(
-            f"{path}: cannot be written ({error.strerror or error}); {_REMEDY.get(error.errno or 0, _OTHERWISE)}"
-        )
+    def __init__(self, path: object, error: OSError, *, read: bool = False) -> None:
+        if read:
+            what, remedy = "read", "look whether its disk is well, or choose another directory"
+        else:
+            what, remedy = "written", _REMEDY.get(error.errno or 0, _OTHERWISE)
+        super().__init__(f"{path}: cannot be {what} ({error.strerror or error}); {remedy}")
 
 
 _REMEDY = {

@@ -183,6 +183,12 @@ def odd_widths() -> Problem:
 
 
 @functools.cache
+def whole_lines() -> Problem:
+    """Rows of features that begin where a cache line does."""
+    return problem_of(awkward_graph(), width=8)
+
+
+@functools.cache
 def multi_label() -> Problem:
     return problem_of(graphs.weighted(), classes=4, multi_label=True)
 

@@ -33,7 +33,10 @@ class DeviceMemory(ABC):
     Attributes:
         arena: bytes of live planned buffers; ``arena_peak`` is the highest so far.
         peak: highest sum of planned buffers and workspace.
+        queues: whether it is told of copies before the rows that they copy are there.
     """
+
+    queues = False
 
     def __init__(self, name: str, budget: int | None, traffic: Traffic, substitutes: Substitutes) -> None:
         self.name, self.budget, self.traffic = name, budget, traffic

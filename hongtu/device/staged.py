@@ -38,6 +38,8 @@ class StagedDevice(Device):
         pinned: makes host memory that the device can read and write; what it made is free again when it is dropped.
     """
 
+    queues = True
+
     def __init__(
         self,
         name: str,

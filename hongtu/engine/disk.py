@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 
@@ -102,9 +104,10 @@ class Disk:
             self._read_chunk(self._reads_given, begin, x.name, chunk)
             return
         rows = np.empty(into.shape, np.float32)
-        read = self._reads_given.read(begin, rows.reshape(-1).view(np.uint8))
+        with self._reading(self._reads_given):
+            self._reads_given.read(begin, rows.reshape(-1).view(np.uint8))
         into.numpy()[...] = rows
-        self._count(read, start)
+        self._count(rows.nbytes, start)
 
     def recall_picks(self, x: spilling.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
         """Into set ``number`` of staging memory, for device ``i``."""
@@ -161,15 +164,30 @@ class Disk:
     def _read(self, begin: int, rows: Tensor) -> None:
         start, data = perf_counter(), _bytes_of(rows)
         self._settle(begin, len(data))
-        self._count(self._reads.read(begin, data), start)
+        with self._reading(self._reads):
+            self._reads.read(begin, data)
+        self._count(len(data), start)
 
     def _read_chunk(self, reads: Reads, begin: int, name: str, chunk: Chunk) -> None:
         """The chunk's rows, as they lie in a file from a byte on; its staging memory begins where they come to."""
-        start, nbytes = perf_counter(), (chunk.end - chunk.first) * _row_bytes(_staging(name, chunk))
+        start, rows = perf_counter(), _staging(name, chunk)  # perhaps not all, where they began in it before
+        nbytes = (chunk.end - chunk.first) * _row_bytes(rows)
         if reads is self._reads:
             self._settle(begin, nbytes)
-        chunk.device.fill_beside(f"disk {name}", chunk.set, partial(reads.read_within, begin, nbytes))
+        with self._reading(reads):
+            if chunk.device.queues:  # copies of what is at the beginning
+                reads.read(begin, _bytes_of(rows))
+            else:
+                chunk.device.fill_beside(f"disk {name}", chunk.set, partial(reads.read_within, begin, nbytes))
         self._count(nbytes, start)
+
+    @contextmanager
+    def _reading(self, reads: Reads) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            path = self._directory if reads is self._reads or self._given is None else self._given.name
+            raise OutputError(path, error, read=True) from error
 
     def _settle(self, begin: int, nbytes: int) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -24,11 +25,12 @@ class Uncached:
         with suppress(OSError, AttributeError):
             mode = os.O_WRONLY if written else os.O_RDONLY
             self._direct = os.open(f"/proc/self/fd/{file}", mode | os.O_DIRECT)
+            self._forget = weakref.finalize(self, os.close, self._direct)
 
     def close(self) -> None:
         """Go around the cache no more."""
         if self._direct is not None:
-            os.close(self._direct)
+            self._forget()
             self._direct = None
 
     def around(self, move: Callable[[int], object]) -> bool:

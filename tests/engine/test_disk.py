@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import gc
 import mmap
 import os
 import resource
@@ -224,6 +226,32 @@ def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
     assert trainer.train_epoch().loss < before
     with pytest.raises(InputError, match="not a writable directory"):
         make(folder)
+
+
+def test_a_trainer_that_goes_gives_its_space_back(tmp_path):
+    def open_files():
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return [os.readlink(link) for link in links if os.path.islink(link)]
+
+    trainer = make(tmp_path)
+    trainer.train_epoch()
+    assert any(str(tmp_path) in file for file in open_files())
+    del trainer
+    gc.collect()
+    assert not any(str(tmp_path) in file for file in open_files())
+
+
+def test_a_disk_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    trainer = make(tmp_path)
+    trainer.train_epoch()
+
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(trainer._runtime.engine._disk._reads, "read", broken)
+    monkeypatch.setattr(trainer._runtime.engine._disk._reads, "read_within", broken)
+    with pytest.raises(OutputError, match=rf"{tmp_path}: cannot be read \(Input/output error\); look whether its disk"):
+        trainer.train_epoch()
 
 
 @pytest.mark.long

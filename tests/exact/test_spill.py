@@ -112,13 +112,18 @@ def test_some_chunks_stay_in_memory(model, grain, kept, tmp_path):
     assert 0 < record.bytes["disk"] < everything(free.plan, None).bytes["disk"]
 
 
+@pytest.mark.parametrize(
+    ("problem", "models"),
+    [(problems.awkward, (SIX[0], SIX[4])), (problems.whole_lines, (SIX[1],))],
+    ids=["few", "lines"],
+)
 @pytest.mark.parametrize("seed", range(2))
-def test_on_devices_with_memory_of_their_own(seed, tmp_path):
-    for model in (SIX[0], SIX[4]):
+def test_on_devices_with_memory_of_their_own(seed, problem, models, tmp_path):
+    for model in models:
         options = {"device": staged.simulated(seed=seed)}
-        options["device_memory"] = staged.budget(model, problems.awkward(), (2, 3), 1.05, **options)
+        options["device_memory"] = staged.budget(model, problem(), (2, 3), 1.05, **options)
         with on_disk(tmp_path, functools.partial(everything, kept=seed)) as spills:
-            trainer = staged.check(model, problems.awkward(), (2, 3), **options, **spills)
+            trainer = staged.check(model, problem(), (2, 3), **options, **spills)
         assert trainer.plan.choice.spilled and trainer.plan.bytes["disk"]
 
 
