@@ -66,7 +66,7 @@ class Machine:
             whole = whole.pin_memory()
         elif not host:
             whole = whole.to(self.device)
-        whole.view(torch.uint8).fill_(0x5A)
+        whole.view(torch.uint8).fill_(0x5A if output else 0x5B)  # no copy of one is the other
         part = whole[GUARD + shift : GUARD + shift + count].view(shape)
         part = part[:, : source.shape[1]] if stride else part
         part.copy_(source)
