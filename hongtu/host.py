@@ -78,6 +78,8 @@ def check_disk(directory: str | os.PathLike[str], needed: int) -> None:
     Raises:
         InputError: with the bytes needed and those that are free.
     """
+    if not isinstance(directory, str | os.PathLike):
+        raise InputError(f"spill: found {directory!r}, expected the path of a directory")
     path = Path(directory)
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"spill {directory}: not a writable directory; make it, or give another (--spill DIR)")

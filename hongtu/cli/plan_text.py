@@ -228,7 +228,7 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
     budget, host = result["device_memory"], result["host_memory"]
     rows = [("memory", "planned", "peak", "of")]
     for name, planned in result["arena_bytes"].items():
-        limit = "" if budget is None or name.endswith("host") else size(budget)
+        limit = size(budget) if budget is not None and name.startswith("device") else ""
         rows.append((name, size(planned), size(result["peak_bytes"][name]), limit))
     lines = _columns(rows)
     if host is not None:

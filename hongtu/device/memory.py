@@ -115,6 +115,13 @@ class DeviceMemory(ABC):
         self._buffers.clear()
         self._sets.clear()
 
+    def empty_out(self) -> None:
+        """Free all that it holds; nobody needs it any more."""
+        self.release_all()
+        for name in self.placed():
+            self.remove(name)
+        self.drop_spare()
+
     def drop_spare(self) -> None:
         """Free memory that was kept for the next pass and is the host's own: that of staging, or all."""
         self._staging_pool.shrink(0)

@@ -64,11 +64,13 @@ class Repeats:
         self._asking = Asking()
         self._state: object = None
         self._known: dict[str, Known] = {}
-        self._run: Callable[..., None] = self._eager
+        self._run: Callable[..., None] = (
+            Repeats._eager
+        )  # not of this object, which would then stay until it is collected
 
     def begin(self, passes: tuple[PassProgram, ...]) -> None:
         """Choose how the batches of these passes run now."""
-        self._run = self._eager
+        self._run = Repeats._eager
         for partition in self._partitions:
             partition.asking = None
         if passes is not self._passes or self.reason:
@@ -78,20 +80,20 @@ class Repeats:
             self.forget()
             self._state = state
             if state is not None:
-                self._run, self._asking = self._eager, Asking()
+                self._run, self._asking = Repeats._eager, Asking()
                 for partition in self._partitions:
                     partition.asking = self._asking
         elif self._asking.found:
             self.reason = f"{', '.join(sorted(self._asking.found))}: the host asks the device for it"
         elif len(self._known) == len(passes):
-            self._run = self._again
+            self._run = Repeats._again
         else:
             self._known.clear()
-            self._run = self._capture
+            self._run = Repeats._capture
 
     def run(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
         """Have the batches of a pass done, or on their way, by ``work`` or as they were captured."""
-        self._run(p, work, drain)
+        self._run(self, p, work, drain)
 
     def forget(self, reason: str = "") -> None:
         """What is captured is of no use any more."""

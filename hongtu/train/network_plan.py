@@ -209,25 +209,40 @@ class NetworkPlanner:
                 reuse_freed_memory()
 
     def _fitting(self, sides: tuple[bool, ...], used: Strategy, limit: HostLimit) -> ExecutionPlan:
+        """Where plan arrays are little beside the limit, and the rest of it is not enough for other things, passes
+        share them all the same: so whatever more than the least that works works, too."""
+        try:
+            return self._in_groups(sides, used, limit, limit.left)
+        except BudgetError:
+            raise
+        except InputError:  # whose frames have the plans that were tried
+            pass
+        return self._in_groups(sides, used, limit, 0)
+
+    def _in_groups(self, sides: tuple[bool, ...], used: Strategy, limit: HostLimit, host_memory: int) -> ExecutionPlan:
         """Where groups of chunks are too much, whose structure may come beside the artifact's: groups of half as many,
-        or none, whichever is predicted to be faster."""
-        plans = [self._afresh(sides, used, limit.left)]  # one at a time
+        or none, whichever is predicted to be faster.
+
+        Args:
+            host_memory: passes share plan arrays that could take most of it.
+        """
+        plans = [self._afresh(sides, used, host_memory)]  # one at a time
         size = -(-self._stored.chunks // plans[0].topology.chunks)
         try:
             return fit_host(plans.pop(), limit)
         except InputError:
             if size == 1:
                 raise
-        plans = [fit_host(self._afresh(sides, used, limit.left, 1), limit)]
+        plans = [fit_host(self._afresh(sides, used, host_memory, 1), limit)]
         if size < 4:
             return plans[0]
         seconds = predict_seconds(plans.pop(), self._hardware).total
         with suppress(InputError):
-            found = fit_host(self._afresh(sides, used, limit.left, size // 2), limit)
+            found = fit_host(self._afresh(sides, used, host_memory, size // 2), limit)
             if predict_seconds(found, self._hardware).total < seconds:
                 return found
             del found
-        return fit_host(self._afresh(sides, used, limit.left, 1), limit)
+        return fit_host(self._afresh(sides, used, host_memory, 1), limit)
 
     def _afresh(
         self, sides: tuple[bool, ...], used: Strategy, host_memory: int, largest: int | None = None

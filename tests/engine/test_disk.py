@@ -226,6 +226,8 @@ def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
     assert trainer.train_epoch().loss < before
     with pytest.raises(InputError, match="not a writable directory"):
         make(folder)
+    with pytest.raises(InputError, match="spill: found 3, expected the path of a directory"):
+        make(3)
 
 
 def test_a_trainer_that_goes_gives_its_space_back(tmp_path):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
 
 import hongtu
+from hongtu.device.cpu import CpuDevice
+from hongtu.engine.executor import Executor
+from hongtu.train.survey import probe
+from tests import problems, training
+from tests.models import SIX
 
 VERTICES, WIDTH, DEVICE = 60_000, 128, 8 << 20
 ALLOWED = 24 << 20  # bytes beside the plan's: what Python and torch allocate
@@ -89,3 +96,28 @@ assert trim_beyond(1) > after + KEPT_BESIDE_DISK // 2
 def test_gaps_between_blocks_are_given_back_where_the_process_has_too_much():
     done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_probe_took_is_free_at_once(monkeypatch):
+    """Though devices are parts of cycles, which stay until they are collected."""
+    probed, executors = [], []
+
+    class Device(CpuDevice):
+        def __init__(self, *given):
+            super().__init__(*given)
+            probed.append(self)
+
+    class Watched(Executor):
+        def __init__(self, *given):
+            super().__init__(*given)
+            executors.append(weakref.ref(self))
+
+    monkeypatch.setattr(probe, "CpuDevice", Device)
+    monkeypatch.setattr(probe, "Executor", Watched)
+    gc.disable()
+    try:
+        training.make_trainer(SIX[4], problems.awkward(), (2, 3), device_memory="smallest")
+        assert executors and not any(executor() for executor in executors)
+    finally:
+        gc.enable()
+    assert probed and all(device.arena == device._pool.idle == 0 and not device.placed() for device in probed)

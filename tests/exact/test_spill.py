@@ -19,7 +19,7 @@ from hongtu.device.cpu import CpuDevice
 from hongtu.engine import executor
 from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor
-from hongtu.errors import InputError
+from hongtu.errors import BudgetError, InputError
 from hongtu.host import is_mapped
 from hongtu.plan.cost.seconds import Seconds
 from hongtu.plan.program import moves
@@ -257,6 +257,33 @@ def test_what_does_not_fit_is_spilled_and_no_more(tmp_path, held):
         moved.append(record.bytes["disk"])
     assert moved == sorted(moved) and moved[-1] > 0
     assert torch.equal(trainer.embed(0), free.embed(0))
+
+
+@pytest.mark.parametrize("layers", [(hnn.GCNConv, hnn.GCNConv), (hnn.SAGEConv, hnn.GATConv)], ids=["gcn", "mixed"])
+def test_the_least_that_a_refusal_names_works(layers, tmp_path):
+    """Also where plan arrays are little beside it, and most of a limit of one byte."""
+    ids = np.arange(64)
+    artifact = hongtu.preprocess_graph(
+        np.stack([ids[:-1], ids[1:]]), 64, tmp_path / "chain", features=ids[:, None].astype(np.float32), labels=ids % 2,
+        masks={"train": ids % 2 == 0}, partitions=1, chunks=8, order="input",
+    )  # fmt: skip
+
+    def build(**limits):
+        torch.manual_seed(0)
+        model = [layers[0](1, 8), nn.ReLU(), layers[0](8, 8), layers[1](8, 2)]
+        return hongtu.Trainer(artifact, model, **{"device_memory": smallest} | limits)
+
+    smallest = 1
+    with pytest.raises(BudgetError) as refused:
+        build()
+    smallest = refused.value.smallest
+    with pytest.raises(InputError) as refused:
+        build(host_memory=1, spill=tmp_path)
+    least = int(re.search(r"needs (\d+)", str(refused.value))[1])
+    for more in (0, 1, 1000, 5000, 20000):
+        assert np.isfinite(build(host_memory=least + more, spill=tmp_path).train_epoch().loss)
+    with pytest.raises(InputError, match=f"needs {least}"):
+        build(host_memory=least - 1, spill=tmp_path)
 
 
 def test_chunks_are_not_grouped_where_only_that_fits(tmp_path):

@@ -94,11 +94,14 @@ def _probe_view(
                 found[p.name] = device.workspace_peak
             return found
 
-        workspace = run(program.setup, training=False) | run(program.train, training=True)
-        evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0
-        if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
-            view.memo[evaluation] = run(program.evaluate, training=False)
-        return workspace | view.memo[evaluation]
+        try:
+            workspace = run(program.setup, training=False) | run(program.train, training=True)
+            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0
+            if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
+                view.memo[evaluation] = run(program.evaluate, training=False)
+            return workspace | view.memo[evaluation]
+        finally:
+            device.empty_out()
 
 
 def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
