@@ -50,7 +50,7 @@ def _with_arrays(name: str, kernel: Callable[..., None], *args: Any) -> None:
     arrays = [np.ascontiguousarray(arg.numpy()) if isinstance(arg, Tensor) else arg for arg in args]
     beside = [np.empty if _as_on_gpu[-1] else _counted_empty] if getattr(kernel, "takes_empty", False) else []
     kernel(*arrays, *beside)
-    for arg, array in zip(args, arrays, strict=True) if _as_on_gpu[-1] else ():
+    for arg, array in zip(args, arrays, strict=True):
         if isinstance(arg, Tensor) and not arg.is_contiguous():
             arg.numpy()[...] = array
 

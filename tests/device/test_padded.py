@@ -46,6 +46,19 @@ def test_training_is_exact_and_takes_the_bytes_that_are_planned(model, m):
         assert any(isinstance(x, moves.Place) and x.padded for p in plan.program.train for x in p.before)
 
 
+def test_what_torch_copies_of_padded_rows_is_planned():
+    """Some of its operations take rows only that lie behind one another."""
+    artifact = training.prepare(problems.odd_widths(), 1, 4)
+    options = {"optimizer": training.sgd, "device": SimulatedBackend(), "loss": "cross_entropy"}
+
+    def layers():
+        return [torch.nn.GroupNorm(1, artifact.feature_width), hongtu.nn.SAGEConv(artifact.feature_width, 47)]
+
+    least = training.smallest_budget(artifact, layers, **options)
+    trainer = hongtu.Trainer(artifact, layers(), device_memory=least, **options)
+    assert trainer.train_epoch().peak_bytes["device 0"] <= trainer.plan.peak_bytes["device 0"] <= least
+
+
 def epochs(model, captures):
     artifact = training.prepare(problems.odd_widths(), 1, 4)
     torch.manual_seed(0)

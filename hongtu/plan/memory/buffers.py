@@ -52,17 +52,19 @@ def pass_buffers(
     resident: frozenset[str],
     *,
     structure: bool,
+    apart: bool,
 ) -> dict[str, Buffer]:
     """Every planned buffer of one pass on one device but its caches and what stays there, by name.
 
     Args:
         structure: that stays there.
+        apart: its vertex rows are padded.
     """
     own = slice(device * topology.chunks, (device + 1) * topology.chunks)
     most = device_entries(topology)[device].most
     d = most["destinations"]
     staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
-    buffers = {name: Buffer((d, width[name]), FLOAT) for name in dict.fromkeys(staged)}
+    buffers = {name: Buffer((d, width[name]), FLOAT, padded=apart) for name in dict.fromkeys(staged)}
     if FEATURES in p.inputs and shape.sparse_input is not None:
         buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
     if not structure:
@@ -78,7 +80,7 @@ def pass_buffers(
     if needs.edges:
         reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.saves
         if reduces and not aggregates_in_place(p, shape, topology, resident):
-            buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT)
+            buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT, padded=apart)
         buffers |= _exchange_buffers(p, limits)
     return buffers
 
@@ -132,8 +134,7 @@ def staged(
     """
     rows = *p.inputs, *p.gradients, "aggregate"
     away = {name: Buffer((num_dst, width[name]), FLOAT) for name in p.written if name not in kept}
-    device = {name: replace(buffer, padded=name in rows) for name, buffer in buffers.items()}
-    device |= {f"deliver {name}": buffer for name, buffer in away.items()}
+    device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
     if p.flush is not None and p.flush not in kept:
         device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)
     host = {name: buffer for name, buffer in buffers.items() if name not in rows}

@@ -254,8 +254,9 @@ class PlannedMemory:
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
+        structure, needs = self.structure_stays(p), self.needs(p)
         own = pass_buffers(
-            p, self.shape, width, self.needs(p), view, limits, device, self.resident, structure=self.structure_stays(p)
+            p, self.shape, width, needs, view, limits, device, self.resident, structure=structure, apart=self.apart
         )
         if not self.choice.staging:
             return own, {}
@@ -302,7 +303,7 @@ class PlannedMemory:
     @property
     def apart(self) -> bool:
         """Whether vertex rows are padded on the devices: where these have memory of their own."""
-        return self.choice.staging > 0
+        return self.choice.staging > 0 or self.choice.padded
 
     def row_on_device(self, name: str) -> int:
         """Bytes from one row of a vertex tensor to the next on a device."""

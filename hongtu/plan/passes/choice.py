@@ -33,6 +33,7 @@ class Choice:
             or computed at a time; 0 where device and host share their memory.
         scripts: what one copy brings in a batch of training is packed once, in host memory of its own.
         slab: planned buffers of devices with their own memory lie in one slab, at the same places in every epoch.
+        padded: vertex rows are padded on the devices without staging memory, too.
     """
 
     fuse: bool = False
@@ -46,6 +47,7 @@ class Choice:
     staging: int = 0
     scripts: bool = True
     slab: bool = True
+    padded: bool = False
 
     @property
     def prefetch(self) -> int:

@@ -74,7 +74,7 @@ def _probe_view(
     if shape.sparse_input is not None:
         rows = _largest_rows(int(shape.sparse_input.numbers(view).max()), int(topology.chunk_start[1]), topology)
         shape = replace(shape, sparse_input=replace(rows, width=shape.features))
-    small = make_plan(topology, schedule, shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse))
+    small = make_plan(topology, schedule, shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse, padded=plan.apart))
     host = _placeholder_rows(small, dtype)
     device = CpuDevice("probe", None, Traffic())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
