@@ -8,9 +8,9 @@ Legend: V vertices, E edges, T threads, B buckets of 2 ** BITS keys.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, num_threads, prange
 from hongtu.files import Create
 
 BITS = 16  # of the key inside a bucket: what is left fits uint16, and 2 ** 16 counters fit the L2 cache
@@ -34,7 +34,7 @@ def group_by_key(
     >>> group_by_key([(np.array([1, 0, 1]), np.array([7, 8, 9]))], 2, in_memory)
     (array([0, 1, 3]), array([8, 7, 9], dtype=int32))
     """
-    threads, buckets = numba.get_num_threads(), (num_vertices >> BITS) + 1
+    threads, buckets = num_threads(), (num_vertices >> BITS) + 1
     bounds = [np.linspace(0, len(keys), threads + 1).astype(np.int64) for keys, _ in pairs]
     counts = np.concatenate([_count(_rows(keys), own, buckets) for (keys, _), own in zip(pairs, bounds, strict=True)])
     total = int(counts.sum())
@@ -54,11 +54,11 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _count(keys, bounds, buckets):
     """int64 [T, B]."""
     counts = np.zeros((len(bounds) - 1, buckets), dtype=np.int64)
-    for t in numba.prange(len(bounds) - 1):
+    for t in prange(len(bounds) - 1):
         own = np.zeros(buckets, dtype=np.int64)
         for e in range(bounds[t], bounds[t + 1]):
             own[keys[e] >> BITS] += 1
@@ -66,11 +66,11 @@ def _count(keys, bounds, buckets):
     return counts
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _scatter(keys, values, bounds, at, local, bucketed):
     """To the buckets; ``at`` int64 [T, B] is where each thread writes in each."""
     mask = (1 << BITS) - 1
-    for t in numba.prange(len(bounds) - 1):
+    for t in prange(len(bounds) - 1):
         next_at = at[t].copy()
         for e in range(bounds[t], bounds[t + 1]):
             bucket = keys[e] >> BITS
@@ -80,11 +80,11 @@ def _scatter(keys, values, bounds, at, local, bucketed):
             bucketed[k] = values[e]
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _place(bucket_start, local, bucketed, start, value):
     num_vertices = len(start) - 1
     start[num_vertices] = bucket_start[-1]
-    for b in numba.prange(len(bucket_start) - 1):
+    for b in prange(len(bucket_start) - 1):
         first = b << BITS
         width = min(1 << BITS, num_vertices - first)
         at = np.zeros(width + 1, dtype=np.int64)

@@ -5,9 +5,9 @@ Legend: V vertices, E edges.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, prange
 from hongtu.files import Create, in_memory
 
 BLOCK = 1 << 22  # edges looked at in one step
@@ -53,11 +53,11 @@ def coalesce(
     return start, merged, first
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _sort(in_edge_start, source, origin, first):
     """Fills ``first``; how many of each list are."""
     kept = np.zeros(len(in_edge_start) - 1, dtype=np.int64)
-    for v in numba.prange(len(in_edge_start) - 1):
+    for v in prange(len(in_edge_start) - 1):
         lo, hi = in_edge_start[v], in_edge_start[v + 1]
         if len(origin) > 0:
             order = np.argsort(source[lo:hi], kind="mergesort")  # stable: input order
@@ -71,9 +71,9 @@ def _sort(in_edge_start, source, origin, first):
     return kept
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _compact(in_edge_start, source, first, start, merged):
-    for v in numba.prange(len(start) - 1):
+    for v in prange(len(start) - 1):
         k = start[v]
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             if first[e]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, num_threads, prange
 from hongtu.files import Create, in_memory
 from hongtu.preprocess.bucket_sort import group_by_key
 
@@ -61,7 +61,7 @@ def renumber(csc: Csc, original_id: np.ndarray, create: Create = in_memory) -> C
     start[0] = 0
     np.cumsum(np.diff(csc.in_edge_start)[original_id], out=start[1:])
     source = create("value", "int32", csc.source.shape)
-    _renumber(*csc, original_id, new_id, even_blocks(start, BLOCKS * numba.get_num_threads()), start, source)
+    _renumber(*csc, original_id, new_id, even_blocks(start, BLOCKS * num_threads()), start, source)
     return Csc(start, source)
 
 
@@ -86,7 +86,7 @@ def degrees(csc: Csc) -> tuple[np.ndarray, np.ndarray]:
 
 def statistics(csc: Csc) -> dict[str, int]:
     """Counts for the manifest: repeated edges (beyond the first), self-loops, vertices without an edge to another."""
-    bounds = even_blocks(csc.in_edge_start, numba.get_num_threads())
+    bounds = even_blocks(csc.in_edge_start, num_threads())
     duplicates, loops, isolated = _statistics(*csc, bounds)
     return {
         "duplicate_edges": int(duplicates),
@@ -117,9 +117,9 @@ def share_both_ways(csc: Csc, seed: int = 0) -> float:
     return float(np.mean(found)) if found else 1.0
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
-    for block in numba.prange(len(bounds) - 1):
+    for block in prange(len(bounds) - 1):
         for v in range(bounds[block], bounds[block + 1]):
             k = start[v]
             for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
@@ -127,13 +127,13 @@ def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_sou
                 k += 1
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _statistics(in_edge_start, source, bounds):
     num_vertices = len(in_edge_start) - 1
     linked = np.zeros(num_vertices, dtype=np.bool_)  # threads only ever write True
     duplicates = np.zeros(len(bounds) - 1, dtype=np.int64)
     loops = np.zeros(len(bounds) - 1, dtype=np.int64)
-    for t in numba.prange(len(bounds) - 1):
+    for t in prange(len(bounds) - 1):
         seen_by = np.full(num_vertices, -1, dtype=np.int32)
         for v in range(bounds[t], bounds[t + 1]):
             for e in range(in_edge_start[v], in_edge_start[v + 1]):

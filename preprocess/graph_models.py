@@ -5,8 +5,9 @@ The kernels draw from splitmix64 with the state in a one-element array, so that 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled
 
 RMAT_A, RMAT_B, RMAT_C = 0.57, 0.19, 0.19
 TRIES = 8  # draws before an unused target is searched for one by one
@@ -87,7 +88,7 @@ def _renumbered(label: np.ndarray, new_id: np.ndarray) -> np.ndarray:
     return shuffled
 
 
-@numba.njit(cache=True)
+@compiled
 def _spread(want, capacity):
     """Counts of the same total with ``count <= capacity``: what is too much moves to the next, then to the last."""
     count = np.empty(len(want), dtype=np.int64)
@@ -102,7 +103,7 @@ def _spread(want, capacity):
     return count
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _next(state):
     state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = state[0]
@@ -111,12 +112,12 @@ def _next(state):
     return z ^ (z >> np.uint64(31))
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _uniform(state):
     return (_next(state) >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
-@numba.njit(cache=True)
+@compiled
 def _cite(out_start, community, label, community_start, community_members, label_start, label_members, state):
     num_vertices = len(community)
     target = np.empty(out_start[num_vertices], dtype=np.int32)
@@ -149,7 +150,7 @@ def _cite(out_start, community, label, community_start, community_members, label
     return target
 
 
-@numba.njit(cache=True)
+@compiled
 def _rmat(num_vertices, num_edges, levels, thresholds, state):
     edges = np.empty((2, num_edges), dtype=np.int32)
     a, ab, abc = thresholds
@@ -168,7 +169,7 @@ def _rmat(num_vertices, num_edges, levels, thresholds, state):
     return edges
 
 
-@numba.njit(cache=True)
+@compiled
 def _link(out_start, host, bounds, popular, state):
     num_vertices, num_hosts = len(host), len(popular)
     target = np.empty(out_start[num_vertices], dtype=np.int32)

@@ -12,9 +12,9 @@ batches.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, num_threads, prange
 from hongtu.graph.bitmap import lowest
 from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 
@@ -37,7 +37,7 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     """
     chunks = (len(source_start) - 1) // partitions
     cuts = block_cuts(source_start, sources, num_vertices)
-    threads = numba.get_num_threads()
+    threads = num_threads()
     assigned = np.tile(np.arange(chunks, dtype=np.int32), (partitions, 1))
     for i in range(1, partitions):
         assigned[i] = _assign(_chunk_overlap(cuts, sources, assigned[:i], chunks, threads))
@@ -45,7 +45,7 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     return np.ascontiguousarray(assigned[:, tour])
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _needed_by(cuts, sources, assigned, chunks, block):
     """uint64 [vertices of the block, W]: bit j of a vertex is set where T_j, of the partitions so far, has it."""
     needed = np.zeros((1 << BITS, (chunks + 63) // 64), dtype=np.uint64)
@@ -57,12 +57,12 @@ def _needed_by(cuts, sources, assigned, chunks, block):
     return needed
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _chunk_overlap(cuts, sources, assigned, chunks, threads):
     """|N_c n T_j| for every chunk c of the next partition and every batch j so far, int64 [n, n]."""
     overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
     first, blocks = len(assigned) * chunks, cuts.shape[1] - 1
-    for t in numba.prange(threads):
+    for t in prange(threads):
         own = np.zeros((chunks, chunks), dtype=np.int64)
         for block in range(t, blocks, threads):
             needed = _needed_by(cuts, sources, assigned, chunks, block)
@@ -88,11 +88,11 @@ def _assign(overlap: np.ndarray) -> np.ndarray:
     return chosen
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _batch_overlap(cuts, sources, assigned, chunks, threads):
     """|T_j n T_k| for every pair of batches, int64 [n, n]."""
     overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
-    for t in numba.prange(threads):
+    for t in prange(threads):
         own = np.zeros((chunks, chunks), dtype=np.int64)
         batches = np.empty(chunks, dtype=np.int64)
         for block in range(t, cuts.shape[1] - 1, threads):

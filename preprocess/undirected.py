@@ -5,9 +5,9 @@ Legend: V vertices, E edges, A adjacency entries, T threads.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, num_threads, prange
 from hongtu.files import in_memory
 from hongtu.preprocess.bucket_sort import group_by_key
 
@@ -32,7 +32,7 @@ def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple
     ([0, 2, 3, 4], [1, 2, 0, 0])
     """
     out_start, reader = transpose(in_edge_start, source)
-    bounds = np.linspace(0, len(in_edge_start) - 1, numba.get_num_threads() + 1).astype(np.int64)
+    bounds = np.linspace(0, len(in_edge_start) - 1, num_threads() + 1).astype(np.int64)
     graph = (in_edge_start, source, out_start, reader, bounds)
     start = np.zeros(len(in_edge_start), dtype=np.int64)
     np.cumsum(_merge(*graph, start, np.empty(0, dtype=np.int32), False), out=start[1:])
@@ -41,18 +41,18 @@ def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple
     return start, neighbour
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _destinations(in_edge_start, destination):
-    for v in numba.prange(len(in_edge_start) - 1):
+    for v in prange(len(in_edge_start) - 1):
         destination[in_edge_start[v] : in_edge_start[v + 1]] = v
 
 
-@numba.njit(cache=True, parallel=True, nogil=True)
+@compiled(parallel=True)
 def _merge(in_edge_start, source, out_start, reader, bounds, start, neighbour, write):
     """How many neighbours every vertex has, int64 [V]; written to ``neighbour`` where ``start`` says, if ``write``."""
     num_vertices = len(in_edge_start) - 1
     count = np.zeros(num_vertices, dtype=np.int64)
-    for t in numba.prange(len(bounds) - 1):
+    for t in prange(len(bounds) - 1):
         seen_by = np.full(num_vertices, -1, dtype=np.int32)
         for v in range(bounds[t], bounds[t + 1]):
             seen_by[v] = v

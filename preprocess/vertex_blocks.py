@@ -5,8 +5,9 @@ Neighbour sets ascend, so that the part of each that lies in a block is one slic
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled, prange
 
 BITS = 16  # 2 ** 16 vertices a block
 
@@ -20,10 +21,10 @@ def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int)
     return _cuts(source_start, sources, ((num_vertices - 1) >> BITS) + 1)
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _cuts(source_start, sources, blocks):
     cuts = np.empty((len(source_start) - 1, blocks + 1), dtype=np.int64)
-    for c in numba.prange(len(source_start) - 1):
+    for c in prange(len(source_start) - 1):
         own = sources[source_start[c] : source_start[c + 1]]
         for b in range(blocks):
             cuts[c, b] = source_start[c] + np.searchsorted(own, b << BITS)

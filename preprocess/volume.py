@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, prange
 from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 
 
@@ -46,11 +46,11 @@ def count_volume(
     return Volume(v_ori=len(sources), v_p2p=int(v_p2p), v_ru=int(v_ru), pulled=int(pulled))
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _count(cuts, sources, partition_start, schedule):
     partitions, chunks = schedule.shape
     counts = np.zeros((cuts.shape[1] - 1, 3), dtype=np.int64)
-    for block in numba.prange(cuts.shape[1] - 1):
+    for block in prange(cuts.shape[1] - 1):
         base = block << BITS
         in_batch = np.full(1 << BITS, -2, dtype=np.int32)  # the latest batch whose T has the vertex
         for k in range(chunks):

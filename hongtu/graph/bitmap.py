@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 
-@numba.njit(cache=True, nogil=True)
+
+@compiled
 def insert(words, rows, offset):
     """Add ``rows - offset`` to the set, which is uint64 words of 64 rows each.
 
@@ -20,7 +21,7 @@ def insert(words, rows, offset):
         words[row >> np.uint64(6)] |= np.uint64(1) << (row & np.uint64(63))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def take_all(words, first, end, offset, out, at):
     """Move the set's rows within first .. end - 1 to ``out[at:]``, plus ``offset``; returns where they end."""
     if first >= end:
@@ -35,7 +36,7 @@ def take_all(words, first, end, offset, out, at):
     return at
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def count_ones(word):
     """How many bits of a uint64 are set."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
@@ -44,7 +45,7 @@ def count_ones(word):
     return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def lowest(word):
     """The position of the lowest set bit of a uint64 that is not 0."""
     return count_ones((word & (~word + np.uint64(1))) - np.uint64(1))

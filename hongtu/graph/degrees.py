@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, prange
 from hongtu.graph.topology import Topology
 
 
@@ -30,9 +30,9 @@ def degree_statistics(topology: Topology, rows: np.ndarray | None = None, dtype:
     return out
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _degree_statistics(rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out):
-    for r in numba.prange(len(out)):
+    for r in prange(len(out)):
         v = np.int64(r) if every else np.int64(rows[r])
         first = source_start[np.searchsorted(chunk_start, v, side="right") - 1]
         total, loops, last = 0.0, 0.0, np.nan

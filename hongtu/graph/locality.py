@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from hongtu.compiled import compiled
 
 SIZES = 32  # of caches: 1, 2, 4, ... rows
 
@@ -31,7 +32,7 @@ def miss_ratio(rows: np.ndarray) -> np.ndarray:
     return longer[np.minimum(window, len(rows) - 1)]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _count_gaps(rows, last, gaps):
     """Adds to ``gaps``, by their lengths, those between accesses to the same row; ``last`` starts at -1."""
     for k in range(len(rows)):

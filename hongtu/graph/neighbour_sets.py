@@ -8,16 +8,16 @@ Legend: E edges of a graph, S sources of the chunk, W words of 64 vertices.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled, prange
 from hongtu.files import Create, in_memory
 from hongtu.graph.bitmap import count_ones, insert, lowest, take_all
 
 PIECES = 64  # of the edges, for threads
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _mark(source, first, end, words):
     marks = np.zeros(words, dtype=np.uint64)
     for e in range(first, end):
@@ -25,7 +25,7 @@ def _mark(source, first, end, words):
     return marks
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def set_size(source, first, end, words):
     """S of the chunk that has the edges first .. end - 1.
 
@@ -39,7 +39,7 @@ def set_size(source, first, end, words):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def fill_set(source, first, end, words, sources, local_source):
     """Writes the chunk's set to ``sources`` [S], and to ``local_source[first:end]`` where each edge's source is in it.
 
@@ -90,22 +90,22 @@ def neighbour_sets(
     return source_start, sources, local_source
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _set_sizes(edge_start, source, words):
     sizes = np.zeros(len(edge_start) - 1, dtype=np.int64)
-    for c in numba.prange(len(edge_start) - 1):
+    for c in prange(len(edge_start) - 1):
         sizes[c] = set_size(source, edge_start[c], edge_start[c + 1], words)
     return sizes
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _fill(edge_start, source, words, source_start, sources, local_source):
-    for c in numba.prange(len(edge_start) - 1):
+    for c in prange(len(edge_start) - 1):
         own = sources[source_start[c] : source_start[c + 1]]
         fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def merge_sets(source_start, sources, partitions, size, num_vertices):
     """The sets of groups of ``size`` consecutive chunks of a partition: where they begin, and the sets."""
     chunks = (len(source_start) - 1) // partitions
@@ -127,7 +127,7 @@ def merge_sets(source_start, sources, partitions, size, num_vertices):
     return start, merged[:at].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, larger, local_source, num_vertices):
     """int32 [E], local sources in the neighbour sets of larger chunks."""
     rank = np.empty(num_vertices, dtype=np.int32)
@@ -144,12 +144,12 @@ def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, 
     return out
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def globalise(edge_start, source_start, sources, local_source):
     """int32 [E], the vertex that each edge's local source is."""
     edges = len(local_source)
     source = np.empty(edges, dtype=np.int32)
-    for p in numba.prange(PIECES):
+    for p in prange(PIECES):
         first, end = p * edges // PIECES, (p + 1) * edges // PIECES
         c = np.searchsorted(edge_start, first, side="right") - 1
         for e in range(first, end):

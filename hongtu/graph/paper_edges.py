@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology, build_topology
 
 
@@ -58,7 +58,7 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     return build_topology(topology.partitions, topology.chunk_start, start, source, weight if weighted else None)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _looped(start, source, weight, loop, weighted):
     """The edges less self-loops, and one behind those of each vertex."""
     count = np.zeros(len(start), dtype=np.int64)

@@ -7,8 +7,8 @@ means "none".
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
+from hongtu.compiled import prange
 from hongtu.kernels.exponential import exp_in_place
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 

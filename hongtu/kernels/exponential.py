@@ -4,8 +4,8 @@ fast."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+
+from hongtu.compiled import compiled
 
 
 def exp(x):
@@ -17,14 +17,21 @@ def exp(x):
     return (_exp32 if isinstance(x, np.float32) else _exp64)(x)
 
 
-@overload(exp, inline="always")
-def _exp(x):
-    if x == types.float32:
-        return lambda x: _exp32(x)
-    return lambda x: _exp64(x)
+def _teach_exp():
+    from numba import types
+    from numba.extending import overload
+
+    @overload(exp, inline="always")
+    def _exp(x):
+        if x == types.float32:
+            return lambda x: _exp32(x)
+        return lambda x: _exp64(x)
 
 
-@njit(cache=True, nogil=True, fastmath=False, error_model="numpy")
+exp.teach_numba = _teach_exp  # type: ignore[attr-defined]
+
+
+@compiled(fastmath=False, error_model="numpy")
 def _exp32(x):
     """2^n e^r with |r| <= ln 2 / 2, a polynomial in r (S. L. Moshier, Cephes, expf). Nothing may be reordered: ln 2 is
     subtracted in two parts, of which the first has few digits."""
@@ -46,7 +53,7 @@ def _exp32(x):
     return f(np.inf) if given > f(60.0) else p
 
 
-@njit(cache=True, nogil=True, fastmath=False, error_model="numpy")
+@compiled(fastmath=False, error_model="numpy")
 def _exp64(x):
     """The same with a quotient of polynomials (Cephes, exp)."""
     given = x
@@ -63,7 +70,7 @@ def _exp64(x):
     return np.inf if given > 600.0 else y
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def exp_in_place(x):
     """Replace every number of a contiguous array by its exponential."""
     flat = x.reshape(-1)
@@ -71,7 +78,7 @@ def exp_in_place(x):
         flat[k] = exp(flat[k])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def sigmoid_in_place(x):
     """Replace every number of a vector by 1 / (1 + e^-x)."""
     one = x.dtype.type(1)

@@ -7,8 +7,8 @@ for several edges at once, so that few are left over where vector instructions e
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
 
+from hongtu.compiled import compiled, prange
 from hongtu.kernels.exponential import sigmoid_in_place
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
@@ -16,7 +16,7 @@ EDGES = 16  # whose gates are taken at once
 EVERY = np.iinfo(np.int32).max  # more than any source
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def next_gates(local_source, e, end, lo, hi, key_F, rows_C2F, row_of_B, gate_BF):
     """sigmoid(key + query) of the next edges from ``e`` on whose sources are in [lo, hi): sets their rows and their
     gates, as many as there is room for; returns how many, and the edge behind them."""

@@ -9,8 +9,8 @@ Legend: D destinations, S sources, E edges, H heads, F = H * K features, X = F +
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
+from hongtu.compiled import prange
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
 

@@ -7,8 +7,8 @@ maximum, else the minimum. What an edge brings is weight[e] * rows[source of e].
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
+from hongtu.compiled import prange
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
 
 

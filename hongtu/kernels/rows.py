@@ -8,40 +8,39 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from hongtu.compiled import compiled, prange
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def copy_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] = src[src_index]``; src [N, F], dst [M, F], indices int32 [K]."""
-    for k in numba.prange(len(src_index)):
+    for k in prange(len(src_index)):
         to, row = dst_index[k], src_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] = src[row, f]
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def add_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] += src[src_index]``; src [N, F], dst [M, F], indices int32 [K], ``dst_index`` unique."""
-    for k in numba.prange(len(src_index)):
+    for k in prange(len(src_index)):
         to, row = dst_index[k], src_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] += src[row, f]
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] = 0``; dst [M, F], index int32 [K]."""
-    for k in numba.prange(len(dst_index)):
+    for k in prange(len(dst_index)):
         to = dst_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] = 0
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def put_row(src: np.ndarray, row: int, dst: np.ndarray, to: int, store: bool) -> None:
     """Store row ``row`` of ``src`` in row ``to`` of ``dst``, or add it there."""
     if store:
@@ -52,30 +51,20 @@ def put_row(src: np.ndarray, row: int, dst: np.ndarray, to: int, store: bool) ->
             dst[to, f] += src[row, f]
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def put_rows(
     src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray
 ) -> None:
     """Store ``src[src_index]`` in ``dst[dst_index]`` where ``stores``, bool [K], else add; as ``add_rows``."""
-    for k in numba.prange(len(src_index)):
+    for k in prange(len(src_index)):
         put_row(src, src_index[k], dst, dst_index[k], stores[k])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray) -> None:
     """``put_rows`` of all rows of ``src``, on one thread."""
     for k in range(len(dst_index)):
         put_row(src, k, dst, dst_index[k], stores[k])
-
-
-@intrinsic
-def _pointer(typing: Any, address: Any) -> Any:
-    """An int64 as the pointer that it is."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
 
 
 @cache
@@ -84,17 +73,30 @@ def put_address(dtype: np.dtype) -> int:
 
     Its one argument points to seven int64: the addresses of src, dst, dst_index and stores, then K, M and F.
     """
-    kind = numba.from_dtype(dtype)
+    import numba
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        """An int64 as the pointer that it is."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+        return types.voidptr(types.int64), generate
+
+    kind, put_one = numba.from_dtype(dtype), put_row.dispatcher
 
     @numba.cfunc(types.void(types.voidptr))
     def put(given: Any) -> None:
         src_at, dst_at, index_at, stores_at, count, rows, width = numba.carray(given, 7, types.int64)
-        src = numba.carray(_pointer(src_at), (count, width), kind)
-        dst = numba.carray(_pointer(dst_at), (rows, width), kind)
-        index = numba.carray(_pointer(index_at), count, types.int32)
-        stores = numba.carray(_pointer(stores_at), count, types.boolean)
+        src = numba.carray(pointer(src_at), (count, width), kind)
+        dst = numba.carray(pointer(dst_at), (rows, width), kind)
+        index = numba.carray(pointer(index_at), count, types.int32)
+        stores = numba.carray(pointer(stores_at), count, types.boolean)
         for k in range(count):
-            put_row(src, k, dst, index[k], stores[k])
+            put_one(src, k, dst, index[k], stores[k])
 
     _compiled.append(put)
     return int(put.address)

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 
-import numba
 import numpy as np
-from numba import njit, prange
+
+from hongtu.compiled import compiled, num_threads, prange
 
 _REASSOCIATE = {"reassoc", "nsz"}  # lets sums vectorise; infinities and NaN keep their meaning
 SAMPLE_PER_PART = 256  # edges looked at to balance the sources that threads own
@@ -29,17 +29,17 @@ def parallel(function: Callable[..., None]) -> Callable[..., None]:
 
     The compiled function itself, with that argument, is ``.kernel``.
     """
-    kernel = njit(cache=True, nogil=True, parallel=True, fastmath=_REASSOCIATE)(function)
+    kernel = compiled(function, parallel=True, fastmath=_REASSOCIATE)
 
     @wraps(function)
     def call(*arrays) -> None:
-        kernel(*arrays, numba.get_num_threads())
+        kernel(*arrays, num_threads())
 
     call.kernel = kernel  # type: ignore[attr-defined]
     return call
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def balanced_bounds(indptr, parts):
     """int64 [parts + 1]: ranges of destinations of about equal work (edges + 1 per destination)."""
     num_dst = len(indptr) - 1
@@ -59,13 +59,13 @@ def balanced_bounds(indptr, parts):
     return bounds
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def parts_for(work, threads):
     """Number of ranges for about ``work`` float operations: 4 per thread, fewer when there is little to do."""
     return max(1, min(4 * threads, work // 8192))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def source_bounds(local_source, width, threads):
     """int64 [parts + 1]: ranges of sources of about equal edges, judged by an even sample of the edges.
 
@@ -86,7 +86,7 @@ def source_bounds(local_source, width, threads):
     return bounds
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def row_of(local_source, slot_of_source, mapped, e):
     """The row of an edge's source."""
     source = np.uint64(local_source[e])

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit, prange
 
+from hongtu.compiled import compiled, prange
 from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, row_of, source_bounds
 
 WIDE = 16  # columns from which putting edges in order is worth it
@@ -52,7 +52,7 @@ def csc_aggregate_transpose(
 csc_aggregate_transpose.takes_empty = True  # type: ignore[attr-defined]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pick_edges(local_source, e, end, lo, hi, edge_B):
     """Sets ``edge_B`` int64 [B] to those of up to B edges from ``e`` on whose sources are in [lo, hi); returns how many
     they are, and the edge behind the last one looked at."""

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, prange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hongtu.compiled import compiled, prange
 from hongtu.errors import names_known
 from hongtu.kernels.dispatch import kernels_for, on_numba, plain_rows
 from hongtu.kernels.torch_private import times_written
@@ -176,7 +176,7 @@ def _mix_torch(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & (_MASK >> 31))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def mix(x):
     """64 bits in which each of the 64 of ``x`` counts, for kernels that draw."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -184,7 +184,7 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def _dropout(x_RF, ids, key, site, call, threshold, scale, out_RF):
     num_rows, width = x_RF.shape
     golden = np.uint64(0x9E3779B97F4A7C15)

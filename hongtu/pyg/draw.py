@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from hongtu.compiled import compiled
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.nn.dropout import mix
 
@@ -128,7 +128,7 @@ def part_of(drawn: Drawn, mine: np.ndarray) -> Drawn:
     return Drawn(drawn.vertices[vertices], *ends, drawn.edge[edges], met.tolist(), taken.tolist())
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _draw(
     chunk_start, in_edge_start, source_start, sources, local_source, original_id, vertices, first, table, fanout,
     replace, key,
@@ -171,7 +171,7 @@ def _draw(
     return table, new[: known - first - len(vertices)].copy(), source, destination, edge
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _taken(degree, fanout, replace):
     """How many in-edges are drawn of so many."""
     if fanout < 0 or degree == 0:
@@ -179,7 +179,7 @@ def _taken(degree, fanout, replace):
     return fanout if replace else min(degree, fanout)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pick(picked, degree, replace, row):
     """Fill with positions from 0 to degree - 1; without replacement each set of so many is as likely as any other
     (Floyd's algorithm)."""
@@ -200,7 +200,7 @@ def _pick(picked, degree, replace, row):
         picked[j] = found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _slot(table, vertex):
     """Where a vertex is in the table, or would be. An entry is the vertex, then its position in 32 bits."""
     mask = len(table) - 1
@@ -212,7 +212,7 @@ def _slot(table, vertex):
     return at
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _grown(table):
     larger = np.full(4 * len(table), -1, dtype=np.int64)
     for entry in table:
@@ -221,7 +221,7 @@ def _grown(table):
     return larger
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _entered(table, vertices):
     """The table with seeds at their positions; one that is there twice is at its first."""
     while len(table) < 2 * len(vertices):

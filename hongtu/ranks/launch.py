@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from hongtu.compiled import set_num_threads
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.together import Alone, Together
 from hongtu.ranks.words import begins
@@ -49,9 +50,8 @@ def joined(timeout: float = TIMEOUT, say: Callable[[str], None] = print) -> Iter
 
 def take_threads() -> None:
     """As many threads as this process's part of the machine's cores; torchrun has set one for each."""
-    import numba
     import torch
 
     threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    set_num_threads(threads)

@@ -6,9 +6,9 @@ Legend: V vertices, E edges of the whole graph; R rows of the rank, m partitions
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
 
 FAR = np.iinfo(np.int16).max  # hops of a vertex that is not read
@@ -109,7 +109,7 @@ def _arrays(topology: Topology) -> tuple[np.ndarray, ...]:
     )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _mark(chunk_start, in_edge_start, source_start, sources, local_source, rows, found):
     for c in range(len(chunk_start) - 1):
         for v in range(chunk_start[c], chunk_start[c + 1]):
@@ -118,7 +118,7 @@ def _mark(chunk_start, in_edge_start, source_start, sources, local_source, rows,
                     found[sources[source_start[c] + local_source[e]]] = True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _add(chunk_start, in_edge_start, source_start, sources, local_source, values, found):
     for c in range(len(chunk_start) - 1):
         for v in range(chunk_start[c], chunk_start[c + 1]):
@@ -126,7 +126,7 @@ def _add(chunk_start, in_edge_start, source_start, sources, local_source, values
                 found[v] += values[sources[source_start[c] + local_source[e]]]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count_uses(chunk_start, in_edge_start, source_start, sources, local_source, depth, hop, partition, at, uses):
     for c in range(len(chunk_start) - 1):
         for v in range(chunk_start[c], chunk_start[c + 1]):
@@ -137,7 +137,7 @@ def _count_uses(chunk_start, in_edge_start, source_start, sources, local_source,
                         uses[at[u], partition[v]] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _edges_of(in_edge_start, source_start, sources, local_source, rows, chunk, degree, row_of):
     count = degree.sum()
     source, position = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int64)

@@ -10,8 +10,9 @@ Legend: V vertices, A adjacency entries (undirected, both directions).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled
 
 ROUNDS = 2  # of label propagation per level; more gain nothing
 GROWTH = 8  # of the size cap from level to level
@@ -55,7 +56,7 @@ def cluster_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, se
     return order.astype(np.int32)
 
 
-@numba.njit(cache=True)
+@compiled
 def _propagate(start, neighbour, weight, part, size, cap, rounds, tally):
     """int32 [V], the cluster of every vertex, named by one of its members; an empty ``weight`` is 1 throughout."""
     num_vertices = len(part)
@@ -81,7 +82,7 @@ def _propagate(start, neighbour, weight, part, size, cap, rounds, tally):
     return label
 
 
-@numba.njit(cache=True)
+@compiled
 def _contract(start, neighbour, weight, label, clusters):
     """The graph of clusters; edge weights add up, edges inside a cluster vanish.
 

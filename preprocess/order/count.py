@@ -9,8 +9,9 @@ Legend: V vertices, E edges, m devices, B steps (batches).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled
 
 
 def count_loads(
@@ -49,7 +50,7 @@ def count_loads(
     return rows, needed
 
 
-@numba.njit(cache=True)
+@compiled
 def _gap_histogram(order, chunk_start, part, m, in_edge_start, source):
     """gaps[i, j, k]: rows of partition i whose consecutive uses are steps j and k; owned[i, j], mirrored[i, j]: rows
     that step j needs on device i of its own partition, and of others."""
@@ -77,7 +78,7 @@ def _gap_histogram(order, chunk_start, part, m, in_edge_start, source):
     return gaps, owned, mirrored
 
 
-@numba.njit(cache=True)
+@compiled
 def _kept_gaps(gaps, room):
     """The most gaps that fit: in every step, drop those that end last (see ``hongtu.plan.cache.lookahead``)."""
     steps = len(room)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled, prange
 
 
 def partition_statistics(
@@ -21,10 +22,10 @@ def partition_statistics(
     return {"edge_cut": int(_edge_cut(in_edge_start, source, part)), "balance": balance}
 
 
-@numba.njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _edge_cut(in_edge_start, source, part):
     cut = 0
-    for v in numba.prange(len(part)):
+    for v in prange(len(part)):
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             cut += part[source[e]] != part[v]
     return cut

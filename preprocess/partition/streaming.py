@@ -10,9 +10,9 @@ Legend: V vertices, m partitions.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.preprocess.partition.range import range_partition
 from hongtu.preprocess.undirected import transpose
 
@@ -51,7 +51,7 @@ def _number(partitions: int) -> type:
     return np.uint8 if partitions <= 256 else np.int32
 
 
-@numba.njit(cache=True)
+@compiled
 def _stream(in_edge_start, source, out_start, reader, train_mask, part, load, share):
     """One pass; returns how many vertices moved."""
     m = len(load)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.plan.cache.intervals import Intervals
 
 Side = Literal["batch", "chunk"]
@@ -124,7 +124,7 @@ def make_buckets(loads: Intervals, chunk_start: np.ndarray, order: range, by: Si
     return Buckets(loads, chunk_start, order, by, retiring, every)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count(row, batch, chunk_start, batches):
     """int64 [B, n], how many intervals there are of each batch and chunk."""
     every = np.zeros((batches, len(chunk_start) - 1), dtype=np.int64)
@@ -133,7 +133,7 @@ def _count(row, batch, chunk_start, batches):
     return every
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _place(row, batch, chunk_start, begins, begin, count):
     """int32 [K], the intervals of rows from ``begins`` on; those of a batch and chunk by row."""
     interval = np.empty(count.sum(), dtype=np.int32)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled
 
 ALL = np.empty(0, dtype=np.bool_)  # every gap may be kept
 
@@ -54,7 +55,7 @@ def merge_gaps(one: Gaps, other: Gaps) -> tuple[Gaps, np.ndarray]:
     return Gaps(one.start + other.start, end, count), at
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def choose_gaps(gaps, room, prefetch):
     """How many gaps of each kind to keep.
 
@@ -98,7 +99,7 @@ def choose_gaps(gaps, room, prefetch):
     return kept
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def gap_slots(gaps, kept, prefetch):
     """int64 [B], slots that kept gaps take in each batch."""
     num_batches = len(gaps.start) - 1
@@ -111,7 +112,7 @@ def gap_slots(gaps, kept, prefetch):
     return np.cumsum(change)[:num_batches]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def bridged(request_start, next_use, allowed, gaps, kept):
     """bool [K], the requests whose row stays until its next use: of alike gaps the first ``kept``."""
     num_batches = len(request_start) - 1
@@ -128,7 +129,7 @@ def bridged(request_start, next_use, allowed, gaps, kept):
     return stays
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count_gaps(request_start, next_use, allowed):
     num_batches = len(request_start) - 1
     most = 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def make_intervals(
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def by_batch(batch, num_batches):
     """Stable counting sort: int32 [K] order and int64 [B + 1] starts.
 
@@ -100,7 +101,7 @@ def by_batch(batch, num_batches):
     return order, start
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def assign_slots(first, last, num_batches):
     """Slots for intervals sorted by ``first``: a slot is free again from the batch after ``last``.
 
@@ -134,7 +135,7 @@ def assign_slots(first, last, num_batches):
     return slot, capacity
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def next_uses(start, row, num_vertices):
     """int32 [K], the batch of each request's next request of the same row, or -1.
 
@@ -151,7 +152,7 @@ def next_uses(start, row, num_vertices):
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def chain(start, row, keep, num_vertices):
     """Intervals (row, first, last) int32 [K] from requests and which of them keep their row until the next use."""
     kept = np.zeros(num_vertices, dtype=np.bool_)

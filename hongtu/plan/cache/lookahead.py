@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
@@ -125,7 +125,7 @@ def _cost(columns: tuple[list[Columns], list[Columns]], peer_cost: float) -> flo
     return sum(len(row) for row, _, _ in owners) + peer_cost * sum(len(row) for row, _, _ in mirrors)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _covered(requests, next_use, owners, num_vertices):
     """bool [K], whether the owner keeps the row of a mirror's request until the mirror's next request.
 

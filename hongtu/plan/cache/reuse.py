@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.graph.bitmap import insert, take_all
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, Gaps, count_gaps
@@ -119,7 +119,7 @@ def single_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.nda
     return row.copy(), batch, batch  # rows may be the topology's
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _mirror_requests(source_start, sources, chunk, device, lo, hi):
     """Per batch, the rows of N_ij that other partitions than lo .. hi - 1 own."""
     num_batches = chunk.shape[1]
@@ -139,7 +139,7 @@ def _mirror_requests(source_start, sources, chunk, device, lo, hi):
     return start, row[:at].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _transition_requests(source_start, sources, chunk, lo, hi):
     """Per batch, the transition set: rows lo .. hi - 1 that some chunk of the batch needs."""
     devices, num_batches = chunk.shape
@@ -164,7 +164,7 @@ def _transition_requests(source_start, sources, chunk, lo, hi):
     return start, row[:at].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _window_rows(start, row, prefetch, num_vertices):
     num_batches = len(start) - 1
     sizes = np.zeros(num_batches, dtype=np.int64)

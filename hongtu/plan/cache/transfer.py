@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
 from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
@@ -254,7 +254,7 @@ def _slot_at(loads: Intervals, row: np.ndarray, batch: np.ndarray, num_vertices:
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sweep_slots(row, batch, load_row, load_slot, load_first, num_vertices):
     slot_of_row = np.full(num_vertices, -1, dtype=np.int32)
     slot = np.empty(len(row), dtype=np.int32)
@@ -267,7 +267,7 @@ def _sweep_slots(row, batch, load_row, load_slot, load_first, num_vertices):
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _source_slots(start, source, load_row, load_slot, load_start, pull_row, pull_slot, pull_start, num_vertices):
     slot_of_row = np.full(num_vertices, -1, dtype=np.int32)
     slot = np.empty(len(source), dtype=np.int32)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.passes.definition import Pass
@@ -91,7 +91,7 @@ def direct_times(p: Pass, view: Topology, schedule: np.ndarray) -> np.ndarray:
     return times
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _lower(first, row, time):
     for k in range(len(row)):
         first[row[k]] = min(first[row[k]], time[k])

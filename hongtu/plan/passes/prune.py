@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
 
 WORTH_IT = 0.6  # pruning is off where more than this part of all layers' edges remains: it costs planning
@@ -35,7 +35,7 @@ def pays(topology: Topology, masks: list[np.ndarray]) -> bool:
     return left < WORTH_IT * (len(masks) - 1) * int(degree.sum())
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sources_of(chunk_start, in_edge_start, source_start, sources, local_source, mask):
     out = mask.copy()
     for c in range(len(chunk_start) - 1):

@@ -5,14 +5,15 @@ Legend: L edge lines of a block; a span is a pair of offsets (start, end) in the
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from hongtu.compiled import compiled
 
 NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, UNDERSCORE = 10, 32, 9, 13, 34, 35, 37, 95
 COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 
 
-@numba.njit(cache=True)
+@compiled
 def split(text, delimiter, wanted, count, skip):
     """Spans of three columns of every edge line; stops at the first line that is wrong.
 
@@ -81,14 +82,14 @@ def split(text, delimiter, wanted, count, skip):
     return spans[:, :, :edges], lines[:edges], skip, -1, 0, 0
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _separates(byte, delimiter):
     if delimiter == 0:
         return byte in (SPACE, TAB, RETURN)
     return byte == delimiter
 
 
-@numba.njit(cache=True)
+@compiled
 def to_fields(text, start, end, width):
     """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none), or holds what Python
     takes in a number and no file means by one."""

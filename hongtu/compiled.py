@@ -1,0 +1,213 @@
+"""Code that numba compiles, at the first call that is worth it: until then a kernel runs plainly.
+
+Numba takes a third of a second to import and about a second to compile a kernel, which a graph of some thousand
+vertices never earns back. So a kernel that has a plain form runs that until the elements it was given are as many as
+compiling would have paid for; both give the same bits, so that nobody notices which of them ran. A kernel without one
+is compiled by its first call. Compiled code is kept where numba finds a directory for it; where there is none, in a
+directory of this process's own, and a note says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import update_wrapper
+from time import perf_counter
+from types import FunctionType
+from typing import Any
+
+from hongtu.errors import note
+from hongtu.threads import follow_quota, usable_cores
+
+prange = range  # in plain Python; numba's own in compiled code
+LOOPS, ARRAYS = 100_000, 10_000_000  # elements that plain loops, and plain operations on arrays, are given in all
+ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
+
+seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls
+_lock = threading.RLock()
+
+
+def compiled(function: Callable[..., Any] | None = None, *, plain: Any = None, **options: Any) -> Any:
+    """A decorator for what ``numba.njit`` is to compile, when somebody calls it and it is worth it.
+
+    Args:
+        plain: what runs until then, with the same arguments and the same bits: a function of operations on arrays, or
+            True for the decorated one itself, its loops in Python (then without unsigned integers, which numpy 1 adds
+            to others as floats). None compiles at the first call.
+        options: of ``numba.njit``; ``cache`` and ``nogil`` are on.
+    """
+    if function is None:
+        return lambda decorated: Compiled(decorated, plain, options)
+    return Compiled(function, plain, options)
+
+
+class Compiled:
+    """A function that is compiled when it is first worth it.
+
+    Attributes:
+        py_func: the function.
+        plain: what runs before, or None.
+        targetoptions: of ``numba.njit``.
+    """
+
+    def __init__(self, function: Callable[..., Any], plain: Any, options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func, self.plain = function, function if plain is True else plain
+        self.targetoptions = {"cache": True, "nogil": True} | options
+        self._left = 0 if plain is None or ALWAYS else LOOPS if plain is True else ARRAYS
+        self._dispatcher: Any = None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if self._dispatcher is None and self._left > 0:
+            self._left -= 1 + sum(map(_elements, args)) + sum(map(_elements, named.values()))
+            if self._left > 0:
+                return self.plain(*args, **named)
+        return self.dispatcher(*args, **named)
+
+    @property
+    def dispatcher(self) -> Any:
+        """What ``numba.njit`` makes of the function and of those that it calls."""
+        if self._dispatcher is None:
+            with _lock:
+                self._dispatcher = self._dispatcher or _make(self.py_func, self.targetoptions)
+        return self._dispatcher
+
+    @property
+    def _numba_type_(self) -> Any:
+        """For compiled code with the globals of its module."""
+        return self.dispatcher._numba_type_
+
+
+def _elements(arg: Any) -> int:
+    return sum(map(_elements, arg)) if isinstance(arg, tuple) else getattr(arg, "size", 1)
+
+
+def num_threads() -> int:
+    """Threads of a parallel loop in compiled code, whether or not numba is there yet."""
+    if (numba := sys.modules.get("numba")) is not None and hasattr(numba, "get_num_threads"):
+        return int(numba.get_num_threads())
+    try:
+        most = int(os.environ["NUMBA_NUM_THREADS"])
+    except (KeyError, ValueError):
+        most = len(os.sched_getaffinity(0))
+    return most if "OMP_NUM_THREADS" in os.environ else min(most, usable_cores())
+
+
+def set_num_threads(count: int) -> None:
+    """Let parallel loops that this thread runs in compiled code have so many threads, if numba has as many."""
+    if (numba := sys.modules.get("numba")) is not None:
+        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    else:
+        os.environ["NUMBA_NUM_THREADS"] = str(count)  # read when it is imported
+
+
+def _make(function: Any, options: dict[str, Any]) -> Any:
+    import numba
+
+    if not _loaded:
+        _loaded.append("numba")
+        _listen()
+        follow_quota()
+    copy = FunctionType(function.__code__, _for_numba(function), function.__name__, function.__defaults__)
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    if options["cache"]:
+        try:
+            made = numba.njit(**options)(copy)
+        except RuntimeError:  # no directory is found for it
+            made = numba.njit(**options | {"cache": _own_directory()})(copy)
+        made._cache = _Kept(made._cache)
+        return made
+    return numba.njit(**options)(copy)
+
+
+def _for_numba(function: Any) -> dict[str, Any]:
+    """The globals of a function, with what numba knows in place of what stands for it here. A function that compiled
+    code needs overloaded has a ``teach_numba``, which does that."""
+    from numba import prange as parallel_range
+
+    found = dict(function.__globals__)
+    for name in function.__code__.co_names:
+        value: Any = found.get(name)
+        if isinstance(value, Compiled):
+            found[name] = value.dispatcher
+        elif name == "prange":
+            found[name] = parallel_range
+        elif hasattr(value, "teach_numba"):
+            teach = value.teach_numba
+            del value.teach_numba
+            teach()
+    return found
+
+
+class _Kept:
+    """A cache of compiled code on a disk that may become full: then code lives as long as the process."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        try:
+            self._cache.save_overload(signature, data)
+        except OSError as error:
+            _say(f"compiled code cannot be kept in {self._cache.cache_path}: {error.strerror}")
+
+
+_said: list[str] = []
+_loaded: list[str] = []
+
+
+def _say(what: str) -> None:
+    if not _said:
+        _said.append(what)
+        note(f"{what}; every run compiles anew. Set NUMBA_CACHE_DIR to a directory that can be written and stays")
+
+
+def _own_directory() -> bool:
+    """Give numba a directory that lives as long as this process, and that those that it starts use, too; False where
+    none can be made."""
+    import numba
+
+    try:
+        made = tempfile.mkdtemp(prefix="hongtu-compiled-")  # for this user alone
+    except OSError:
+        made = ""
+    else:
+        atexit.register(_remove, made, os.getpid())
+        numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"] = made
+    _say("there is no directory where compiled code can be kept")
+    return bool(made)
+
+
+def _remove(directory: str, owner: int) -> None:
+    if os.getpid() == owner:  # not a process that was forked
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _listen() -> None:
+    """Count the seconds of every compilation, of others inside it apart; numba compiles on one thread at a time."""
+    from numba.core import event
+
+    begun: list[float] = []
+    inside: list[float] = [0.0]
+
+    class Clock(event.Listener):
+        def on_start(self, found: Any) -> None:
+            begun.append(perf_counter())
+            inside.append(0.0)
+
+        def on_end(self, found: Any) -> None:
+            whole, of_others = perf_counter() - begun.pop(), inside.pop()
+            function = found.data["dispatcher"].py_func
+            name = f"{function.__module__}.{function.__qualname__}"
+            seconds[name] = seconds.get(name, 0.0) + whole - of_others
+            inside[-1] += whole
+
+    event.register("numba:compile", Clock())
