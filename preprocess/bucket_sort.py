@@ -8,6 +8,8 @@ Legend: V vertices, E edges, T threads, B buckets of 2 ** BITS keys.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hongtu.compiled import compiled, num_threads, prange
@@ -54,7 +56,12 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-@compiled(parallel=True)
+def _plain_count(keys, bounds, buckets):
+    parts = pairwise(bounds)
+    return np.array([np.bincount(keys[lo:hi] >> BITS, minlength=buckets) for lo, hi in parts])
+
+
+@compiled(plain=_plain_count, parallel=True)
 def _count(keys, bounds, buckets):
     """int64 [T, B]."""
     counts = np.zeros((len(bounds) - 1, buckets), dtype=np.int64)
@@ -66,7 +73,16 @@ def _count(keys, bounds, buckets):
     return counts
 
 
-@compiled(parallel=True)
+def _plain_scatter(keys, values, bounds, at, local, bucketed):
+    for t, (lo, hi) in enumerate(pairwise(bounds)):
+        bucket = keys[lo:hi] >> BITS
+        order, count = np.argsort(bucket, kind="stable"), np.bincount(bucket, minlength=at.shape[1])
+        place = np.repeat(at[t] - np.cumsum(count) + count, count) + np.arange(hi - lo)
+        local[place] = (keys[lo:hi] & ((1 << BITS) - 1))[order]
+        bucketed[place] = values[lo:hi][order]
+
+
+@compiled(plain=_plain_scatter, parallel=True)
 def _scatter(keys, values, bounds, at, local, bucketed):
     """To the buckets; ``at`` int64 [T, B] is where each thread writes in each."""
     mask = (1 << BITS) - 1
@@ -80,7 +96,16 @@ def _scatter(keys, values, bounds, at, local, bucketed):
             bucketed[k] = values[e]
 
 
-@compiled(parallel=True)
+def _plain_place(bucket_start, local, bucketed, start, value):
+    start[-1] = bucket_start[-1]
+    for b, (lo, hi) in enumerate(pairwise(bucket_start)):
+        own = start[:-1][b << BITS : (b + 1) << BITS]
+        count = np.bincount(local[lo:hi], minlength=len(own))
+        own[:] = lo + np.cumsum(count)[: len(own)] - count[: len(own)]
+        value[lo:hi] = bucketed[lo:hi][np.argsort(local[lo:hi], kind="stable")]
+
+
+@compiled(plain=_plain_place, parallel=True)
 def _place(bucket_start, local, bucketed, start, value):
     num_vertices = len(start) - 1
     start[num_vertices] = bucket_start[-1]

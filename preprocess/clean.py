@@ -53,7 +53,19 @@ def coalesce(
     return start, merged, first
 
 
-@compiled(parallel=True)
+def _plain_sort(in_edge_start, source, origin, first):
+    vertices = np.arange(len(in_edge_start) - 1)
+    destination = np.repeat(vertices, np.diff(in_edge_start))
+    order = np.lexsort((source, destination))
+    source[:] = source[order]
+    if len(origin):
+        origin[:] = origin[order]
+    first[:1] = True
+    first[1:] = (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])
+    return np.bincount(destination[first], minlength=len(vertices))
+
+
+@compiled(plain=_plain_sort, parallel=True)
 def _sort(in_edge_start, source, origin, first):
     """Fills ``first``; how many of each list are."""
     kept = np.zeros(len(in_edge_start) - 1, dtype=np.int64)
@@ -71,7 +83,11 @@ def _sort(in_edge_start, source, origin, first):
     return kept
 
 
-@compiled(parallel=True)
+def _plain_compact(in_edge_start, source, first, start, merged):
+    merged[:] = source[first]
+
+
+@compiled(plain=_plain_compact, parallel=True)
 def _compact(in_edge_start, source, first, start, merged):
     for v in prange(len(start) - 1):
         k = start[v]

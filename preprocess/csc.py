@@ -117,7 +117,12 @@ def share_both_ways(csc: Csc, seed: int = 0) -> float:
     return float(np.mean(found)) if found else 1.0
 
 
-@compiled(parallel=True)
+def _plain_renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
+    moved = np.repeat(np.asarray(in_edge_start)[original_id] - start[:-1], np.diff(start))
+    new_source[:] = new_id[source[moved + np.arange(len(moved))]]
+
+
+@compiled(plain=_plain_renumber, parallel=True)
 def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
     for block in prange(len(bounds) - 1):
         for v in range(bounds[block], bounds[block + 1]):
@@ -127,7 +132,17 @@ def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_sou
                 k += 1
 
 
-@compiled(parallel=True)
+def _plain_statistics(in_edge_start, source, bounds):
+    num_vertices = len(in_edge_start) - 1
+    destination = np.repeat(np.arange(num_vertices), np.diff(in_edge_start))
+    loops = source == destination
+    linked = np.zeros(num_vertices, dtype=np.bool_)
+    linked[source[~loops]] = linked[destination[~loops]] = True
+    repeated = len(source) - len(np.unique(destination * num_vertices + source))
+    return repeated, loops.sum(), num_vertices - linked.sum()
+
+
+@compiled(plain=_plain_statistics, parallel=True)
 def _statistics(in_edge_start, source, bounds):
     num_vertices = len(in_edge_start) - 1
     linked = np.zeros(num_vertices, dtype=np.bool_)  # threads only ever write True

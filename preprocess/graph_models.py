@@ -88,7 +88,7 @@ def _renumbered(label: np.ndarray, new_id: np.ndarray) -> np.ndarray:
     return shuffled
 
 
-@compiled
+@compiled(plain=True)
 def _spread(want, capacity):
     """Counts of the same total with ``count <= capacity``: what is too much moves to the next, then to the last."""
     count = np.empty(len(want), dtype=np.int64)

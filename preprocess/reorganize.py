@@ -57,7 +57,22 @@ def _needed_by(cuts, sources, assigned, chunks, block):
     return needed
 
 
-@compiled(parallel=True)
+def _plain_needed(cuts, sources, first, batches, chunks):
+    """float32 [n, V]: 1 where a batch needs a vertex, by way of these chunks; products of two count exactly."""
+    needed = np.zeros((chunks, int(sources.max(initial=0)) + 1), dtype=np.float32)
+    for j in range(chunks):
+        for i, of in enumerate(batches):
+            c = first + i * chunks + of[j]
+            needed[j, sources[cuts[c, 0] : cuts[c, -1]]] = 1
+    return needed
+
+
+def _plain_chunk_overlap(cuts, sources, assigned, chunks, threads):
+    chunk = _plain_needed(cuts, sources, len(assigned) * chunks, np.arange(chunks)[None], chunks)
+    return (chunk @ _plain_needed(cuts, sources, 0, assigned, chunks).T).astype(np.int64)
+
+
+@compiled(plain=_plain_chunk_overlap, parallel=True)
 def _chunk_overlap(cuts, sources, assigned, chunks, threads):
     """|N_c n T_j| for every chunk c of the next partition and every batch j so far, int64 [n, n]."""
     overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
@@ -88,7 +103,14 @@ def _assign(overlap: np.ndarray) -> np.ndarray:
     return chosen
 
 
-@compiled(parallel=True)
+def _plain_batch_overlap(cuts, sources, assigned, chunks, threads):
+    needed = _plain_needed(cuts, sources, 0, assigned, chunks)
+    overlap = (needed @ needed.T).astype(np.int64)
+    np.fill_diagonal(overlap, 0)
+    return overlap
+
+
+@compiled(plain=_plain_batch_overlap, parallel=True)
 def _batch_overlap(cuts, sources, assigned, chunks, threads):
     """|T_j n T_k| for every pair of batches, int64 [n, n]."""
     overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)

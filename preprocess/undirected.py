@@ -41,13 +41,30 @@ def symmetric_neighbours(in_edge_start: np.ndarray, source: np.ndarray) -> tuple
     return start, neighbour
 
 
-@compiled(parallel=True)
+def _plain_destinations(in_edge_start, destination):
+    destination[:] = np.repeat(np.arange(len(in_edge_start) - 1, dtype=np.int32), np.diff(in_edge_start))
+
+
+@compiled(plain=_plain_destinations, parallel=True)
 def _destinations(in_edge_start, destination):
     for v in prange(len(in_edge_start) - 1):
         destination[in_edge_start[v] : in_edge_start[v + 1]] = v
 
 
-@compiled(parallel=True)
+def _plain_merge(in_edge_start, source, out_start, reader, bounds, start, neighbour, write):
+    num_vertices = len(in_edge_start) - 1
+    vertex = np.concatenate([np.repeat(np.arange(num_vertices), np.diff(ends)) for ends in (in_edge_start, out_start)])
+    other = np.concatenate([source, reader])
+    order = np.argsort(vertex, kind="stable")  # the sources of each before its readers
+    vertex, other = vertex[order], other[order]
+    first = np.sort(np.unique(vertex * num_vertices + other, return_index=True)[1])
+    first = first[vertex[first] != other[first]]
+    if write:
+        neighbour[:] = other[first]
+    return np.bincount(vertex[first], minlength=num_vertices)
+
+
+@compiled(plain=_plain_merge, parallel=True)
 def _merge(in_edge_start, source, out_start, reader, bounds, start, neighbour, write):
     """How many neighbours every vertex has, int64 [V]; written to ``neighbour`` where ``start`` says, if ``write``."""
     num_vertices = len(in_edge_start) - 1

@@ -5,6 +5,8 @@ Neighbour sets ascend, so that the part of each that lies in a block is one slic
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hongtu.compiled import compiled, prange
@@ -21,7 +23,15 @@ def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int)
     return _cuts(source_start, sources, ((num_vertices - 1) >> BITS) + 1)
 
 
-@compiled(parallel=True)
+def _plain_cuts(source_start, sources, blocks):
+    cuts = np.empty((len(source_start) - 1, blocks + 1), dtype=np.int64)
+    for c, (lo, hi) in enumerate(pairwise(source_start)):
+        cuts[c, :blocks] = lo + np.searchsorted(sources[lo:hi], np.arange(blocks) << BITS)
+        cuts[c, blocks] = hi
+    return cuts
+
+
+@compiled(plain=_plain_cuts, parallel=True)
 def _cuts(source_start, sources, blocks):
     cuts = np.empty((len(source_start) - 1, blocks + 1), dtype=np.int64)
     for c in prange(len(source_start) - 1):

@@ -46,7 +46,24 @@ def count_volume(
     return Volume(v_ori=len(sources), v_p2p=int(v_p2p), v_ru=int(v_ru), pulled=int(pulled))
 
 
-@compiled(parallel=True)
+def _plain_count(cuts, sources, partition_start, schedule):
+    partitions, chunks = schedule.shape
+    sets = [sources[lo:hi] for lo, hi in zip(cuts[:, 0].tolist(), cuts[:, -1].tolist(), strict=True)]
+    counts = np.zeros(3, dtype=np.int64)
+    batch, mirrored = sources[:0], [sources[:0]] * partitions  # of the batch before
+    for k in range(chunks):
+        own = [sets[i * chunks + schedule[i, k]] for i in range(partitions)]
+        needed = np.unique(np.concatenate(own))
+        counts[:2] += len(needed), len(np.setdiff1d(needed, batch, assume_unique=True))
+        batch = needed
+        for i, rows in enumerate(own):
+            others = rows[(rows < partition_start[i]) | (rows >= partition_start[i + 1])]
+            counts[2] += len(np.setdiff1d(others, mirrored[i], assume_unique=True))
+            mirrored[i] = others
+    return tuple(counts)
+
+
+@compiled(plain=_plain_count, parallel=True)
 def _count(cuts, sources, partition_start, schedule):
     partitions, chunks = schedule.shape
     counts = np.zeros((cuts.shape[1] - 1, 3), dtype=np.int64)

@@ -30,7 +30,22 @@ def degree_statistics(topology: Topology, rows: np.ndarray | None = None, dtype:
     return out
 
 
-@compiled(parallel=True)
+def _plain_statistics(
+    rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out
+):  # fmt: skip
+    degree = np.diff(in_edge_start)
+    destination = np.repeat(np.arange(len(degree)), degree)
+    first = np.repeat(source_start[:-1], np.diff(np.asarray(in_edge_start)[chunk_start]))
+    weight = np.ones(len(destination)) if len(weight) == 0 else weight.astype(np.float64)
+    loop = np.flatnonzero(sources[first + local_source] == destination)
+    found = np.full((len(degree), 3), np.nan)
+    found[:, 0] = np.bincount(destination, weight, minlength=len(degree))
+    found[:, 1] = np.bincount(destination[loop], weight[loop], minlength=len(degree))
+    found[destination[loop], 2] = weight[loop]  # the last of each stays
+    out[:] = found if every else found[rows]
+
+
+@compiled(plain=_plain_statistics, parallel=True)
 def _degree_statistics(rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out):
     for r in prange(len(out)):
         v = np.int64(r) if every else np.int64(rows[r])

@@ -32,7 +32,14 @@ def miss_ratio(rows: np.ndarray) -> np.ndarray:
     return longer[np.minimum(window, len(rows) - 1)]
 
 
-@compiled
+def _plain_count_gaps(rows, last, gaps):
+    order = np.argsort(rows, kind="stable")
+    again = rows[order[1:]] == rows[order[:-1]]
+    gaps += np.bincount(np.diff(order)[again], minlength=len(gaps))
+    last[rows[order]] = order
+
+
+@compiled(plain=_plain_count_gaps)
 def _count_gaps(rows, last, gaps):
     """Adds to ``gaps``, by their lengths, those between accesses to the same row; ``last`` starts at -1."""
     for k in range(len(rows)):

@@ -8,6 +8,8 @@ Legend: E edges of a graph, S sources of the chunk, W words of 64 vertices.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hongtu.compiled import compiled, prange
@@ -90,7 +92,12 @@ def neighbour_sets(
     return source_start, sources, local_source
 
 
-@compiled(parallel=True)
+def _plain_set_sizes(edge_start, source, words):
+    parts = pairwise(edge_start)
+    return np.array([len(np.unique(source[lo:hi])) for lo, hi in parts], dtype=np.int64)
+
+
+@compiled(plain=_plain_set_sizes, parallel=True)
 def _set_sizes(edge_start, source, words):
     sizes = np.zeros(len(edge_start) - 1, dtype=np.int64)
     for c in prange(len(edge_start) - 1):
@@ -98,14 +105,30 @@ def _set_sizes(edge_start, source, words):
     return sizes
 
 
-@compiled(parallel=True)
+def _plain_fill(edge_start, source, words, source_start, sources, local_source):
+    for c, (lo, hi) in enumerate(pairwise(edge_start)):
+        own = sources[source_start[c] : source_start[c + 1]]
+        own[:], local_source[lo:hi] = np.unique(source[lo:hi], return_inverse=True)
+
+
+@compiled(plain=_plain_fill, parallel=True)
 def _fill(edge_start, source, words, source_start, sources, local_source):
     for c in prange(len(edge_start) - 1):
         own = sources[source_start[c] : source_start[c + 1]]
         fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
 
 
-@compiled
+def _plain_merge_sets(source_start, sources, partitions, size, num_vertices):
+    chunks = (len(source_start) - 1) // partitions
+    first = np.concatenate([np.arange(i * chunks, (i + 1) * chunks, size) for i in range(partitions)])
+    ends = source_start[np.append(first, partitions * chunks)]
+    found = [np.unique(sources[lo:hi]) for lo, hi in pairwise(ends)]
+    start = np.zeros(len(found) + 1, dtype=np.int64)
+    np.cumsum([len(rows) for rows in found], out=start[1:])
+    return start, np.concatenate(found)
+
+
+@compiled(plain=_plain_merge_sets)
 def merge_sets(source_start, sources, partitions, size, num_vertices):
     """The sets of groups of ``size`` consecutive chunks of a partition: where they begin, and the sets."""
     chunks = (len(source_start) - 1) // partitions
@@ -127,7 +150,20 @@ def merge_sets(source_start, sources, partitions, size, num_vertices):
     return start, merged[:at].copy()
 
 
-@compiled
+def _plain_relabel(
+    edge_start, larger_edge_start, source_start, sources, larger_start, larger, local_source, num_vertices
+):  # fmt: skip
+    out, group = np.empty(len(local_source), dtype=np.int32), 0
+    for c, (lo, hi) in enumerate(pairwise(edge_start)):
+        while larger_edge_start[group + 1] < hi:
+            group += 1
+        rows = sources[source_start[c] : source_start[c + 1]]
+        among = np.searchsorted(larger[larger_start[group] : larger_start[group + 1]], rows)
+        out[lo:hi] = among[local_source[lo:hi]] if hi > lo else 0
+    return out
+
+
+@compiled(plain=_plain_relabel)
 def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, larger, local_source, num_vertices):
     """int32 [E], local sources in the neighbour sets of larger chunks."""
     rank = np.empty(num_vertices, dtype=np.int32)
@@ -144,7 +180,12 @@ def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, 
     return out
 
 
-@compiled(parallel=True)
+def _plain_globalise(edge_start, source_start, sources, local_source):
+    count = np.diff(edge_start)
+    return sources[np.repeat(source_start[: len(count)], count)[: len(local_source)] + local_source]
+
+
+@compiled(plain=_plain_globalise, parallel=True)
 def globalise(edge_start, source_start, sources, local_source):
     """int32 [E], the vertex that each edge's local source is."""
     edges = len(local_source)

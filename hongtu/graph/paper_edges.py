@@ -58,7 +58,17 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     return build_topology(topology.partitions, topology.chunk_start, start, source, weight if weighted else None)
 
 
-@compiled
+def _plain_looped(start, source, weight, loop, weighted):
+    vertices = np.arange(len(start) - 1)
+    destination = np.repeat(vertices, np.diff(start))
+    kept = source != destination
+    end = np.cumsum(np.bincount(destination[kept], minlength=len(vertices)))  # behind those of each vertex
+    count = np.concatenate([[0], end + vertices + 1])
+    to_source = np.insert(source[kept], end, vertices)
+    return count, to_source, np.insert(weight[kept], end, loop) if weighted else weight[:0]
+
+
+@compiled(plain=_plain_looped)
 def _looped(start, source, weight, loop, weighted):
     """The edges less self-loops, and one behind those of each vertex."""
     count = np.zeros(len(start), dtype=np.int64)

@@ -56,7 +56,7 @@ def cluster_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, se
     return order.astype(np.int32)
 
 
-@compiled
+@compiled(plain=True)
 def _propagate(start, neighbour, weight, part, size, cap, rounds, tally):
     """int32 [V], the cluster of every vertex, named by one of its members; an empty ``weight`` is 1 throughout."""
     num_vertices = len(part)
@@ -82,7 +82,7 @@ def _propagate(start, neighbour, weight, part, size, cap, rounds, tally):
     return label
 
 
-@compiled
+@compiled(plain=True)
 def _contract(start, neighbour, weight, label, clusters):
     """The graph of clusters; edge weights add up, edges inside a cluster vanish.
 

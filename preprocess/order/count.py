@@ -50,7 +50,23 @@ def count_loads(
     return rows, needed
 
 
-@compiled
+def _plain_gap_histogram(order, chunk_start, part, m, in_edge_start, source):
+    steps = (len(chunk_start) - 1) // m
+    gaps, owned, mirrored = (np.zeros(shape, dtype=np.int64) for shape in ((m, steps, steps), (m, steps), (m, steps)))
+    chunk = np.empty(len(part), dtype=np.int64)  # of every vertex
+    chunk[order[chunk_start[0] : chunk_start[-1]]] = np.repeat(np.arange(m * steps), np.diff(chunk_start))
+    reader = np.repeat(chunk, np.diff(in_edge_start))
+    row, c = np.divmod(np.unique(source.astype(np.int64) * (m * steps) + reader), m * steps)
+    device, step = np.divmod(c, steps)
+    np.add.at(mirrored, (device, step), part[row] != device)
+    row, step = np.divmod(np.unique(row * steps + step), steps)
+    np.add.at(owned, (part[row], step), 1)
+    again = np.flatnonzero(row[1:] == row[:-1])
+    np.add.at(gaps, (part[row[again]], step[again], step[again + 1]), 1)
+    return gaps, owned, mirrored
+
+
+@compiled(plain=_plain_gap_histogram)
 def _gap_histogram(order, chunk_start, part, m, in_edge_start, source):
     """gaps[i, j, k]: rows of partition i whose consecutive uses are steps j and k; owned[i, j], mirrored[i, j]: rows
     that step j needs on device i of its own partition, and of others."""
@@ -78,7 +94,22 @@ def _gap_histogram(order, chunk_start, part, m, in_edge_start, source):
     return gaps, owned, mirrored
 
 
-@compiled
+def _plain_kept_gaps(gaps, room):
+    ending, kept = np.zeros(len(room), dtype=np.int64), 0
+    for t in range(len(room)):
+        kept += int(ending[t])
+        ending[t] = 0
+        if t > 0:
+            kept += int(gaps[t - 1, t])
+            ending[t + 1 :] += gaps[t - 1, t + 1 :]
+        excess = int(ending.sum() - room[t])
+        if excess > 0:  # of those that end last
+            later = np.cumsum(ending[::-1])[::-1]
+            ending -= np.clip(excess - (later - ending), 0, ending)
+    return kept
+
+
+@compiled(plain=_plain_kept_gaps)
 def _kept_gaps(gaps, room):
     """The most gaps that fit: in every step, drop those that end last (see ``hongtu.plan.cache.lookahead``)."""
     steps = len(room)

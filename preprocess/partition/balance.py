@@ -22,7 +22,11 @@ def partition_statistics(
     return {"edge_cut": int(_edge_cut(in_edge_start, source, part)), "balance": balance}
 
 
-@compiled(parallel=True)
+def _plain_edge_cut(in_edge_start, source, part):
+    return (part[source] != np.repeat(part, np.diff(in_edge_start))).sum()
+
+
+@compiled(plain=_plain_edge_cut, parallel=True)
 def _edge_cut(in_edge_start, source, part):
     cut = 0
     for v in prange(len(part)):

@@ -51,7 +51,7 @@ def _number(partitions: int) -> type:
     return np.uint8 if partitions <= 256 else np.int32
 
 
-@compiled
+@compiled(plain=True)
 def _stream(in_edge_start, source, out_start, reader, train_mask, part, load, share):
     """One pass; returns how many vertices moved."""
     m = len(load)

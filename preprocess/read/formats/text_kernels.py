@@ -13,7 +13,7 @@ NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, UNDERSCORE = 10, 32, 9, 13, 3
 COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 
 
-@compiled
+@compiled(plain=True)
 def split(text, delimiter, wanted, count, skip):
     """Spans of three columns of every edge line; stops at the first line that is wrong.
 
@@ -89,7 +89,7 @@ def _separates(byte, delimiter):
     return byte == delimiter
 
 
-@compiled
+@compiled(plain=True)
 def to_fields(text, start, end, width):
     """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none), or holds what Python
     takes in a number and no file means by one."""

@@ -1,0 +1,149 @@
+"""Small graphs compile nothing: NumPy forms of the kernels of preprocessing give the same bits."""
+
+import numpy as np
+import pytest
+
+from hongtu.graph import degrees, locality, neighbour_sets, paper_edges
+from hongtu.preprocess import bucket_sort, clean, csc, graph_models, reorganize, undirected, vertex_blocks, volume
+from hongtu.preprocess.order import clusters, count
+from hongtu.preprocess.partition import balance, streaming
+from tests.plain_forms import assert_same
+
+GRAPHS = [(1, 0), (1, 3), (7, 0), (40, 200), (300, 900), (70_000, 3000)]  # vertices and edges; the last in two blocks
+
+
+def csc_of(vertices, edges, seed=0):
+    rng = np.random.default_rng(seed)
+    destination = np.sort(rng.integers(0, vertices, edges))
+    start = np.zeros(vertices + 1, dtype=np.int64)
+    np.cumsum(np.bincount(destination, minlength=vertices), out=start[1:])
+    return start, rng.integers(0, vertices, edges).astype(np.int32)
+
+
+@pytest.fixture(params=GRAPHS, ids=str)
+def graph(request):
+    return csc_of(*request.param)
+
+
+def bounds_of(length, parts=3):
+    return np.linspace(0, length, parts + 1).astype(np.int64)
+
+
+def test_edges_are_sorted_and_read_the_other_way(graph):
+    start, source = graph
+    v = len(start) - 1
+    destination = np.empty(len(source), np.int32)
+    assert_same(undirected._destinations, start, destination)
+    undirected._destinations(start, destination)
+    bounds, buckets = bounds_of(len(source)), (v >> bucket_sort.BITS) + 1
+    counts = assert_same(bucket_sort._count, source, bounds, buckets)
+    ends = np.cumsum(counts.T).reshape(counts.T.shape)
+    at = np.ascontiguousarray((ends - counts.T).T)
+    local, values = np.zeros(len(source), np.uint16), np.zeros(len(source), np.int32)
+    assert_same(bucket_sort._scatter, source, destination, bounds, at, local, values)
+    bucket_sort._scatter(source, destination, bounds, at, local, values)
+    firsts = np.concatenate([[0], ends[:, -1]]).astype(np.int64)
+    assert_same(bucket_sort._place, firsts, local, values, np.zeros(v + 1, np.int64), np.zeros(len(source), np.int32))
+
+
+def test_neighbours_without_direction(graph):
+    start, source = graph
+    both = (start, source, *undirected.transpose(start, source), bounds_of(len(start) - 1))
+    found = np.zeros(len(start), np.int64)
+    np.cumsum(assert_same(undirected._merge, *both, found, np.empty(0, np.int32), False), out=found[1:])
+    assert_same(undirected._merge, *both, found, np.zeros(found[-1], np.int32), True)
+
+
+@pytest.mark.parametrize("origin", [False, True])
+def test_lists_are_coalesced(graph, origin):
+    start, source = graph
+    beside = np.arange(len(source) if origin else 0, dtype=np.int32)
+    first = np.zeros(len(source), bool)
+    kept = assert_same(clean._sort, start, source, beside, first)
+    clean._sort(start, source, beside, first)
+    merged = np.concatenate([[0], np.cumsum(kept)])
+    assert_same(clean._compact, start, source, first, merged, np.zeros(merged[-1], np.int32))
+
+
+def test_vertices_are_renumbered_and_counted(graph):
+    start, source = graph
+    v = len(start) - 1
+    original = np.random.default_rng(1).permutation(v).astype(np.int32)
+    new = np.argsort(original).astype(np.int32)
+    moved = np.concatenate([[0], np.cumsum(np.diff(start)[original])])
+    assert_same(csc._renumber, start, source, original, new, bounds_of(v), moved, np.zeros(len(source), np.int32))
+    assert_same(csc._statistics, start, source, bounds_of(v))
+    assert_same(balance._edge_cut, start, source, np.random.default_rng(2).integers(0, 3, v).astype(np.int32))
+
+
+@pytest.mark.parametrize(("partitions", "chunks"), [(1, 1), (1, 5), (3, 4)])
+def test_chunks(graph, partitions, chunks):
+    start, source = graph
+    v = len(start) - 1
+    chunk_start = np.linspace(0, v, partitions * chunks + 1).astype(np.int64)
+    edge_start, words = start[chunk_start], (v + 63) // 64
+    sizes = assert_same(neighbour_sets._set_sizes, edge_start, source, words)
+    at = np.concatenate([[0], np.cumsum(sizes)])
+    sources, local = np.zeros(at[-1], np.int32), np.zeros(len(source), np.int32)
+    assert_same(neighbour_sets._fill, edge_start, source, words, at, sources, local)
+    neighbour_sets._fill(edge_start, source, words, at, sources, local)
+    assert_same(neighbour_sets.globalise, edge_start, at, sources, local)
+    half = len(local) // 2
+    assert_same(neighbour_sets.globalise, np.minimum(edge_start, half), at, sources, local[:half])
+    larger_start, larger = assert_same(neighbour_sets.merge_sets, at, sources, partitions, 3, v)
+    groups = np.append(np.arange(partitions)[:, None] * chunks + np.arange(0, chunks, 3), partitions * chunks)
+    ends = edge_start[groups]
+    assert_same(neighbour_sets.relabel, edge_start, ends, at, sources, larger_start, larger, local, v)
+    for weight in (np.empty(0, np.float32), np.random.default_rng(3).random(len(source)).astype(np.float32)):
+        for rows in (None, np.arange(0, v, 2)):
+            every, picked = rows is None, np.empty(0, np.int64) if rows is None else rows
+            out = np.zeros((v if every else len(picked), 3))
+            args = picked, every, chunk_start, start, at, sources, local, weight, out
+            assert_same(degrees._degree_statistics, *args)
+    cuts = assert_same(vertex_blocks._cuts, at, sources, ((v - 1) >> vertex_blocks.BITS) + 1)
+    schedule = np.stack([np.random.default_rng(i).permutation(chunks) for i in range(partitions)]).astype(np.int32)
+    partition_start = chunk_start[::chunks]
+    assert_same(volume._count, cuts, sources, partition_start, schedule)
+    for i in range(1, partitions):
+        assert_same(reorganize._chunk_overlap, cuts, sources, schedule[:i], chunks, 2)
+    assert_same(reorganize._batch_overlap, cuts, sources, schedule, chunks, 2)
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_rows_that_an_order_loads(graph, steps):
+    start, source = graph
+    v, m = len(start) - 1, 2
+    part = np.random.default_rng(4).integers(0, m, v).astype(np.int32)
+    order = np.argsort(part, kind="stable").astype(np.int32)
+    ends = np.linspace(0, v, m * steps + 1).astype(np.int64)
+    gaps, owned, mirrored = assert_same(count._gap_histogram, order, ends, part, m, start, source)
+    for i in range(m):
+        for slack in (0, 1, 5, 10**6):
+            assert_same(count._kept_gaps, gaps[i], np.full(steps, (owned[i] + mirrored[i]).max() + slack))
+
+
+def test_clusters_and_streams(graph):
+    start, source = graph
+    v = len(start) - 1
+    if v > 1000:
+        return  # loops of Python
+    part, size = np.zeros(v, np.int32), np.ones(v, np.int64)
+    for weight in (np.empty(0, np.int32), np.arange(len(source), dtype=np.int32) % 3 + 1):
+        args = start, source, weight, part, size, 4, 2, np.zeros(v, np.int32)
+        label = assert_same(clusters._propagate, *args)
+        kept, label = np.unique(label, return_inverse=True)
+        assert_same(clusters._contract, start, source, weight, label.astype(np.int32), len(kept))
+    mask, own = np.arange(v) % 2 == 0, (np.arange(v) % 2).astype(np.uint8)
+    load = np.stack([np.bincount(own, w, minlength=2) for w in (np.ones(v), np.diff(start) + 1, mask)], axis=1)
+    share = np.maximum(load.sum(axis=0), 1) / 2
+    back = undirected.transpose(start, source)
+    assert_same(streaming._stream, start, source, *back, mask, own, load.astype(float), share)
+    assert_same(graph_models._spread, np.arange(v), np.full(v, v))
+
+
+def test_gaps_and_loops(graph):
+    start, source = graph
+    v = len(start) - 1
+    assert_same(locality._count_gaps, source, np.full(v, -1, np.int64), np.zeros(len(source), np.int64))
+    for weight in (np.empty(0), np.random.default_rng(5).random(len(source))):
+        assert_same(paper_edges._looped, start, source, weight, np.arange(v) + 0.5, len(weight) > 0)
