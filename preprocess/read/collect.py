@@ -43,7 +43,10 @@ def complete(raw: RawGraph, config: PreprocessConfig, scratch: Path | None = Non
         assert scratch is not None
         _collect(raw, scratch, relabel=config.relabel)
     _count_vertices(raw)
-    return check_and_complete(raw, config)
+    complete = check_and_complete(raw, config)
+    for text in raw.notes:  # a refusal stands alone
+        note(text)
+    return complete
 
 
 def refuse_relabel(raw: RawGraph, config: PreprocessConfig) -> None:

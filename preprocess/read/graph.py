@@ -37,6 +37,7 @@ class RawGraph:
         classes: number of classes; None until it is known.
         ids: the id that the input gives every vertex, int64 [V] or names [V]; None where ids are 0..V-1.
         names: what messages call each piece, such as ``{"edges": "/data/cora/edges.npy"}``.
+        notes: what a person should know of how it was read.
     """
 
     title: str = ""
@@ -56,6 +57,7 @@ class RawGraph:
     classes: int | None = None
     ids: Any = None
     names: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def name(self, piece: str) -> str:
         """What messages call a piece."""

@@ -21,7 +21,7 @@ import scipy.sparse
 
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.read import RawGraph, read_input
-from hongtu.preprocess.read.formats.text import DESTINATION_NAMES, SOURCE_NAMES
+from hongtu.preprocess.read.formats.text_layout import find_columns
 from tests.faults.reader import Reader
 from tests.neutral import pieces
 
@@ -84,43 +84,54 @@ def _numbered(pairs: list[tuple[Any, Any]], weight: Any = None) -> Any:
 # ---- what bytes mean: text
 
 
-def _rows_of_text(content: bytes, separator: bytes) -> list[list[bytes]]:
+def _lines_of_text(content: bytes) -> list[bytes]:
+    content = content.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    assert b"\0" not in content
+    return content.split(b"\n")
+
+
+def _rows_of_text(lines: list[bytes], separator: bytes, *, comments: bool = True) -> list[list[bytes]]:
     rows = []
-    for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        line = line.lstrip(b" \r" if separator == b"\t" else b" \t\r")
-        if line and line[:1] not in b"#%":
-            fields = line.split(separator) if separator else re.split(rb"[ \t\r]+", line.strip(b" \t\r"))
-            rows.append([field.rstrip(b" \r").lstrip(b" ") for field in fields])
+    for line in lines:
+        line = line.strip(b" " if separator == b"\t" else b" \t")
+        if line and not (comments and line[:1] in b"#%"):
+            fields = line.split(separator) if separator else re.split(rb"[ \t]+", line)
+            rows.append([_plain_field(field.strip(b" ")) for field in fields])
     return rows
 
 
-def _text(content: bytes, separator: bytes, names: tuple[str, ...] = ()) -> tuple[list[list[bytes]], bool]:
-    """Rows of source, destination and weight; and whether there are weights."""
-    rows = _rows_of_text(content, separator)
-    first = [field.decode(errors="replace").strip() for field in rows[0]] if rows else []
-    lower = [name.lower() for name in first]
-    which = [k for k, name in enumerate(lower) if name in SOURCE_NAMES]
-    which += [k for k, name in enumerate(lower) if name in DESTINATION_NAMES]
-    if names and set(names) & set(first):
-        return [[row[first.index(name)] for name in names] for row in rows[1:]], len(names) == 3
-    if len(which) == 2 and which[0] != which[1] and len({n in SOURCE_NAMES for n in (lower[k] for k in which)}) == 2:
-        if "weight" in lower:
-            which.append(lower.index("weight"))
-        return [[row[k] for k in which] for row in rows[1:]], len(which) == 3
-    return [row[: max(2, len(names))] for row in rows], len(names) == 3
+def _plain_field(field: bytes) -> bytes:
+    assert field.count(b'"') in (0, 2) and (field.startswith(b'"') or b'"' not in field)
+    return field.strip(b'"')
 
 
-def _text_edges(content: bytes, separator: bytes, names: tuple[str, ...] = ()) -> Any:
-    rows, weighted = _text(content, separator, names)
+def _text(content: bytes, ending: str, names: tuple[str, ...] | None, *, as_text: bool) -> tuple[list[Any], bool]:
+    """Rows of source, destination and weight, and whether there are weights. Which columns are meant and whether the
+    first line names them is a convention, not a fact of the bytes: that much is asked of the reader."""
+    with tempfile.TemporaryDirectory(prefix="hongtu-fuzz-") as folder:
+        file = Path(folder) / f"edges.{ending}"
+        file.write_bytes(content)
+        found = find_columns(file, names, as_text=as_text)
+    separator = bytes([found.delimiter]) if found.delimiter else b""
+    rows = _rows_of_text(_lines_of_text(content)[found.passed :], separator, comments=not as_text)
+    which = [found.source, found.destination, *([found.weight] if found.weight >= 0 else [])]
+    return [[row[k] for k in which] for row in rows], len(which) == 3
+
+
+def _text_edges(content: bytes, ending: str, names: tuple[str, ...] | None = None) -> Any:
+    rows, weighted = _text(content, ending, names, as_text=False)
     ends = [[int(row[end]) for row in rows] for end in (0, 1)]
     return _columns(*ends, [float(row[2]) for row in rows] if weighted else None)
 
 
-def _text_names(content: bytes, separator: bytes) -> Any:
-    rows, _ = _text(content, separator)
-    pairs: list[tuple[Any, Any]] = [(row[0].decode(), row[1].decode()) for row in rows]
-    if all(re.fullmatch(r"[+-]?[0-9]+", end) and abs(int(end)) < 2**63 for pair in pairs for end in pair):
-        pairs = [(int(a), int(b)) for a, b in pairs]
+def _text_names(content: bytes, ending: str) -> Any:
+    for as_text in (False, True):
+        rows, _ = _text(content, ending, None, as_text=as_text)
+        pairs: list[tuple[Any, Any]] = [(row[0].decode(), row[1].decode()) for row in rows]
+        if not as_text and all(
+            re.fullmatch(r"[+-]?[0-9]+", end) and abs(int(end)) < 2**63 for pair in pairs for end in pair
+        ):
+            return _numbered([(int(a), int(b)) for a, b in pairs])
     return _numbered(pairs)
 
 
@@ -178,7 +189,7 @@ def _market(kind: str, entries: list[tuple]) -> bytes:
 
 def _market_edges(content: bytes) -> Any:
     kind = content.split(b"\n")[0].lower().split()[3:]
-    rows = _rows_of_text(content, b"")
+    rows = _rows_of_text(_lines_of_text(content), b"")
     assert [int(size) for size in rows[0]] == [24, 24, len(rows) - 1]
     edges = []
     for row in rows[1:]:
@@ -390,18 +401,18 @@ _FEATHERS = (_table("feather", *EDGES, compression="lz4"), _table("feather", *ED
 _NAMED = NAMES[EDGES]
 
 FORMATS = {
-    "edges.txt": _BESIDE("edges.txt", _TEXTS, _beside, partial(_text_edges, separator=b"")),
-    "edges.csv": _BESIDE("edges.csv", (_WEIGHTED,), _beside, partial(_text_edges, separator=b",")),
+    "edges.txt": _BESIDE("edges.txt", _TEXTS, _beside, partial(_text_edges, ending="txt")),
+    "edges.csv": _BESIDE("edges.csv", (_WEIGHTED,), _beside, partial(_text_edges, ending="csv")),
     "edges.tsv with --columns": _BESIDE(
         "edges.tsv", (_as_text("\t", WEIGHT, *EDGES, header="w\ta\tb\n"),), partial(_beside, columns=("a", "b", "w")),
-        partial(_text_edges, separator=b"\t", names=("a", "b", "w")), arguments=("--columns", "a,b,w"),
+        partial(_text_edges, ending="tsv", names=("a", "b", "w")), arguments=("--columns", "a,b,w"),
     ),
     "edges.txt.gz": _BESIDE(
-        "edges.txt.gz", (_GZIPPED,), _beside, lambda content: _text_edges(gzip.decompress(content), b"")
+        "edges.txt.gz", (_GZIPPED,), _beside, lambda content: _text_edges(gzip.decompress(content), "txt")
     ),
     "edges.csv with --relabel": _RELABELLED(
         "edges.csv", (_as_text(",", *_NAMED), _as_text(",", *(EDGES - 5) * 10**9)), partial(_alone, relabel=True),
-        partial(_text_names, separator=b","),
+        partial(_text_names, ending="csv"),
     ),
     "edges.parquet": _BESIDE(
         "edges.parquet", (_table("parquet", *EDGES, WEIGHT, row_group_size=25), _table("parquet", *EDGES.astype("u2"))),
@@ -420,7 +431,7 @@ FORMATS = {
     "edges.mtx": _BESIDE("edges.mtx", _MARKETS, lambda file: _sorted(_beside(file)), _market_edges),
     "edges.npz": _BESIDE("edges.npz", _MATRICES, lambda file: _sorted(_beside(file)), _matrix_edges),
     "OGB's edge.csv": _OGB(
-        "raw/edge.csv.gz", (OGB["raw/edge.csv.gz"],), _ogb("edges"), lambda content: _text_edges(content, b",")[0],
+        "raw/edge.csv.gz", (OGB["raw/edge.csv.gz"],), _ogb("edges"), lambda content: _text_edges(content, "csv")[0],
         pack=gzip.compress,
     ),
     "OGB's node-feat.csv": _OGB(

@@ -18,7 +18,7 @@ import scipy.sparse
 
 import hongtu
 from hongtu.cli.main import main
-from hongtu.preprocess.read.formats import text
+from hongtu.preprocess.read.formats import text_lines
 from tests.neutral import contents, pieces, write
 
 SMALL = ["--partitions", "2", "--chunks", "3"]
@@ -82,7 +82,7 @@ def matrix(values):
 
 @pytest.mark.parametrize("name", EDGE_FILES)
 def test_edges_of_any_format_beside_neutral_pieces(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK", 100)  # several blocks, lines cut between them
+    monkeypatch.setattr(text_lines, "BLOCK", 100)  # several blocks, lines cut between them
     save, weighted, arguments = EDGE_FILES[name]
     weight = WEIGHT.astype(np.float32) if weighted else None
     expected = write(tmp_path / "neutral", {**pieces(), "edge_weight": weight})
@@ -188,7 +188,7 @@ MALFORMED = {
     "one column": ("edges.txt", b"0 1\n\n# note\n5\n", [], ["edges.txt: line 4: 1 columns, expected 2"]),
     "a third column": ("edges.txt", b"0 1\n1 2 9\n", [], ["line 2: 3 columns, expected 2", "--columns"]),
     "an empty field": ("edges.csv", b"0,1\n1,\n", [], ["edges.csv: line 2: column 2 is empty"]),
-    "a quote": ("edges.csv", b'0,1\n"1",2\n', [], ["edges.csv: line 2: a quoted field"]),
+    "a quote": ("edges.csv", b'0,1\n"1,5",2\n', [], ["edges.csv: line 2: a quoted field"]),
     "a name": ("edges.txt", b"0 1\n1 two\n", [], ["edges.txt: line 2: id 'two', expected an integer; pass --relabel"]),
     "a fraction": ("edges.tsv", b"0\t1\n1\t2.0\n", [], ["edges.tsv: line 2: id '2.0'"]),
     "a negative id": ("edges.txt", b"0 1\n\n-3 1\n", [], ["line 3: vertex -3, expected 0", "--relabel"]),
@@ -221,8 +221,8 @@ MALFORMED = {
     "a column twice": ("edges.csv", b"a,b,a\n0,1,2\n", ["--columns", "a,b"], ["2 columns 'a', expected one"]),
     "two weights": ("edges.csv", b"u,v,weight,weight\n0,1,2,3\n", [], ["2 columns 'weight', expected one"]),
     "a fraction of Python's": ("edges.csv", b"u,v,weight\n0,1,1_0\n", [], ["edges.csv: line 2: weight '1_0'"]),
-    "a hidden zero": ("edges.csv", b"u,v,weight\n0,1,1\x00\n", [], ["edges.csv: line 2: weight '1"]),
-    "no text": ("edges.txt", b"# \xff\na b\n\xff c\n", ["--relabel"], ["edges.txt: line 3: id", "is not UTF-8"]),
+    "a hidden zero": ("edges.csv", b"u,v,weight\n0,1,1\x00\n", [], ["edges.csv: line 2: a zero byte"]),
+    "no text": ("edges.txt", b"# \xff\na b\n\xff a\n", ["--relabel"], ["edges.txt: line 3: id", "is not UTF-8"]),
     "no edges": ("edges.txt", b"# only\n\n", [], ["edges.txt has no edges: a graph of 0 vertices"]),
     "an endless line": ("edges.txt", b"1" * (17 << 20), [], ["edges.txt: line 1: longer than 16777216 bytes"]),
     "matrix line": ("edges.mtx", market("pattern general", "3 3 1", "2 1 9"), [], ["edges.mtx: line 3: 3 columns"]),

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text import DAMAGED, Columns, damaged, edge_blocks
+from hongtu.preprocess.read.formats.text import edge_blocks
+from hongtu.preprocess.read.formats.text_layout import WHITE_SPACE, Columns
+from hongtu.preprocess.read.formats.text_lines import DAMAGED, damaged, read_head
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
@@ -66,7 +68,9 @@ def _header(path: Path) -> MatrixHeader:
 def _entries(path: Path, header: MatrixHeader) -> Iterator[EdgeBlock]:
     """The stored entries, counted from 0."""
     values = header.field != "pattern"
-    columns = Columns(0, 1, 2 if values else -1, 3 if values else 2, True, 0)  # the line of sizes is passed over
+    _, lines = read_head(path)
+    sizes = lines[0][0] if lines else 0  # the line of sizes
+    columns = Columns(0, 1, 2 if values else -1, 3 if values else 2, sizes, WHITE_SPACE, comments=True, header=True)
     count = 0
     for block in _whole(edge_blocks(path, columns, as_text=False)):
         for ids in (block.source, block.destination):

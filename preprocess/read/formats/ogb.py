@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text import DAMAGED, damaged, open_text
+from hongtu.preprocess.read.formats.text import open_text
+from hongtu.preprocess.read.formats.text_lines import DAMAGED, damaged
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import array_blocks

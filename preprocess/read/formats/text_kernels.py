@@ -14,7 +14,7 @@ COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 
 
 @compiled(plain=True)
-def split(text, delimiter, wanted, count, skip):
+def split(text, delimiter, wanted, count, comments):
     """Spans of three columns of every edge line; stops at the first line that is wrong.
 
     Args:
@@ -22,24 +22,24 @@ def split(text, delimiter, wanted, count, skip):
         delimiter: byte between columns, or 0 for white space.
         wanted: int64 [3], positions of the columns; -1 for one that is not wanted.
         count: columns that a line must have, or -1 for any number.
-        skip: pass over the first line that is neither empty nor a comment.
+        comments: pass over lines that start with # or %.
 
     Returns:
-        spans int32 [3, 2, L], lines int32 [L] (counted from 0), whether the first line is still to be skipped, and the
-        fault: its line (-1 for none), kind, and the columns of that line.
+        spans int32 [3, 2, L], lines int32 [L] (counted from 0), how many comments there were, and the fault: its line
+        (-1 for none), kind, and the columns of that line.
     """
     room = 0
     for at in range(len(text)):
         room += text[at] == NEWLINE
     spans = np.zeros((3, 2, room), dtype=np.int32)
     lines = np.empty(room, dtype=np.int32)
-    edges, line, at = 0, 0, 0
+    edges, line, at, passed = 0, 0, 0, 0
     while at < len(text):
         while text[at] == SPACE or text[at] == RETURN or (text[at] == TAB and delimiter != TAB):
             at += 1
-        blank = text[at] == NEWLINE or text[at] == HASH or text[at] == PERCENT
-        if blank or skip:
-            skip = skip and blank
+        comment = comments and (text[at] == HASH or text[at] == PERCENT)
+        if comment or text[at] == NEWLINE:
+            passed += comment
             while text[at] != NEWLINE:
                 at += 1
             at += 1
@@ -50,7 +50,7 @@ def split(text, delimiter, wanted, count, skip):
             start = at
             while text[at] != NEWLINE and not _separates(text[at], delimiter):
                 if text[at] == QUOTE:
-                    return spans, lines, skip, line, QUOTED, column
+                    return spans, lines, passed, line, QUOTED, column
                 at += 1
             end = at
             while end > start and (text[end - 1] == SPACE or text[end - 1] == RETURN):
@@ -60,7 +60,7 @@ def split(text, delimiter, wanted, count, skip):
             for k in range(3):
                 if wanted[k] == column:
                     if start == end:
-                        return spans, lines, skip, line, EMPTY, column
+                        return spans, lines, passed, line, EMPTY, column
                     spans[k, 0, edges] = start
                     spans[k, 1, edges] = end
             column += 1
@@ -74,12 +74,12 @@ def split(text, delimiter, wanted, count, skip):
             else:
                 at += 1
         if (count >= 0 and column != count) or column <= max(wanted[0], wanted[1], wanted[2]):
-            return spans, lines, skip, line, COLUMNS, column
+            return spans, lines, passed, line, COLUMNS, column
         lines[edges] = line
         edges += 1
         at += 1
         line += 1
-    return spans[:, :, :edges], lines[:edges], skip, -1, 0, 0
+    return spans[:, :, :edges], lines[:edges], passed, -1, 0, 0
 
 
 @compiled(inline="always")

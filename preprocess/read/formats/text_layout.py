@@ -1,0 +1,298 @@
+"""How the lines of an edge list are to be read: its delimiter, the columns of the ends, and whether the first line
+names them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.text_lines import is_comment, read_head, read_lines
+
+STANDARD = ("source", "destination", "weight")
+WHITE_SPACE = 0
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "white space"}
+# what tools call the ends of an edge, a pair a line: the first line of which a file has one name each
+ENDS = (
+    ({"source", "src", "from"}, {"target", "destination", "dest", "dst", "trg", "tgt", "to"}),
+    ({"subject", "subj"}, {"object", "obj"}),
+    ({"head"}, {"tail"}),
+    ({"start"}, {"end"}),
+    ({"sender", "citing", "follower", "parent"}, {"receiver", "recipient", "cited", "followee", "child"}),
+)
+FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
+WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")
+NUMBER = re.compile(rb"[+-]?[0-9]+")
+ALIKE = 0.05  # of the other lines may look like a first line of names
+SHOWN = 80  # characters of a line in a message
+
+
+class Columns(NamedTuple):
+    """Where things stand in a line.
+
+    Attributes:
+        source, destination: positions.
+        weight: position, or -1 for none.
+        width: how many columns a line must have, or -1 for any number.
+        passed: lines before the first edge.
+        delimiter: a byte, or 0 for white space.
+        comments: whether lines that start with # or % are comments.
+        header: whether the last line that is passed names the columns.
+        notes: what is not plain from the file and was taken to be so, in words for a person.
+    """
+
+    source: int
+    destination: int
+    weight: int
+    width: int
+    passed: int
+    delimiter: int
+    comments: bool
+    header: bool
+    notes: tuple[str, ...] = ()
+
+
+def find_ends(words: list[str]) -> tuple[int, int] | None:
+    """Positions of the columns whose names say that they are an edge's ends, source first.
+
+    >>> find_ends(["id", "src_id", "dst_id"]), find_ends([":START_ID", ":END_ID"]), find_ends(["ann", "bob"])
+    ((1, 2), (0, 1), None)
+    """
+    plain = [_plain_name(word) for word in words]
+    for sources, destinations in ENDS:
+        found = [[at for at, name in enumerate(plain) if name in names] for names in (sources, destinations)]
+        if len(found[0]) == len(found[1]) == 1 and (found[0] < found[1] or "head" not in sources):
+            return found[0][0], found[1][0]  # an arc may also go from "tail" to "head"
+    return None
+
+
+def _plain_name(word: str) -> str:
+    name, before = re.sub(r"\(.*\)|[^a-z0-9]", "", word.lower()), ""
+    while name != before:
+        before, name = name, WHAT.sub("", name) or name
+    return name
+
+
+def _paired_ends(words: list[str]) -> tuple[int, int] | None:
+    """As :func:`find_ends`, of names that may be vertices' own: "u" and "v", "node_1" and "node_2"."""
+    plain = [re.sub(r"[^a-z0-9]", "", word.lower()) for word in words]
+    for at, name in enumerate(plain):
+        other = name[:-1] + chr(ord(name[-1]) + 1) if name else ""
+        if other and name[-1] in FIRST_OF_TWO and plain.count(other) == 1:
+            return at, plain.index(other)
+    return None
+
+
+class Head(NamedTuple):
+    """What is seen of a file before it is read.
+
+    Attributes:
+        path: the file.
+        number: of the first line that is neither blank nor a comment.
+        delimiter: a byte, or 0 for white space.
+        rows: fields of that line, and of some after it.
+        comments: lines before it, each with its number.
+        as_text: ids are text, so that a line after it is an edge whatever it starts with.
+    """
+
+    path: Path
+    number: int
+    delimiter: int
+    rows: list[list[bytes]]
+    comments: list[tuple[int, bytes]]
+    as_text: bool
+
+    def words(self) -> list[str]:
+        """Those of the first line."""
+        return [word.decode(errors="replace") for word in self.rows[0]] if self.rows else []
+
+
+def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) -> Columns:
+    """How the lines of a file are to be read.
+
+    Args:
+        path: the file.
+        names: see :func:`~.text.open_text`.
+        as_text: ids are text, so that any line may be an edge.
+
+    Raises:
+        InputError: when a named column is not there, or the first line may be an edge as well as names.
+    """
+    head, count = _look(path, as_text), 2 if names is None else len(names)
+    words = head.words()
+    if names is not None and set(names) & set(words):
+        found = [_position(path, words, name) for name in names]
+        return _columns(head, (found[0], found[1]), found[2] if count == 3 else -1, len(words), header=True)
+    if names not in (None, STANDARD[:count]):
+        assert names is not None
+        raise InputError(
+            f"{path}: no column {names[0]!r}, found {', '.join(words)[:200]}; name others with --columns, or pass "
+            f"--columns {','.join(STANDARD[:count])} where no line names the columns"
+        )
+    sure = find_ends(words)
+    ends = sure or (_paired_ends(words) if names is None else None)
+    if edge := _hidden_edge(head):
+        head = head._replace(number=edge)
+    elif len(words) > 1 and _is_header(head, ends or (0, 1), sure=sure is not None):
+        return _named_columns(head, words, ends, sure=sure is not None, names=names)
+    said = [f"{path}: of {len(words)} columns the first {count} are read"] if names and len(words) > count else []
+    return _columns(head, (0, 1), 2 if count == 3 else -1, -1 if names else 2, header=False, said=said)
+
+
+def _look(path: Path, as_text: bool) -> Head:
+    comments, numbered = read_head(path)
+    if not as_text:
+        numbered = [(number, line) for number, line in numbered if not is_comment(line)]
+    lines = [line for _, line in numbered]
+    delimiter = _find_delimiter(path, lines[:20])
+    rows = [split_line(line, delimiter) for line in lines]
+    return Head(path, numbered[0][0] if rows else 1, delimiter, rows, comments, as_text)
+
+
+def _columns(
+    head: Head, ends: tuple[int, int], weight: int, width: int, *, header: bool, said: list[str] | None = None
+) -> Columns:
+    passed, said = head.number - (not header), said or []
+    if head.as_text:
+        like = [number for number, line in head.comments if len(split_line(line, head.delimiter)) == len(head.rows[0])]
+        if hidden := sum(number < head.number for number in like):
+            said.append(f"{head.path}: before the first edge {hidden} lines that start with # or % are comments")
+    return Columns(*ends, weight, width, passed, head.delimiter, not head.as_text, header, tuple(said))
+
+
+def _named_columns(
+    head: Head, words: list[str], ends: tuple[int, int] | None, *, sure: bool, names: tuple[str, ...] | None
+) -> Columns:
+    """Those that a first line of names, none of them given by ``names``, has."""
+    lower, said = [word.lower() for word in words], []
+    if ends is None and names is None and len(words) > 2:
+        raise InputError(
+            f"{head.path}: line {head.number}: {len(words)} columns, of which none is named source and none "
+            f"destination, found {', '.join(words)[:200]}; name both with --columns, such as --columns "
+            f"{words[0]},{words[1]}"
+        )
+    if not sure and (head.as_text or ends is None):
+        between = chr(head.delimiter) if head.delimiter else " "
+        said.append(
+            f"{head.path}: line {head.number}: {between.join(words)[:SHOWN]!r} is taken for the names of the columns; "
+            f"if it is an edge, put the line {between.join(STANDARD[:2])!r} before it"
+        )
+    if ends is None:
+        weight, width = (2 if names and len(names) == 3 else -1), (-1 if names else 2)
+        return _columns(head, (0, 1), weight, width, header=True, said=said)
+    weighted = len(names) == 3 if names else "weight" in lower
+    weight = _position(head.path, lower, "weight") if weighted else -1
+    return _columns(head, ends, weight, len(words), header=True, said=said)
+
+
+def _position(path: Path, found: list[str], name: str) -> int:
+    if found.count(name) != 1:
+        what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
+        raise InputError(f"{path}: {what}, found {', '.join(found)[:200]}; name others with --columns")
+    return found.index(name)
+
+
+# ---- delimiters
+
+
+def split_line(line: bytes, delimiter: int) -> list[bytes]:
+    """The fields of a line, without quotes and white space around them.
+
+    >>> split_line(b' "a", b c', ord(",")), split_line(b"a  b", 0)
+    ([b'a', b'b c'], [b'a', b'b'])
+    """
+    plain = unquote(line.strip(b" " if delimiter == ord("\t") else b" \t") + b"\n", delimiter)[:-1]
+    return [word.strip(b" ") for word in (plain.split(bytes([delimiter])) if delimiter else plain.split())]
+
+
+def unquote(data: bytes, delimiter: int) -> bytes:
+    """Lines whose quoted fields stand plain, where they hold neither a delimiter nor a quote."""
+    if b'"' not in data:
+        return data
+    between = re.escape(bytes([delimiter])) if delimiter else rb" \t"
+    inside = rb'(?! )[^"\n' + between + rb"]*(?<! )"
+    pattern = rb"((?:^|[\n" + between + rb'])[ \t]*)"(' + inside + rb')"(?=[ \t]*[\n' + between + rb"])"
+    return re.sub(pattern, rb"\1\2", data)
+
+
+def _find_delimiter(path: Path, lines: list[bytes]) -> int:
+    """That of the file's ending, unless the lines do not fit it and fit another."""
+    own = {".csv": ord(","), ".tsv": ord("\t")}.get(Path(path.name.removesuffix(".gz")).suffix, WHITE_SPACE)
+    others = [ord(byte) if byte != " " else WHITE_SPACE for byte in DELIMITERS]
+    fitting = [d for d in (own, *(d for d in others if d != own)) if _fits(lines, d)]
+    integers = [d for d in fitting if all(NUMBER.fullmatch(word) for word in split_line(lines[-1], d)[:2])]
+    return next(iter(integers or fitting), own)
+
+
+def _fits(lines: list[bytes], delimiter: int) -> bool:
+    """Whether all lines have the same number of columns, two or more, and no words that end with another delimiter."""
+    rows = [split_line(line, delimiter) for line in lines]
+    if delimiter == WHITE_SPACE and all(any(word.strip(b",;|") != word for word in row) for row in rows):
+        return False
+    return len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
+
+
+# ---- the first line
+
+
+def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
+    """Whether the first line names the columns.
+
+    Args:
+        head: what is seen of the file.
+        ends: the columns that it would name source and destination.
+        sure: its words are such names.
+
+    Raises:
+        InputError: when it may be an edge as well.
+    """
+    first, others = head.rows[0], head.rows[1:]
+    words = [first[end] for end in ends]
+    if not head.as_text:
+        below = [word for end in ends for row in others[:1] for word in row[end : end + 1]]
+        return sure or (len(below) == 2 and all(map(NUMBER.fullmatch, below)) and not any(map(is_number, words)))
+    again = (_stands_after(head, head.number, word) for word in (words if sure else first) if word)
+    if sure:
+        if not all(again):
+            return True
+    elif not others or any(map(is_number, first)) or any(again):
+        return False
+    else:
+        count = Counter(word for row in others for word in row)
+        alike = sum(all(count[word] == 1 and not is_number(word) for word in row) for row in others)
+        if alike <= ALIKE * len(others):
+            return True
+    shown = [word.decode(errors="replace") for word in words]
+    raise InputError(
+        f"{head.path}: line {head.number}: {shown[0]!r} and {shown[1]!r} may be an edge, or the names of the columns; "
+        f"pass --columns {shown[0]},{shown[1]} if they are names, else put a line of names before it: source and "
+        "destination"
+    )
+
+
+def is_number(word: bytes) -> bool:
+    """Whether a field is an integer or a float."""
+    try:
+        return float(word) is not None
+    except ValueError:
+        return False
+
+
+def _hidden_edge(head: Head) -> int:
+    """The number of the first line that starts as a comment and is an edge: it has as many columns as the others, and
+    its first word stands in another line; 0 where there is none."""
+    if head.as_text and head.rows:
+        for number, line in head.comments:
+            row = split_line(line, head.delimiter)
+            if len(row) == len(head.rows[0]) and len(row[0]) > 1 and _stands_after(head, number, row[0]):
+                return number
+    return 0
+
+
+def _stands_after(head: Head, number: int, word: bytes) -> bool:
+    """Whether a word is a whole field somewhere after a line."""
+    between = rb"\n" + (re.escape(bytes([head.delimiter])) if head.delimiter else rb" \t")
+    field = re.compile(rb"(?:^|[" + between + rb'])[ \t]*"?' + re.escape(word) + rb'"?[ \t]*[' + between + rb"]")
+    return any(word in data and field.search(data) for data, _ in read_lines(head.path, number))

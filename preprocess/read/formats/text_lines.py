@@ -1,0 +1,98 @@
+"""The lines of a text file, plain or gzip, whatever ends them: newlines, returns, or both."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from hongtu.errors import InputError
+
+BLOCK = 16 << 20  # bytes read in one step
+HEAD = 1 << 18  # bytes of lines that are looked at before any is read
+COMMENTS = 1 << 12  # comments before them that are looked at
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+def open_stream(path: Path) -> IO[bytes]:
+    """A file's bytes, unpacked."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def damaged(path: Path, error: Exception) -> InputError:
+    """What to say of a gzip file that cannot be unpacked."""
+    return InputError(f"{path}: truncated or damaged gzip ({error}); copy or download it again")
+
+
+def is_comment(line: bytes) -> bool:
+    """Whether a line starts as comments do in SNAP's and KONECT's files."""
+    return line.lstrip(b" \t")[:1] in (b"#", b"%")
+
+
+def read_head(path: Path) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+    """Lines that are not blank, each with its number: comments before any other, and some from the first other one
+    on."""
+    comments: list[tuple[int, bytes]] = []
+    lines: list[tuple[int, bytes]] = []
+    size = 0
+    for data, first in _whole_lines(path, HEAD):
+        for number, line in enumerate(data.splitlines(), first):
+            if line.strip(b" \t"):
+                (lines if lines or not is_comment(line) else comments).append((number, line))
+                size += len(line) if lines else 0
+        del comments[COMMENTS:]
+        if size > HEAD:
+            break
+    return comments, lines
+
+
+def read_lines(path: Path, passed: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Whole lines after the first ``passed``, each ending with a newline, with the number of the first.
+
+    Raises:
+        InputError: when the file is damaged, is no text, or a line is too long.
+    """
+    for data, line in _whole_lines(path, BLOCK):
+        count = data.count(b"\n")
+        if line + count <= passed + 1:
+            continue
+        start = 0
+        for _ in range(passed + 1 - line):
+            start = data.index(b"\n", start) + 1
+        yield data[start:] if start else data, max(line, passed + 1)
+
+
+def _whole_lines(path: Path, block: int) -> Iterator[tuple[bytes, int]]:
+    rest, line = b"", 1
+    try:
+        with open_stream(path) as stream:
+            while data := stream.read(min(block, BLOCK)):
+                while data.endswith(b"\r") and (more := stream.read(1)):  # a newline may come with it
+                    data += more
+                if line == 1 and not rest:
+                    data = data.removeprefix(BYTE_ORDER_MARK)
+                if b"\r" in data:
+                    data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                data = rest + data
+                if b"\0" in data or (line == 1 and data.startswith(UTF_16)):
+                    at = line + data.count(b"\n", 0, max(data.find(b"\0"), 0))
+                    raise InputError(f"{path}: line {at}: a zero byte, expected UTF-8 text; convert it (UTF-16: iconv)")
+                cut = data.rfind(b"\n") + 1
+                rest = data[cut:]
+                if cut:
+                    yield data[:cut], line
+                    line += data.count(b"\n", 0, cut)
+                if len(rest) > BLOCK:
+                    raise InputError(
+                        f"{path}: line {line}: longer than {BLOCK} bytes, expected one edge; mend the line"
+                    )
+    except DAMAGED as error:
+        raise damaged(path, error) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); mend or remove it") from None
+    if rest:
+        yield rest + b"\n", line

@@ -1,0 +1,171 @@
+"""Edge lists as text, as tools write them: headers, comments, delimiters, quotes and ends of lines."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
+from hongtu.preprocess.read import read_input
+from hongtu.preprocess.read.formats import text_lines
+
+RING = "a,b\nb,c\nc,a\n"
+NAMED = [("a", "b"), ("b", "c"), ("c", "a")]
+NUMBERS = [(0, 1), (1, 2)]
+HEADERS = (
+    "src_id,dst_id", "source_id,target_id", "Source,Target", "from,to", "~from,~to", "_from,_to", ":START_ID,:END_ID",
+    ":START_ID(User),:END_ID(User)", "head,tail", "subject,object", "node1,node2", "FromNodeId,ToNodeId", "src,trg",
+    "node_1,node_2", "id_1,id_2", "citing_paper,cited_paper", "follower,followee", "sender,receiver", "u,v", "x,y",
+    "protein1,protein2", "nodeA,nodeB", "mentor,pupil", '"src","dst"',
+)  # fmt: skip
+
+
+def read(tmp_path, name, content, **settings):
+    """Edges by their ids, with weights where there are some."""
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    given = {"features": "degree", "labels": "random:2", "random_split": (0.5, 0.2, 0.3), "partitions": 1, "chunks": 1}
+    raw = read_input(file, PreprocessConfig(**(given | settings)), tmp_path)
+    ids = raw.ids if raw.ids is not None else list(range(raw.num_vertices))
+    edges = [(ids[s], ids[d]) for s, d in np.array(raw.edges).T.tolist()]
+    weight = raw.edge_weight
+    return edges if weight is None else [(*ends, w) for ends, w in zip(edges, np.array(weight).tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_names_of_columns_are_no_edge(header, tmp_path):
+    """Whether ids are text or integers, whatever delimits them, and where other columns stand beside."""
+    assert read(tmp_path, "e.csv", f"{header}\n{RING}", relabel=True) == NAMED
+    assert read(tmp_path, "e.csv", f"{header}\n0,1\n1,2\n") == NUMBERS
+    assert read(tmp_path, "e.csv", f"{header}\n0,1\n1,2\n", relabel=True) == NUMBERS
+    assert read(tmp_path, "e.tsv", f"{header}\n{RING}".replace(",", "\t"), relabel=True) == NAMED
+    positions = "source", "destination"
+    beside = "".join(f"{line},x{k}\n" for k, line in enumerate([header, *RING.split()]))
+    assert read(tmp_path, "e.csv", beside, relabel=True, columns=positions) == NAMED
+
+
+@pytest.mark.parametrize(("header", "columns"), [
+    ("id,src_id,dst_id,since", (1, 2)), ("head,relation,tail", (0, 2)), ("dst,weight,src", (2, 0)),
+    ("object,predicate,subject", (2, 0)), ("tail,head,n", (0, 1)),
+])  # fmt: skip
+def test_names_say_which_columns_are_the_ends(header, columns, tmp_path):
+    rows = [[f"{k}" for k in range(row, row + header.count(",") + 1)] for row in range(3)]
+    content = "\n".join([header, *map(",".join, rows)])
+    if header.startswith("tail"):  # mathematicians' tail is knowledge graphs' head
+        with pytest.raises(InputError, match=r"of which none is named source.*--columns tail,head"):
+            read(tmp_path, "e.csv", content)
+        return
+    found = read(tmp_path, "e.csv", content)
+    assert [edge[:2] for edge in found] == [tuple(int(row[c]) for c in columns) for row in rows]
+
+
+@pytest.mark.parametrize("first", ["a,d", "src,dst", "u,v", "mentor,pupil"])
+def test_a_first_line_whose_words_stand_again_is_an_edge(first, tmp_path):
+    a, b = first.split(",")
+    content = f"{first}\n{b},{a}\n{a},x\n"
+    if a == "src":
+        with pytest.raises(InputError, match="line 1: 'src' and 'dst' may be an edge, or the names"):
+            read(tmp_path, "e.csv", content, relabel=True)
+        assert read(tmp_path, "e.csv", content, relabel=True, columns=("src", "dst")) == [(b, a), (a, "x")]
+        content = "source,destination\n" + content
+    assert read(tmp_path, "e.csv", content, relabel=True) == [(a, b), (b, a), (a, "x")]
+
+
+def test_where_all_lines_stand_alone_the_first_is_not_guessed(tmp_path, capsys):
+    with pytest.raises(InputError, match="'a' and 'b' may be an edge, or the names of the columns; pass --columns a,b"):
+        read(tmp_path, "e.csv", "a,b\nc,d\ne,f\n", relabel=True)
+    assert read(tmp_path, "e.csv", "a,b\nc,d\ne,f\n", relabel=True, columns=("a", "b")) == [("c", "d"), ("e", "f")]
+    assert len(read(tmp_path, "e.csv", "source,destination\na,b\nc,d\ne,f\n", relabel=True)) == 3
+    assert read(tmp_path, "e.csv", "a,b\n", relabel=True) == [("a", "b")]
+    capsys.readouterr()
+    read(tmp_path, "e.csv", f"mentor,pupil\n{RING}", relabel=True)
+    assert "line 1: 'mentor,pupil' is taken for the names of the columns; if it is" in capsys.readouterr().err
+
+
+def test_a_first_line_is_compared_with_whole_fields_of_the_whole_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_lines, "HEAD", 64)
+    monkeypatch.setattr(text_lines, "BLOCK", 100)
+    rows = "".join(f"v{k},hub\n" for k in range(50))
+    assert len(read(tmp_path, "e.csv", f"York,pupil\n{rows}New York,v1\npupils,v2\n", relabel=True)) == 52
+    assert len(read(tmp_path, "e.csv", f"York,pupil\n{rows}York,v1\n", relabel=True)) == 52
+    assert len(read(tmp_path, "e.csv", f"York,pupil\n{rows}v1,York", relabel=True)) == 52
+
+
+HASHES = [("ann", "#covid"), ("#covid", "bob"), ("%E4", "ann"), ("bob", "ann")]
+
+
+@pytest.mark.parametrize("header", ["", "user,hashtag\n", "# from Twitter\n\n", "#user,hashtag\n"])
+def test_names_may_start_as_comments_do(header, tmp_path):
+    content = header + "".join(f"{a},{b}\n" for a, b in HASHES)
+    assert read(tmp_path, "e.csv", content, relabel=True) == HASHES
+    turned = HASHES[1:] + HASHES[:1]
+    if not header.startswith("user"):
+        assert read(tmp_path, "e.csv", header + "".join(f"{a},{b}\n" for a, b in turned), relabel=True) == turned
+
+
+def test_comments_among_edges_are_said(tmp_path, capsys):
+    assert read(tmp_path, "e.txt", "# Nodes: 3\n0 1\n# more of\n% them\n1 2\n") == NUMBERS
+    assert "lines after the first edge that start with # or % are taken for comments: 2" in capsys.readouterr().err
+    assert read(tmp_path, "e.txt", "# Nodes: 3\n# Edges: 2\n0 1\n1 2\n") == NUMBERS
+    assert not capsys.readouterr().err
+    with pytest.raises(InputError, match="line 2: 4 columns, expected 2"):
+        read(tmp_path, "e.txt", "a b\n# more of it\nb a\n", relabel=True)
+
+
+# file name -> content
+FORMS = {
+    "comma.txt": "0,1\n1,2\n", "space.txt": "0, 1\n1, 2\n", "semicolon.csv": "src;dst\n0;1\n1;2\n",
+    "tab.csv": "0\t1\n1\t2\n", "space.csv": "0 1\n1 2\n", "bar.tsv": "0|1\n1|2\n",
+    "comma.edges": "from,to\n0,1\n1,2\n", "space.tsv": "0  1\n1  2", "return.txt": "0 1\r1 2\r",
+    "return.csv": "src,dst\r0,1\r1,2", "both.csv": "src,dst\r\n0,1\r\n1,2\r\n", "mixed.txt": "0 1\r1 2\n",
+    "quoted.csv": '"src","dst"\n"0","1"\n1, "2"\n', "index.csv": ",src,dst\n0,0,1\n1,1,2\n",
+    "r.csv": '"","src","dst"\n"1",0,1\n"2",1,2\n', "mark.csv": "\ufeffsrc,dst\n0,1\n1,2\n",
+    "gz.txt.gz": gzip.compress(b"0\t1\r\n1\t2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("block", [16, 1 << 20])
+def test_other_delimiters_quotes_and_ends_of_lines(name, block, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_lines, "BLOCK", block + 20 * name.endswith("gz"))
+    assert read(tmp_path, name, FORMS[name]) == NUMBERS
+    assert read(tmp_path, name, FORMS[name], relabel=True) == NUMBERS
+
+
+def test_values_between_semicolons_have_decimal_commas_that_are_refused(tmp_path):
+    with pytest.raises(InputError, match="line 1: weight '0,5', expected a number"):
+        read(tmp_path, "e.csv", "0;1;0,5\n1;2;0,5\n", columns=("source", "destination", "weight"))
+
+
+def test_quoted_names(tmp_path):
+    assert read(tmp_path, "e.csv", '"Ann Lee","b"\nb,"Ann Lee"\n', relabel=True) == [("Ann Lee", "b"), ("b", "Ann Lee")]
+    for wrong in ('"Lee, Ann",b\n', '"a""b",b\n', 'a "b",b\n', 'b,"\nc"\n', '"a,b\n'):
+        with pytest.raises(InputError, match=r"line 1: a quoted field|line 2"):
+            read(tmp_path, "e.csv", f"{wrong}b,c\n", relabel=True)
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), [
+    ("a.tsv", "A\tknows\tB\nB\tlikes\tC\n", r"line 1: 3 columns, .* a line .*'source\\trelation\\tdestination'"),
+    ("a.txt", "0 1 {}\n1 2 {}\n", "expected 2; write it with networkx.write_weighted_edgelist"),
+    ("a.txt", "0 1 7\n1 2 9\n", "--columns source,destination,weight to read a weight"),
+    ("a.csv", "0.0,1.0\n", "line 1: id '0.0', expected an integer; save the ids as int64"),
+    ("a.csv", "src,dst\n0,1\n".encode("utf-16"), "line 1: a zero byte, expected UTF-8 text"),
+    ("a.csv", b"0,1\n0,\x00\n", "line 2: a zero byte"),
+    ("a.txt", "0\n", "1 columns, expected 2 between commas"),
+])  # fmt: skip
+def test_what_is_refused_says_what_mends_it(name, content, expected, tmp_path):
+    with pytest.raises(InputError, match=expected):
+        read(tmp_path, name, content)
+
+
+def test_remedies_give_the_right_graph(tmp_path):
+    triples = "A\tknows\tB\nB\tlikes\tC\nC\tlikes\tA\n"
+    assert read(tmp_path, "a.tsv", f"source\trelation\tdestination\n{triples}", relabel=True) == [
+        ("A", "B"), ("B", "C"), ("C", "A"),
+    ]  # fmt: skip
+    weighted = ("source", "destination", "weight")
+    assert read(tmp_path, "a.txt", "0 1 7\n1 2 9\n", columns=weighted) == [(0, 1, 7.0), (1, 2, 9.0)]
+    assert read(tmp_path, "a.txt", "a b w\n0 1 7\n1 2 9\n", columns=weighted) == [(0, 1, 7.0), (1, 2, 9.0)]
