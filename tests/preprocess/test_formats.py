@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _codecs
 import gzip
 import os
 import pickle
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 
@@ -553,6 +555,56 @@ def test_planetoid_pickles_run_nothing(tmp_path, capsys):
     )
 
 
+class Called:
+    """Pickled as a call of a function with some arguments, and perhaps a state."""
+
+    def __init__(self, *how):
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+
+def dtype_of_objects():
+    """A pickle whose last value is a scalar of a structure with an object where eight letters stand: reading it takes
+    the letters for an address."""
+    state = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+    kind = Called(np.dtype, ("V8", False, True), state)
+    return Called(np._core.multiarray.scalar, (kind, b"A" * 8))
+
+
+# what a file must not be able to do: crash, call, or take much memory
+FORGED = {
+    "a type with objects": lambda: pickle.dumps({0: [dtype_of_objects()]}, 2),
+    "a type of objects": lambda: pickle.dumps(np.array([[{}]], dtype=object), 2),
+    "a type with a state": lambda: pickle.dumps(Called(np.dtype, ("i8", False, True), (3, "<", None, ("a",))), 2),
+    "an array of no type": lambda: pickle.dumps(Called(np.ndarray, ((10**10,), "i1")), 2),
+    "a shape beyond its bytes": lambda: pickle.dumps(np.ones((3, 3)), 2).replace(b"K\x03K\x03", b"K\x03K\x09"),
+    "a call": lambda: pickle.dumps(Harmful(), 2),
+    "a call that is renamed": lambda: b"\x80\x02c__builtin__\nexec\n(U\x01xtR.",
+    "a name within numpy": lambda: b"\x80\x02cnumpy.f2py\nndarray\n)\x81.",
+    "a state of a name": lambda: b"\x80\x02ccollections\ndefaultdict\n}U\x01aK\x01sb.",
+    "one list a thousand times": lambda: pickle.dumps(dict.fromkeys(range(1000), [1] * 1000), 2),
+    "a list of one list": lambda: pickle.dumps({0: [[1] * 1000] * 1000}, 2),
+    "one text many times": lambda: pickle.dumps([Called(_codecs.encode, (LONG, "latin1")) for _ in range(999)], 2),
+    "keys within keys": lambda: b"\x80\x02)" + b"q\x01h\x01\x86" * 60 + b"K\x01}h\x01K\x01s.",
+    "no end": lambda: pickle.dumps({0: [1]}, 2)[:-1],
+    "another protocol": lambda: pickle.dumps({0: [1]}, 5),
+}  # fmt: skip
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_forged_pickles_are_refused_without_running_them(case, tmp_path, capsys):
+    planetoid(tmp_path / "in")
+    (tmp_path / "in" / "ind.tiny.graph").write_bytes(FORGED[case]())
+    tracemalloc.start()
+    refused(tmp_path, tmp_path / "in", [], ["ind.tiny.graph: not a readable Planetoid file"], capsys)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
 CSR = scipy.sparse.csr_matrix(np.ones((10, 9), np.float32))
 
 
@@ -584,6 +636,7 @@ def test_planetoid_files_of_other_things(changes, expected, tmp_path, capsys):
     ("test.index", b"1\n2\n", ["ind.tiny.test.index: does not fit"]),
     ("test.index", b"650\n650\n", ["ind.tiny.test.index: does not fit", "different vertices of at least 650"]),
     ("test.index", b"650\n9999999999\n", ["ind.tiny.test.index: 10000000000 vertices, expected fewer"]),
+    ("test.index", b"650\n9999999\n", ["ind.tiny.test.index: vertex 9999999, where the files hold rows of 652"]),
     ("test.index", b"", ["ind.tiny.test.index: does not fit"]),
     ("test.index", b"many\n", ["ind.tiny.test.index: not readable"]),
 ])  # fmt: skip

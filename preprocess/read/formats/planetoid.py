@@ -1,14 +1,11 @@
 """Planetoid's raw files (Cora, Citeseer, Pubmed): ``ind.NAME.x, y, tx, ty, allx, ally, graph`` and ``test.index``.
 
-They are pickles. Only arrays, sparse matrices and dictionaries are let in; anything else in them is refused, not run.
+They are pickles. Arrays, sparse matrices and dictionaries are read from them; anything else is refused, nothing is run.
 As in torch_geometric, repeated edges and self-loops are dropped, and test vertices that the files skip get no label.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import pickletools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import array_blocks
@@ -24,12 +22,7 @@ from hongtu.preprocess.read.sparse import check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 VALIDATION = 500  # vertices after the training ones
-ALLOWED = {
-    ("collections", "defaultdict"), ("builtins", "list"), ("builtins", "object"), ("copyreg", "_reconstructor"),
-    ("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct"),
-    ("numpy", "scalar"), ("scipy.sparse", "csr_matrix"),
-}  # fmt: skip
-RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2
+MOST_SKIPPED = 2  # times as many vertices as have rows; Citeseer skips 15
 
 
 def is_planetoid(path: Path) -> bool:
@@ -84,7 +77,13 @@ def _test_index(file: Path, known: int) -> np.ndarray:
             f"{file}: does not fit the other files, expected different vertices of at least {known}, one a line; "
             "copy the files of one dataset"
         )
-    check_count(int(test.max()) + 1, str(file))
+    count = int(test.max()) + 1
+    check_count(count, str(file))
+    if count > MOST_SKIPPED * (known + len(test)):
+        raise InputError(
+            f"{file}: vertex {count - 1}, where the files hold rows of {known + len(test)}; copy the files of one "
+            "dataset"
+        )
     return test
 
 
@@ -92,11 +91,18 @@ def _rows(value: Any) -> Any:
     """Features as scipy COO float32."""
     import scipy.sparse
 
-    if scipy.sparse.issparse(value):  # made of whatever the pickle held
-        value = scipy.sparse.csr_matrix((value.data, value.indices, value.indptr), shape=value.shape)
-        check_compressed(value)
-    elif not isinstance(value, np.ndarray) or value.ndim != 2:
+    if not isinstance(value, Made) or value.value is None:
         raise ValueError(f"a {type(value).__name__}, expected a matrix")
+    if value.kind == "matrix":
+        parts, shape = [value.value[name].value for name in ("data", "indices", "indptr")], value.value["_shape"]
+        if any(part.dtype.kind not in "biuf" for part in parts) or max(shape) >= 2**31:
+            raise ValueError(f"a matrix of shape {shape}")
+        value = scipy.sparse.csr_matrix(tuple(parts), shape=shape)
+        check_compressed(value)
+    else:
+        value = value.value
+    if value.ndim != 2:
+        raise ValueError(f"an array of shape {value.shape}, expected a matrix")
     if value.dtype.kind not in "biuf":
         raise ValueError(f"{value.dtype}, expected numbers")
     with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
@@ -114,8 +120,9 @@ def _placed(allx: Any, tx: Any, test: np.ndarray, count: int) -> Any:
 
 def _classes(value: Any) -> tuple[np.ndarray, int]:
     """int64, the class of every row of ones and zeros, -1 for a row without; and the number of classes."""
+    kind, value = getattr(value, "kind", type(value).__name__), getattr(value, "value", None)
     if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind not in "biuf" or not value.shape[1]:
-        raise ValueError(f"a {type(value).__name__}, expected ones and zeros [N, C]")
+        raise ValueError(f"a {kind}, expected ones and zeros [N, C]")
     hot = value == 1
     if (hot.sum(axis=1) + (value == 0).sum(axis=1) < value.shape[1]).any() or (hot.sum(axis=1) > 1).any():
         raise ValueError("a row is not one 1 among zeros")
@@ -126,6 +133,8 @@ def _edges(graph: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both directions of every pair, each once, without self-loops, by (source, destination)."""
     if not isinstance(graph, dict) or not all(isinstance(near, list) for near in graph.values()):
         raise ValueError("not a dictionary of neighbour lists")
+    if len({id(near) for near in graph.values()}) < len(graph):
+        raise ValueError("several vertices have one list of neighbours")
     source = np.repeat(_integers(list(graph)), [len(near) for near in graph.values()])
     destination = _integers([u for near in graph.values() for u in near])
     pairs = np.concatenate([[source, destination], [destination, source]], axis=1)
@@ -134,42 +143,15 @@ def _edges(graph: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _integers(values: list) -> np.ndarray:
-    array = np.array(values) if values else np.empty(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype != np.int64:
+    if not all(type(value) is int or isinstance(value, np.integer) for value in values):
         raise ValueError("a vertex is no integer")
-    return array
-
-
-def _check_size(content: bytes) -> None:
-    """Refuse a pickle that would take memory beyond what it holds: pickle believes every length and index in it."""
-    for code, argument, _ in pickletools.genops(content):  # raises ValueError where less is there than a length says
-        if code.proto > 4 or (code.name in ("PUT", "LONG_BINPUT") and argument > len(content)):
-            raise pickle.UnpicklingError(f"{code.name} {argument} is not allowed")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Python 2 pickles of arrays, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        package = module.split(".")[0]
-        module = RENAMED.get(
-            module, "scipy.sparse" if package == "scipy" else "numpy" if package == "numpy" else module
-        )
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-        if module == "numpy" and name in ("_reconstruct", "scalar"):
-            module = "numpy._core.multiarray" if hasattr(np, "_core") else "numpy.core.multiarray"
-        return super().find_class(module, name)
+    return np.array(values, dtype=np.int64)
 
 
 def _load(file: Path, convert: Callable[[Any], Any]) -> Any:
     """What a file holds, through a function that raises anything where it is not what it should be."""
     try:
-        content = file.read_bytes()
-        _check_size(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of numpy, about pickles by other versions
-            return convert(_Unpickler(io.BytesIO(content), encoding="latin1").load())
+        return convert(load_arrays(file.read_bytes()))
     except FileNotFoundError:
         raise InputError(f"{file}: missing; all of {', '.join(PARTS)} and test.index are needed") from None
     except Exception as error:  # a damaged pickle can raise anything
