@@ -1,16 +1,20 @@
-"""The errors a user can meet; each message says what was found, what was expected and what mends it. And notes, which
-are no errors."""
+"""The errors a user can meet; each message says what was found, what was expected and what mends it. Interrupts, and
+what they wait for. And notes, which are no errors."""
 
 from __future__ import annotations
 
 import errno
 import inspect
+import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -80,9 +84,67 @@ class RankLost(RuntimeError):
     """Another rank has stopped, and this one cannot go on; the message has that one's last words, or the network's."""
 
 
+INTERRUPTS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked a command to end.
+
+    Attributes:
+        number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """What happens inside is done whole: a signal that a Python function handles waits for its end. Other threads than
+    the main one are never interrupted."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may set a handler
+        yield
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in INTERRUPTS}
+    waiting: list[int] = []
+    over = False
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        if over:  # while handlers are put back
+            before[number](number, frame)
+        else:
+            waiting.append(number)
+
+    handled = [number for number in INTERRUPTS if callable(before[number])]
+    try:
+        for number in handled:
+            signal.signal(number, wait)
+        yield
+    finally:
+        over = True
+        for number in handled:
+            signal.signal(number, before[number])
+        for number in waiting:
+            before[number](number, None)
+
+
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""A text whose control characters, which a terminal would obey, are spelled out; lines and tabs stay.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def note(text: str) -> None:
-    """Tell a person something that is no error, in one line on stderr."""
-    print(f"hongtu: note: {text}", file=sys.stderr)
+    """Tell a person something that is no error, in one line on stderr, where somebody still reads it."""
+    with suppress(OSError, ValueError):
+        print(f"hongtu: note: {printable(text)}", file=sys.stderr)
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from hongtu.errors import InputError, OutputError
+from hongtu.errors import InputError, OutputError, uninterrupted
 
 Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
 PARTIAL = ".partial-"  # in the name of a file that is not complete
@@ -36,26 +37,57 @@ def open_npy(file: Path, remedy: str) -> np.ndarray:
     return array
 
 
-def check_output(path: Path, *, force: bool, marker: str) -> None:
-    """Refuse an output path that exists (unless ``force`` and it holds the file ``marker``) or that cannot be written.
+def check_absent(path: Path) -> None:
+    """Refuse a directory that exists, or that cannot be made.
 
     Raises:
         InputError: with the remedy.
     """
-    if not os.path.lexists(path):
-        parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError(f"{path}: cannot be made, {parent} is not a writable directory; choose another path")
-        return
-    if not force:
+    if os.path.lexists(path):
         raise InputError(f"{path}: already exists; choose another path or pass --force to replace it")
-    if not path.is_dir() or (any(path.iterdir()) and not (path / marker).exists()):
-        raise InputError(f"{path}: --force replaces artifacts only, and this is not one; choose another path")
+    parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot be made, {parent} is not a writable directory; choose another path")
+
+
+def check_replaceable(path: Path, what: str, mark: str, known: Callable[[Path], Collection[str] | None]) -> None:
+    """Refuse to replace a directory unless it is empty, or one of ours, a real one, with nothing of others in it.
+
+    Args:
+        what: such directories are called.
+        mark: the file that says whose it is.
+        known: the names of all that hongtu put there, by that file; None where it is not ours.
+
+    Raises:
+        InputError: with the remedy.
+    """
+    if path.is_symlink():
+        raise InputError(f"{path}: is a link, and --force replaces no links; pass {path.resolve()}, or remove the link")
+    there = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    if path.is_dir() and not there:
+        return
+    names = known(path / mark) if (path / mark).is_file() else None
+    if names is None:
+        raise InputError(f"{path}: --force replaces {what} only, and this is not one; choose another path")
+    others = sorted(there - {mark, *names} | {name for name in there if (path / name).is_dir()})
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise InputError(
+            f"{path}: holds what hongtu did not put there ({', '.join(others[:3])}{more}), which --force would remove; "
+            "move it, or choose another path"
+        )
+
+
+def new_file(folder: Path, name: str) -> Path:
+    """A new, empty file for what will be ``name``, under a name that nobody can prepare; its mode follows the umask."""
+    path = folder / f".{name}{PARTIAL}{secrets.token_hex(8)}"
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    return path
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` to be filled: it takes that place in the end, or is gone where anything went wrong.
+    """A file beside ``path`` to be filled: synced, it takes that place, or it is gone where anything went wrong.
 
     Raises:
         OutputError: when it cannot be written; what was at ``path`` stays.
@@ -63,32 +95,38 @@ def whole_file(path: Path) -> Iterator[Path]:
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
-        os.close(descriptor)
-        yield Path(partial)
-        os.chmod(partial, 0o644)
+        partial = new_file(path.parent, path.name)
+        yield partial
+        sync(partial)
         os.replace(partial, path)
-        _sync_directory(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise OutputError(path, error) from error
     finally:
-        if partial is not None and os.path.exists(partial):
-            os.unlink(partial)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a rename last through a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a directory, last through a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def temporary_sibling(path: Path) -> Path:
-    """A new directory beside ``path``, to be filled and then renamed by ``replace_directory``."""
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A directory beside ``path`` to be filled: ``replace_directory`` moves it there; what is left goes in the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+    around = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
+    try:
+        partial = around / "whole"
+        partial.mkdir()  # its mode follows the umask
+        yield partial
+    finally:
+        shutil.rmtree(around, ignore_errors=True)
 
 
 def reserve(file: Path) -> None:
@@ -98,16 +136,19 @@ def reserve(file: Path) -> None:
             os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
 
 
+@uninterrupted()
 def replace_directory(source: Path, target: Path) -> None:
-    """Rename ``source`` (a temporary sibling) to ``target``, removing a directory that is there."""
-    os.chmod(source, 0o755)
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-        os.rename(target, old / "artifact")
+    """Rename ``source``, whose files are synced, to ``target``, removing a directory that is there."""
+    sync(source)
+    if not os.path.lexists(target):
         os.rename(source, target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(source, target)
+        sync(target.parent)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+    os.rename(target, old / "artifact")
+    os.rename(source, target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def in_memory(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import operator
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError, note
-from hongtu.files import check_output, replace_directory, reserve, temporary_sibling
+from hongtu.files import check_absent, check_replaceable, replace_directory, reserve, sync, whole_directory
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0
 SIGNAL = 1.5  # length of a class's mean feature vector; the noise has unit variance in each column
-GENERATOR = "hongtu generate"
+GENERATOR, META = "hongtu generate", "meta.json"
+FILES = ("edges.npy", "features.npy", "labels.npy", "train_mask.npy", "val_mask.npy", "test_mask.npy")
 BLOCK_ELEMENTS = 1 << 22
 KINDS = {
     "citation": graph_models.citation,
@@ -62,24 +62,24 @@ def generate(
     if found == meta and not force:
         note(f"{path}: is there already, of the same kind, sizes and seed")
         return path
-    if force and os.path.lexists(path) and found.get("generator") != GENERATOR:
-        raise InputError(f"{path}: --force replaces generated graphs only, and this is not one; choose another path")
-    if not force or not os.path.lexists(path):
-        check_output(path, force=False, marker="meta.json")
+    if force and os.path.lexists(path):
+        ours = FILES if found.get("generator") == GENERATOR else None
+        check_replaceable(path, "generated graphs", META, lambda file: ours)
+    else:
+        check_absent(path)
     rng = np.random.default_rng((seed, sorted(KINDS).index(kind)))
-    temporary = temporary_sibling(path)
-    try:
+    with whole_directory(path) as partial:
         edge_list, labels = KINDS[kind](vertices, edges, classes, rng)
         noisy = rng.random(vertices) < LABEL_NOISE
         labels[noisy] = rng.integers(0, classes, int(noisy.sum()))
-        np.save(temporary / "edges.npy", edge_list)
-        np.save(temporary / "labels.npy", labels.astype(np.int64))
-        _write_masks(temporary, vertices, rng)
-        _write_features(temporary / "features.npy", labels, features, classes, rng)
-        (temporary / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
-        replace_directory(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        np.save(partial / "edges.npy", edge_list)
+        np.save(partial / "labels.npy", labels.astype(np.int64))
+        _write_masks(partial, vertices, rng)
+        _write_features(partial / "features.npy", labels, features, classes, rng)
+        (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
+        for name in (*FILES, META):
+            sync(partial / name)
+        replace_directory(partial, path)
     return path
 
 
@@ -103,7 +103,7 @@ def _check_arguments(kind: str, vertices: int, edges: int, features: int, classe
 def _meta(path: Path) -> dict[str, Any]:
     """The meta.json of a directory, or nothing."""
     try:
-        meta: Any = json.loads((path / "meta.json").read_text())
+        meta: Any = json.loads((path / META).read_text())
     except (OSError, ValueError):
         return {}
     return meta if isinstance(meta, dict) else {}

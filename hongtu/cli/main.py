@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from hongtu import __version__
-from hongtu.cli.stopping import describe, exit_code, terminable
-from hongtu.errors import InputError, nearest
+from hongtu.cli.stopping import Signals, describe, exit_code, stoppable
+from hongtu.cli.streams import drop_unread, own_streams
+from hongtu.errors import InputError, nearest, printable
 from hongtu.ranks.words import end_early
 from hongtu.threads import shared_cores
 
@@ -47,11 +48,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def program() -> int:
-    """What ``hongtu`` and ``python -m hongtu`` run."""
-    return main()
-
-
 def _check_alone(arguments: argparse.Namespace) -> None:
     """Refuse a command that torchrun has started several times."""
     ranks, command = int(os.environ.get("WORLD_SIZE", "1")), arguments.command
@@ -59,26 +55,47 @@ def _check_alone(arguments: argparse.Namespace) -> None:
         raise InputError(f"{command}: runs in one process, and torchrun started {ranks}; leave torchrun out")
 
 
+def program() -> int:
+    """What ``hongtu`` and ``python -m hongtu`` run: signals stay handled until the process has ended."""
+    own_streams()
+    signals = Signals()
+    sys.unraisablehook = signals.again
+    signals.install()
+    return _run(None, signals)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    with stoppable() as signals:
+        return _run(argv, signals)
+
+
+def _run(argv: list[str] | None, signals: Signals) -> int:
     try:
-        with terminable(), shared_cores:
-            parser = build_parser()
-            arguments = parser.parse_args(argv)
-            if arguments.command is None:
-                parser.print_help()
-            else:
-                _check_alone(arguments)
-                arguments.execute(arguments)
-            sys.stdout.flush()
-        return 0
-    except SystemExit as stop:  # --help and --version
-        return int(stop.code or 0)
+        try:
+            with shared_cores:
+                _execute(argv)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return 0
+        finally:
+            signals.over = True
     except (Exception, KeyboardInterrupt) as error:
-        code = exit_code(error)
+        code = exit_code(error) if signals.first is None else 128 + signals.first
         end_early(describe(error))
-        if code == 128 + signal.SIGPIPE:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        drop_unread()
         if not isinstance(error, BrokenPipeError):
-            print(f"hongtu: {describe(error)}", file=sys.stderr)
+            with suppress(OSError, ValueError):
+                print(f"hongtu: {printable(describe(error))}", file=sys.stderr)
         return code
+
+
+def _execute(argv: list[str] | None) -> None:
+    parser = build_parser()
+    with suppress(SystemExit):  # --help and --version have printed
+        arguments = parser.parse_args(argv)
+        if arguments.command is None:
+            parser.print_help()
+            return
+        _check_alone(arguments)
+        arguments.execute(arguments)

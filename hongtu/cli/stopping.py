@@ -1,22 +1,29 @@
-"""How a command ends before its time: exit codes, the line on stderr, and SIGTERM as an exception.
+"""How a command ends before its time: exit codes, the line on stderr, and signals as exceptions.
 
-Exit codes: 0 done; 2 bad arguments or bad input; 130 interrupted (SIGINT); 141 nobody reads its output;
-143 terminated (SIGTERM); 1 anything else.
+Exit codes: 0 done; 2 bad arguments or bad input; 129 hung up (SIGHUP); 130 interrupted (SIGINT); 141 nobody reads its
+output; 143 terminated (SIGTERM); 1 anything else.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from hongtu.errors import AnomalyError, DeviceOutOfMemory, InputError, OutputError, RankLost
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; everything cleans up as it does for SIGINT."""
+from hongtu.errors import (
+    INTERRUPTS,
+    AnomalyError,
+    DeviceOutOfMemory,
+    InputError,
+    Interrupted,
+    OutputError,
+    RankLost,
+)
 
 
 class Stopped(Exception):
@@ -33,8 +40,8 @@ def exit_code(error: BaseException) -> int:
         return error.code
     if isinstance(error, InputError):
         return 2
-    if isinstance(error, Terminated):
-        return 128 + signal.SIGTERM
+    if isinstance(error, Interrupted):
+        return 128 + error.number
     if isinstance(error, BrokenPipeError):
         return 128 + signal.SIGPIPE
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -43,7 +50,7 @@ def exit_code(error: BaseException) -> int:
 def describe(error: BaseException) -> str:
     """One line for stderr."""
     if isinstance(error, KeyboardInterrupt):
-        text = str(error) or ("stopped by SIGTERM" if isinstance(error, Terminated) else "interrupted")
+        text = str(error) or "interrupted"
     elif isinstance(error, Stopped | InputError | OutputError | DeviceOutOfMemory | AnomalyError | RankLost):
         text = str(error)
     elif isinstance(error, MemoryError):
@@ -57,18 +64,54 @@ def describe(error: BaseException) -> str:
     return " ".join(text.split())
 
 
+class Signals:
+    """The first of ``INTERRUPTS`` raises ``Interrupted``, once; those after it are for a command that ends already.
+
+    Attributes:
+        first: its number, once it came.
+        over: the command has ended, so that none raises any more.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.over = False
+
+    def install(self) -> dict[int, Any]:
+        """Handle the signals, but for those that whoever started the process had it ignore (``nohup``, ``&`` in a
+        script); returns the handlers before."""
+        found = {number: signal.getsignal(number) for number in INTERRUPTS}
+        before = {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
+        for number in before:
+            signal.signal(number, self._stop)
+        return before
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.first is None and not self.over:
+            self.first = number
+            raise Interrupted(number)
+
+    def again(self, lost: Any) -> None:
+        """Where Python lost the exception, as in a finalizer, raise it anew, outside of that."""
+        if isinstance(lost.exc_value, Interrupted) and self.first is not None:
+            number, self.first = self.first, None
+            threading.Timer(0, os.kill, (os.getpid(), number)).start()
+        else:
+            sys.__unraisablehook__(lost)
+
+
 @contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM raises ``Terminated`` inside, in the main thread."""
+def stoppable() -> Iterator[Signals]:
+    """Signals raise ``Interrupted`` inside, in the main thread."""
+    signals = Signals()
     if threading.current_thread() is not threading.main_thread():  # only that one may set a handler
-        yield
+        yield signals
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
+    hook, sys.unraisablehook = sys.unraisablehook, signals.again
+    before = signals.install()
     try:
-        yield
+        yield signals
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signals.over = True
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = hook

@@ -17,6 +17,7 @@ from hongtu.graph.sparse_rows import PARTS
 FORMAT = "hongtu-artifact"
 VERSION = 1
 MANIFEST = "manifest.json"
+ORIGIN, STAGES = "origin.json", "stages.jsonl"  # beside it: what the artifact is made of, and how; no part of it
 
 # name -> (dtypes allowed, shape, required); sizes that are no letter of `check_shapes` are any
 ARRAYS: dict[str, tuple[tuple[str, ...], str, bool]] = {

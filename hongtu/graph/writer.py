@@ -5,16 +5,49 @@ Arrays first, ``manifest.json`` last, written to a temporary sibling and renamed
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hongtu.files import check_output, replace_directory, reserve, temporary_sibling
-from hongtu.graph.format import ARRAYS, FORMAT, MANIFEST, VERSION, file_hash, manifest_text, text_hash
+from hongtu.files import check_absent, check_replaceable, replace_directory, reserve, sync, whole_directory
+from hongtu.graph.format import (
+    ARRAYS,
+    FORMAT,
+    MANIFEST,
+    ORIGIN,
+    STAGES,
+    VERSION,
+    file_hash,
+    manifest_text,
+    text_hash,
+)
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Refuse a path where no artifact can be made.
+
+    Raises:
+        InputError: when it exists, unless ``force`` is true and it is an artifact, or empty; with the remedy.
+    """
+    if not force or not os.path.lexists(path):
+        check_absent(path)
+    else:
+        check_replaceable(path, "artifacts", MANIFEST, _own_files)
+
+
+def _own_files(file: Path) -> list[str] | None:
+    try:
+        manifest = json.loads(file.read_bytes())
+        if manifest["format"] == FORMAT:
+            return [ORIGIN, STAGES, *(f"{name}.npy" for name in manifest["arrays"])]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass
+    return None
 
 
 class ArtifactWriter:
@@ -34,17 +67,16 @@ class ArtifactWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False, directory: Path | None = None) -> None:
         self.path = Path(path)
-        check_output(self.path, force=force, marker=MANIFEST)
-        self._given = directory is not None
-        self._directory = directory or temporary_sibling(self.path)
+        check_output(self.path, force=force)
+        self._made = ExitStack()
+        self._directory = directory or self._made.enter_context(whole_directory(self.path))
         self._names: set[str] = set()
 
     def __enter__(self) -> ArtifactWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._given:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._made.close()
 
     def create(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """A writable memory map for array ``name``; fill it before ``commit``."""
@@ -70,6 +102,9 @@ class ArtifactWriter:
         manifest = {"format": FORMAT, "version": VERSION, "hash": "", **header, "arrays": dict(zip(names, entries))}
         manifest["hash"] = text_hash(manifest_text(manifest))
         (self._directory / MANIFEST).write_bytes(manifest_text(manifest))
+        for name in (STAGES, ORIGIN, MANIFEST):
+            if (self._directory / name).exists():
+                sync(self._directory / name)
         replace_directory(self._directory, self.path)
 
 
@@ -88,6 +123,5 @@ def _form(file: Path) -> dict[str, Any]:
 
 def _store(file: Path) -> str:
     """Have a file on disk; returns its hash."""
-    with open(file, "rb") as stream:
-        os.fsync(stream.fileno())
+    sync(file)
     return file_hash(file)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
 import torch
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
 from hongtu.ranks.together import Together
 from hongtu.train.callbacks import Callbacks
 from hongtu.train.progress import bar, hidden
+from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot
 
@@ -94,6 +96,7 @@ class Trainable(Protocol):
 
     scheduler: Any
     epoch: int
+    record: EpochRecord | None
     history: list[dict[str, Any]]
     waiting: Waiting
     ranks: Together
@@ -116,8 +119,8 @@ class Trainable(Protocol):
 def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
     """Train ``options.epochs`` more epochs; one record per epoch.
 
-    An interrupt (SIGINT, or SIGTERM in a command) first finishes what an epoch that was trained still needs, and writes
-    its snapshot.
+    An interrupt (SIGINT; in a command also SIGTERM and SIGHUP) first finishes what an epoch that was trained still
+    needs, and writes its snapshot; so does an error, of a callback or of a print that nobody reads.
     """
     if options.looks_at_scores and not trainer.validates:
         raise InputError(
@@ -134,9 +137,6 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
     loop.callbacks.begin(trainer)
     try:
         loop.run()
-    except KeyboardInterrupt:
-        loop.save_interrupted()
-        raise
     finally:
         loop.callbacks.end(trainer)
     return loop.records
@@ -149,8 +149,8 @@ class _Loop:
         self.trainer, self.options, self.directory = trainer, options, directory
         self.callbacks, self.records = Callbacks(options.callbacks), list[EpochRecord]()
         self._last = trainer.epoch + options.epochs
-        self._trained: EpochRecord | None = None  # of an epoch that is not in the books yet
-        self._booked = trainer.epoch
+        self._booked = self._saved = trainer.epoch
+        self._before: tuple[int, dict[str, Any]] | None = None  # generators, before what is done again if it is stopped
         self._best: dict[str, Any] | None = None  # weights, where no directory keeps them
 
     def run(self) -> None:
@@ -159,51 +159,72 @@ class _Loop:
         with bar(
             total=options.epochs, unit="epoch", disable=trainer.ranks.rank > 0 or hidden(options.progress)
         ) as shown:
-            while trainer.epoch < self._last and not self._is_over():
-                self._trained = trainer.train_epoch()
-                record = self._book()
-                if options.save_every and (self._is_over() or trainer.epoch % options.save_every == 0):
-                    self._save()
-                if options.on_epoch is not None:
-                    options.on_epoch(record)
-                if trainer.ranks.told(self.callbacks.epoch(trainer, record)):
-                    self._last = trainer.epoch
-                shown.update()
-                scores = {split: f"{record.metrics[split]:.4f}" for split in SPLITS if split in record.metrics}
-                shown.set_postfix(loss=f"{record.loss:.4f}", **scores)
+            try:
+                self._run_epochs(shown)
+            except BaseException as error:
+                self._save_stopped(error)
+                raise
         if options.restore_best:
             self._restore_best()
 
-    def save_interrupted(self) -> None:
+    def _run_epochs(self, shown: Any) -> None:
+        trainer, options = self.trainer, self.options
+        while not self._is_over():
+            self._note_generators()
+            trainer.train_epoch()
+            record = self._book()
+            if options.save_every and (self._is_over() or trainer.epoch % options.save_every == 0):
+                self._save()
+            if options.on_epoch is not None:
+                options.on_epoch(record)
+            if trainer.ranks.told(self.callbacks.epoch(trainer, record)):
+                self._last = trainer.epoch
+            shown.update()
+            scores = {split: f"{record.metrics[split]:.4f}" for split in SPLITS if split in record.metrics}
+            shown.set_postfix(loss=f"{record.loss:.4f}", **scores)
+        if options.save_every and self._saved < trainer.epoch:  # a callback ended it
+            self._save()
+
+    def _note_generators(self) -> None:
+        self._before = (self.trainer.epoch, random_state()) if self.options.save_every else None
+
+    def _save_stopped(self, error: BaseException) -> None:
         """Write the snapshot of the last epoch that was trained, where it is whole; other ranks may be elsewhere, and
         help with nothing now."""
-        alone = self.trainer.ranks.size == 1
-        if self._trained is not None and alone:
-            self._book()
-        if not alone and self.trainer.embedding is not None:
-            return
-        if self.options.save_every and self.records and self.trainer.epoch == self._booked:
-            self._save()
+        with uninterrupted():
+            alone, interrupted = self.trainer.ranks.size == 1, not isinstance(error, Exception)
+            if not alone and (not interrupted or self.trainer.embedding is not None):
+                return
+            if self._before is not None and self._before[0] == self.trainer.epoch:
+                set_random_state(self._before[1])
+            if interrupted and alone and self.trainer.epoch > self._booked:
+                with suppress(Exception):  # of a metric; the epoch is in the books all the same
+                    self._book()
+            if self.options.save_every and self._saved < self.trainer.epoch == self._booked:
+                with suppress(*(() if interrupted else (Exception,))):  # the first error is the one to tell
+                    self._save()
 
     def _is_over(self) -> bool:
         return self.trainer.epoch >= self._last
 
     def _book(self) -> EpochRecord:
-        """Score an epoch that was trained, then write down what it was: all of it, or nothing but for a few lines."""
-        trainer, options, record = self.trainer, self.options, self._trained
+        """Score an epoch that was trained, then write down what it was: all of it, or nothing."""
+        trainer, options, record = self.trainer, self.options, self.trainer.record
         assert record is not None
         regular = bool(options.eval_every) and trainer.epoch % options.eval_every == 0
         try:
             if regular or (options.eval_every and self._is_over()):
+                self._note_generators()
                 record.metrics = trainer.evaluate()
         except Exception:  # a metric's; the epoch was trained all the same
             self._enter(record, regular=False)
             raise
         return self._enter(record, regular=regular)
 
+    @uninterrupted()
     def _enter(self, record: EpochRecord, *, regular: bool) -> EpochRecord:
         trainer, options = self.trainer, self.options
-        self._trained = None
+        self._before = None
         better = regular and options.looks_at_scores and self._see(record.metrics["val"])
         _step_scheduler(trainer.scheduler, record, regular=regular, scored=bool(options.eval_every))
         trainer.history.append(record.summary())
@@ -241,10 +262,12 @@ class _Loop:
         there = self.directory is not None and self.directory.best.is_file()
         return read_snapshot(self.directory.best) if self.directory is not None and there else self._best
 
+    @uninterrupted()
     def _save(self) -> None:
         state = self.trainer.state()
         if self.directory is not None:
             self.directory.save(self.trainer.epoch, state)
+        self._saved = self.trainer.epoch
 
 
 def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, scored: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.given import as_path
 from hongtu.model.checks import check_tensors
@@ -52,10 +52,11 @@ class Resumable:
 
     @contextmanager
     def _whole_or_torn(self, what: str) -> Iterator[None]:
-        """What happens inside is done whole, or nothing but ``load`` works any more."""
-        self._torn = what
-        yield
-        self._torn = None
+        """What happens inside is done whole, or nothing but ``load`` works any more; signals wait for it."""
+        with uninterrupted():
+            self._torn = what
+            yield
+            self._torn = None
 
     def _check_whole(self) -> None:
         if self._torn is not None:

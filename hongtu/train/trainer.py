@@ -216,6 +216,7 @@ class Trainer(Resumable):
         self.ranks.take_model(self.model)
 
         self.epoch = 0
+        self.record: EpochRecord | None = None
         self.history: list[dict[str, Any]] = []
         self.waiting = Waiting()
         self._gradients: dict[str, Tensor] = {}
@@ -311,8 +312,9 @@ class Trainer(Resumable):
             self.embedding.weight.grad = None
             self._engine.drop_input_gradient()
             self._engine.count_once(self.embedding.state_bytes)
+        self.record = self._engine.record(self.epoch + 1, loss, perf_counter() - start)
         self.epoch += 1
-        return self._engine.record(self.epoch, loss, perf_counter() - start)
+        return self.record
 
     def _differentiate(self, engine: Engine) -> tuple[float, float, list[nn.Parameter]]:
         """When it began, the loss, and all that is learned, with its gradients."""

@@ -1,6 +1,8 @@
 """Where an artifact grows: finished stages stay on disk, so that a run that was killed can be continued.
 
-    .NAME.partial/            beside the artifact NAME, locked while a process works in it
+    .NAME.partial/            beside the artifact NAME, locked while a process works in it; another name where that is
+                              taken: nothing is used, emptied or removed but a real directory of the same user's that
+                              holds the next file
         identity.json         what the artifact is made of: the input's files, the settings, this boot of the machine
         finished.jsonl        a line for every finished stage: its values, and the files of its arrays
         scratch/              arrays that only later stages need
@@ -16,26 +18,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hongtu.errors import InputError, OutputError
-from hongtu.files import Create, check_output
-from hongtu.graph.format import ARRAYS, MANIFEST
-from hongtu.graph.writer import ArtifactWriter, create_array
-from hongtu.preprocess.workspace.origin import ORIGIN
+from hongtu.errors import InputError, OutputError, uninterrupted
+from hongtu.files import Create
+from hongtu.graph.format import ARRAYS, ORIGIN
+from hongtu.graph.format import STAGES as LOG
+from hongtu.graph.writer import ArtifactWriter, check_output, create_array
 from hongtu.preprocess.workspace.progress import Progress
 from hongtu.preprocess.workspace.watch import Watch
 
-LOG = "stages.jsonl"
+FORMAT, IDENTITY = "hongtu-workspace", "identity.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -53,71 +57,111 @@ class Workspace:
             another input, other settings, or from before a restart of the machine.
     """
 
+    @uninterrupted()
     def __init__(self, path: Path, identity: dict[str, Any] | None, *, force: bool, resume: bool) -> None:
-        check_output(path, force=force, marker=MANIFEST)
+        check_output(path, force=force)
         if resume and identity is None:
             raise InputError("resume: only a graph on disk can be continued; leave it out")
         self.path, self.force, self.identity = path, force, identity
         self.origin: dict[str, Any] = {}  # what the artifact is made of
         self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
-        self.directory = path.absolute().parent / f".{path.name}.partial"
+        self._finished: dict[str, dict[str, Any]] = {}
+        parent = path.absolute().parent
+        self._made = [folder for folder in (parent, *parent.parents) if not folder.exists()]  # the deepest first
+        parent.mkdir(parents=True, exist_ok=True)
+        now = json.loads(json.dumps({"format": FORMAT, "input": identity, "boot": _boot()}))
+        old = self._locks(parent)
+        if resume and old:
+            self._continue(old, now)
+        else:
+            for folder, lock in old.items():
+                shutil.rmtree(folder)
+                os.close(lock)
+            self._begin(parent, now)
         self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
-        self._made = [parent for parent in self.directory.parents if not parent.exists()]  # the deepest first
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.directory, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise InputError(f"{path}: another process is making it; wait for that, or choose another path") from None
-        try:
-            self._finished = self._open(resume)
-        except BaseException:
-            os.close(self._lock)
-            raise
+        for folder in (self.scratch, self.artifact):
+            folder.mkdir(exist_ok=True)
         self._sync = ThreadPoolExecutor(max_workers=1)
 
-    def _open(self, resume: bool) -> dict[str, dict[str, Any]]:
-        """The stages that are finished; without ``resume``, an empty directory."""
-        file = self.directory / "identity.json"
-        now = {"input": self.identity, "boot": _boot()}
-        if resume and file.is_file():
-            before = json.loads(file.read_text())
-            if before != json.loads(json.dumps(now)):
-                what = "a restart of the machine" if before["input"] == now["input"] else "another input or settings"
-                raise InputError(f"{self.path}: the unfinished run is of {what}; leave --resume out to start again")
-            lines = [_parsed(line) for line in (self.directory / "finished.jsonl").read_text().splitlines()]
-            return {line["stage"]: line for line in lines if line is not None}
-        for old in self.directory.iterdir():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-        self.scratch.mkdir()
-        self.artifact.mkdir()
-        (self.directory / "finished.jsonl").touch()
-        whole = file.with_suffix(".new")
-        whole.write_text(json.dumps(now))
-        whole.rename(file)  # last: without it nothing is continued
-        return {}
+    def _unfinished(self, parent: Path) -> Iterator[Path]:
+        """What runs that were stopped have left: real directories of this user's, with our mark."""
+        for folder in sorted(parent.glob(f".{glob.escape(self.path.name)}.partial*")):
+            with contextlib.suppress(OSError, ValueError):
+                ours = not folder.is_symlink() and folder.stat().st_uid == os.geteuid()
+                if ours and json.loads((folder / IDENTITY).read_text())["format"] == FORMAT:
+                    yield folder
+
+    def _locks(self, parent: Path) -> dict[Path, int]:
+        """Of all that runs have left; none where a process works in one of them."""
+        found: dict[Path, int] = {}
+        try:
+            for folder in self._unfinished(parent):
+                found[folder] = self._locked(folder)
+        except InputError:
+            for lock in found.values():
+                os.close(lock)
+            raise
+        return found
+
+    def _locked(self, folder: Path) -> int:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise InputError(
+                f"{self.path}: another process is making it; wait for that, or choose another path"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return lock
+
+    def _begin(self, parent: Path, identity: dict[str, Any]) -> None:
+        """A new directory, whatever others may have put in its place."""
+        for name in (f".{self.path.name}.partial", f".{self.path.name}.partial-{secrets.token_hex(8)}"):
+            with contextlib.suppress(FileExistsError):
+                self.directory = parent / name
+                self.directory.mkdir(mode=0o700)
+                break
+        self._lock = self._locked(self.directory)
+        (self.directory / IDENTITY).write_text(json.dumps(identity))
+
+    def _continue(self, old: dict[Path, int], identity: dict[str, Any]) -> None:
+        """Take over the directory of the same run, and its finished stages."""
+        found = {folder: json.loads((folder / IDENTITY).read_text()) for folder in old}
+        same = [folder for folder in found if found[folder] == identity]
+        for lock in (lock for folder, lock in old.items() if folder not in same[:1]):
+            os.close(lock)
+        if not same:
+            inputs = [before.get("input") for before in found.values()]
+            what = "a restart of the machine" if identity["input"] in inputs else "another input or settings"
+            raise InputError(f"{self.path}: the unfinished run is of {what}; leave --resume out to start again")
+        self.directory, self._lock = same[0], old[same[0]]
+        file = self.directory / "finished.jsonl"
+        lines = [_parsed(line) for line in file.read_text().splitlines()] if file.exists() else []
+        self._finished = {line["stage"]: line for line in lines if line is not None}
 
     def __enter__(self) -> Workspace:
         self.watch = Watch().__enter__()
         self.progress = Progress().__enter__()
         return self
 
+    @uninterrupted()
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> None:
         self.progress.__exit__(kind, error, at)
         self.watch.__exit__(kind, error, at)
         self._sync.shutdown()
-        kept = kind is KeyboardInterrupt and self.identity is not None and bool(self._finished)
+        stopped = kind is not None and not issubclass(kind, Exception) and self.artifact.exists()
+        kept = stopped and self.identity is not None and bool(self._finished)
         if not kept:
             shutil.rmtree(self.directory, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty where the artifact is
                 for parent in self._made:
                     parent.rmdir()
         os.close(self._lock)
-        if kept:
-            raise KeyboardInterrupt(
-                f"interrupted; {self.directory} holds what is finished: pass --resume to continue, or remove it"
-            ) from None
+        if kept and error is not None:
+            words = str(error) or "interrupted"
+            error.args = (f"{words}; {self.directory} holds what is finished: pass --resume to continue, or remove it",)
         if isinstance(error, OSError) and error.filename is None:  # what numpy and mapped files say of a full disk
             raise OutputError(self.path, error) from error
 

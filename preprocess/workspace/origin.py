@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.graph.format import ORIGIN
 
-ORIGIN = "origin.json"
 _STEP = 1 << 24  # elements that are hashed at a time
 
 
