@@ -9,6 +9,7 @@ from typing import Any
 from hongtu.cli.build import make_trainer
 from hongtu.cli.run_options import OPTIONS, read_options
 from hongtu.cli.train_config import TrainConfig
+from hongtu.cli.trust import CODE, check_trusted
 from hongtu.errors import InputError
 
 MODEL = ("model", "modules", "hidden", "layers", "dropout", "heads", "loss")  # of the run: what its outputs depend on
@@ -21,7 +22,9 @@ def add_parser(subparsers: Any) -> None:
     add("artifact", metavar="ARTIFACT", help="the one that it was trained on, or another with the same features")
     add("run_dir", metavar="RUN|SNAPSHOT", help="directory of a run, whose newest snapshot is used, or a snapshot")
     add("out", metavar="OUT", help=".npy file to write: float32 [N, columns], rows in the original order")
-    add("--model", metavar="MODULE:FUNCTION", help="what makes the layers, for a run that was made from Python")
+    add("--model", metavar="MODULE:FUNCTION", help="what makes the layers, for a run that was made from Python, or has "
+        "a model of your own")  # fmt: skip
+    add("--loss", metavar="MODULE:FUNCTION", help="for a run that has one of your own")
     add("--layer", type=int, metavar="K", help="1: the first layer's output, ... (default: the last: predictions)")
     add("--device", default="cpu", help="as for `train` (default: cpu)")
     add("--device-memory", metavar="SIZE", help="as for `train` (default: no limit)")
@@ -40,7 +43,11 @@ def run(options: argparse.Namespace) -> None:
             f"{options.run_dir}: begun from Python, so nothing says which layers it has; pass --model MODULE:FUNCTION, "
             "which makes them"
         )
-    begun: dict[str, Any] = {"model": options.model} if options.model else read_options(snapshot.parent / OPTIONS)
+    typed = {name: getattr(options, name) for name in CODE if getattr(options, name, None)}
+    file = snapshot.parent / OPTIONS
+    begun: dict[str, Any] = {} if options.model and not file.exists() else read_options(file)
+    check_trusted(file, {name: begun.get(name) for name in MODEL}, typed)
+    begun |= typed
     where = {"artifact": options.artifact, "device": options.device, "device_memory": options.device_memory}
     kept = {name: value for name, value in begun.items() if name in MODEL}
     trainer = make_trainer(TrainConfig(**kept | where))

@@ -10,10 +10,11 @@ from typing import Any
 
 from hongtu.cli.settings import read_run_file
 from hongtu.cli.train_config import DECIDING, TrainConfig
-from hongtu.errors import InputError, OutputError, note
+from hongtu.cli.trust import without_secrets
+from hongtu.errors import InputError, note
+from hongtu.files import PARTIAL, whole_file
 
 OPTIONS = "options.json"
-PARTIAL = f".{OPTIONS}"  # until it is complete
 
 
 def check_run(directory: Path, config: TrainConfig) -> bool:
@@ -25,7 +26,7 @@ def check_run(directory: Path, config: TrainConfig) -> bool:
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
-    empty = not directory.exists() or not {file.name for file in directory.iterdir()} - {PARTIAL}
+    empty = not directory.exists() or all(file.name.startswith(f".{OPTIONS}{PARTIAL}") for file in directory.iterdir())
     if config.resume and not empty:
         _check_deciding(directory / OPTIONS, config)
     elif config.resume:
@@ -69,9 +70,6 @@ def _check_deciding(file: Path, config: TrainConfig) -> None:
 def begin_run(directory: Path, config: TrainConfig) -> None:
     """Make the run directory; from here on it can be resumed. Its options begin a run, in another directory anew."""
     options = dataclasses.asdict(config) | {"resume": False}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / PARTIAL).write_text(json.dumps(options, indent=1) + "\n")
-        os.replace(directory / PARTIAL, directory / OPTIONS)
-    except OSError as error:
-        raise OutputError(directory, error) from error
+    options["loggers"] = [without_secrets(text) for text in config.loggers]
+    with whole_file(directory / OPTIONS) as partial:
+        partial.write_text(json.dumps(options, indent=1) + "\n")

@@ -15,6 +15,7 @@ from hongtu.cli.run_options import begin_run, check_run
 from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
 from hongtu.cli.train_config import TrainConfig
+from hongtu.cli.trust import check_trusted
 from hongtu.config import size
 from hongtu.errors import note
 
@@ -45,7 +46,12 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.source is None:
         return {}
     source = Path(options.source)
-    return read_run_file(source, TrainConfig) if source.suffix in FILES else {"artifact": options.source}
+    if source.suffix not in FILES:
+        return {"artifact": options.source}
+    found = read_run_file(source, TrainConfig)
+    typed = vars(options)
+    check_trusted(source, found | {name: typed[name] for name in ("run",) if name in typed}, typed)
+    return found
 
 
 def run(options: argparse.Namespace) -> None:
@@ -101,11 +107,11 @@ def _train(trainer: Any, config: TrainConfig, left: int, loggers: list[Any], *, 
             if left > 0
             else []
         )
+        asked = records[-1].metrics if records and not config.restore_best else {}
+        scores = asked or trainer.evaluate()
     except (Exception, KeyboardInterrupt) as error:
         reason = trainer.ranks.reason(error)
         raise Stopped(reason, _kept(trainer.epoch, config.run)) from reason
-    asked = records[-1].metrics if records and not config.restore_best else {}
-    scores = asked or trainer.evaluate()
     return {
         "epochs": trainer.epoch,
         "loss": trainer.history[-1]["loss"],

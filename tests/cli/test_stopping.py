@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hongtu
+from hongtu import files
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError, OutputError
@@ -44,15 +45,15 @@ def contents(directory):
 @pytest.fixture
 def full_disk(monkeypatch):
     """``full_disk()``: from now on, every temporary file is on a disk that is full."""
-    real = tempfile.mkstemp
+    real = files.new_file
 
-    def make(**options):
-        descriptor, name = real(**options)
-        os.unlink(name)
-        os.symlink("/dev/full", name)
-        return descriptor, name
+    def make(folder, name):
+        path = real(folder, name)
+        path.unlink()
+        path.symlink_to("/dev/full")
+        return path
 
-    return lambda: monkeypatch.setattr("hongtu.files.tempfile.mkstemp", make)
+    return lambda: monkeypatch.setattr("hongtu.files.new_file", make)
 
 
 @pytest.fixture

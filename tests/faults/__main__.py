@@ -2,7 +2,7 @@
 
     python -m tests.faults [KIND ...] [--scale S] [--reader NAME]
 
-KIND is kill, ranks, stop, pressure, fuzz, artifacts, leaks or report (only the document).
+KIND is kill, ranks, stop, signals, pressure, fuzz, artifacts, leaks or report (only the document).
 
 Outcomes are appended to experiments/results/reliability.jsonl; the document shows the newest of each fault.
 """
@@ -66,6 +66,13 @@ def stop(options: argparse.Namespace) -> Iterator[Outcome]:
         yield disturb(fault, int(5 * options.scale))
 
 
+def signals(options: argparse.Namespace) -> Iterator[Outcome]:
+    from tests.faults.signals import Preprocessing, Training, interrupt
+
+    for kind in (Training, Preprocessing):
+        yield interrupt(kind, int(1000 * options.scale))
+
+
 def pressure(options: argparse.Namespace) -> Iterator[Outcome]:
     from tests.faults.memory import replan_many
 
@@ -99,7 +106,7 @@ def leaks(options: argparse.Namespace) -> Iterator[Outcome]:
 
 
 KINDS = {
-    "kill": kill, "ranks": ranks, "stop": stop, "pressure": pressure, "fuzz": fuzz, "artifacts": artifacts,
+    "kill": kill, "ranks": ranks, "stop": stop, "signals": signals, "pressure": pressure, "fuzz": fuzz, "artifacts": artifacts,
     "leaks": leaks,
 }  # fmt: skip
 

@@ -42,13 +42,14 @@ def collect(path: Path) -> dict[str, list[Row]]:
 
 
 def settings_of(path: Path) -> Row:
-    """What a run was told, where it was the command line that began it; settings that are not set are left out."""
+    """What a run was told, where it was the command line that began it; settings that are not set are left out, and
+    loggers, whose arguments may be secrets."""
     file = path / "options.json"
     try:
         found = json.loads(file.read_text()) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: not the options of a run ({error}); restore it, or remove it") from None
-    return {name: value for name, value in found.items() if value not in (None, "", [], False)}
+    return {name: value for name, value in found.items() if value not in (None, "", [], False) and name != "loggers"}
 
 
 def render(results: dict[str, list[Row]], title: str, settings: Row | None = None) -> str:
