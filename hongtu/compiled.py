@@ -25,25 +25,28 @@ from hongtu.errors import note
 from hongtu.threads import follow_quota, usable_cores
 
 prange = range  # in plain Python; numba's own in compiled code
-LOOPS, ARRAYS = 100_000, 10_000_000  # elements that plain loops, and plain operations on arrays, are given in all
+LOOPS, ARRAYS = 300_000, 30_000_000  # elements that plain loops, and plain operations on arrays, are given in all
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
 
 seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls
 _lock = threading.RLock()
 
 
-def compiled(function: Callable[..., Any] | None = None, *, plain: Any = None, **options: Any) -> Any:
+def compiled(
+    function: Callable[..., Any] | None = None, *, plain: Any = None, until: int | None = None, **options: Any
+) -> Any:
     """A decorator for what ``numba.njit`` is to compile, when somebody calls it and it is worth it.
 
     Args:
         plain: what runs until then, with the same arguments and the same bits: a function of operations on arrays, or
             True for the decorated one itself, its loops in Python (then without unsigned integers, which numpy 1 adds
             to others as floats). None compiles at the first call.
+        until: elements of arguments that ``plain`` is given in all (default: as many as suit loops or arrays).
         options: of ``numba.njit``; ``cache`` and ``nogil`` are on.
     """
     if function is None:
-        return lambda decorated: Compiled(decorated, plain, options)
-    return Compiled(function, plain, options)
+        return lambda decorated: Compiled(decorated, plain, until, options)
+    return Compiled(function, plain, until, options)
 
 
 class Compiled:
@@ -55,11 +58,11 @@ class Compiled:
         targetoptions: of ``numba.njit``.
     """
 
-    def __init__(self, function: Callable[..., Any], plain: Any, options: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], plain: Any, until: int | None, options: dict[str, Any]) -> None:
         update_wrapper(self, function)
         self.py_func, self.plain = function, function if plain is True else plain
         self.targetoptions = {"cache": True, "nogil": True} | options
-        self._left = 0 if plain is None or ALWAYS else LOOPS if plain is True else ARRAYS
+        self._left = 0 if plain is None or ALWAYS else until or (LOOPS if plain is True else ARRAYS)
         self._dispatcher: Any = None
 
     def __call__(self, *args: Any, **named: Any) -> Any:

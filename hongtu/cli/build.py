@@ -176,7 +176,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
     from hongtu.train.trainer import Trainer
 
     artifact = open_artifact(config.artifact)
-    backend = get_backend(config.device)
+    backend = get_backend(config.device, artifact.size)
     hardware = backend.hardware if config.hardware is None else load_hardware(config.hardware)
     seed_generators(config.seed)
     layers = make_layers(config, artifact)

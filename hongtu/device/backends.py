@@ -6,10 +6,14 @@ import torch
 
 from hongtu.device.cpu import Backend as Backend
 from hongtu.errors import InputError
+from hongtu.kernels.dispatch import NumbaKernels
 
 
-def get_backend(device: str | torch.device | Backend) -> Backend:
+def get_backend(device: str | torch.device | Backend, size: int | None = None) -> Backend:
     """The backend of "cpu", "torch-sparse", "cuda", "cuda:K" or "simulated", or of a ``torch.device``.
+
+    Args:
+        size: edges and vertices of the graph, which say what runs on the CPU.
 
     Raises:
         InputError: for another name, or where there is no such GPU.
@@ -19,11 +23,11 @@ def get_backend(device: str | torch.device | Backend) -> Backend:
     if isinstance(device, Backend):
         return device
     if device == "cpu":
-        return Backend()
+        return Backend(NumbaKernels.of_graph(size))
     if device == "torch-sparse":
         from hongtu.device.torch_sparse import TorchSparseBackend
 
-        return TorchSparseBackend()
+        return TorchSparseBackend(size)
     if device == "simulated":
         from hongtu.device.simulated import SimulatedBackend
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from time import perf_counter
 
@@ -18,8 +19,7 @@ from hongtu.device.script import Source
 from hongtu.device.streams import Inline, Stream, Streams, ThreadStream
 from hongtu.hardware import CPU, Hardware
 from hongtu.kernels.dense import substitutes
-from hongtu.kernels.dispatch import NUMBA
-from hongtu.kernels.rows import put_rows
+from hongtu.kernels.dispatch import NUMBA, Kernels, using
 from hongtu.metrics import Traffic
 
 
@@ -28,9 +28,14 @@ class Backend:
 
     Attributes:
         hardware: the profile that a plan is made for where none is given.
+        cpu_kernels: what runs on tensors of the CPU.
     """
 
     hardware: Hardware = CPU
+    cpu_kernels: Kernels = NUMBA
+
+    def __init__(self, kernels: Kernels = NUMBA) -> None:
+        self.cpu_kernels = kernels
 
     @property
     def pinned(self) -> Make | None:
@@ -56,7 +61,7 @@ class Backend:
 
     def trial(self) -> AbstractContextManager[None]:
         """Inside, what a model takes is found out on the CPU for these devices."""
-        return contextlib.nullcontext()
+        return using(self.cpu_kernels)
 
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         """One device for each partition; those on one GPU share its streams."""
@@ -68,16 +73,23 @@ class Backend:
         return None
 
     def _device(self, name: str, budget: int | None, traffic: Traffic, disk: Stream) -> Device:
-        return CpuDevice(name, budget, traffic, disk)
+        return CpuDevice(name, budget, traffic, disk, self.cpu_kernels)
 
 
 class CpuDevice(Device):
     """Plain memory behind a device's interface."""
 
-    def __init__(self, name: str, budget: int | None, traffic: Traffic, disk: Stream | None = None) -> None:
+    def __init__(
+        self, name: str, budget: int | None, traffic: Traffic, disk: Stream | None = None, kernels: Kernels = NUMBA
+    ) -> None:
         streams = Streams(Inline(), Inline(), Inline(), Inline(), disk or Inline())
-        super().__init__(name, budget, traffic, streams, NUMBA, substitutes())
+        super().__init__(name, budget, traffic, streams, kernels, substitutes())
         self._saved = SavedMemory()
+
+    @contextlib.contextmanager
+    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
+        with using(self.kernels), super().computing(name, chunk, always=always):
+            yield
 
     def drain(self) -> None:
         self.streams.disk.record().synchronize("drain: the disk has taken all")
@@ -131,7 +143,7 @@ class CpuDevice(Device):
         start = perf_counter()
         if isinstance(stores, np.ndarray):
             every = np.arange(len(rows), dtype=np.int32)
-            put_rows(rows.numpy(), every, host.numpy(), every if index is None else index.numpy(), stores)
+            self.kernels.put_rows(rows, every, host, every if index is None else index.numpy(), stores)
         elif index is not None and stores:
             host.index_copy_(0, index.long(), rows)
         elif index is not None:
@@ -146,5 +158,5 @@ class CpuDevice(Device):
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
         start = perf_counter()
-        put_rows(cache.numpy(), slots.numpy(), host.numpy(), rows, stores)
+        self.kernels.put_rows(cache, slots.numpy(), host, rows, stores)
         self._count("flush", cache, slots, start)

@@ -117,6 +117,11 @@ class Artifact:
         return self.manifest["vertices"]
 
     @property
+    def size(self) -> int:
+        """Edges and vertices."""
+        return self.num_edges + self.num_vertices
+
+    @property
     def num_edges(self) -> int:
         return self.manifest["edges"]
 

@@ -1,5 +1,9 @@
 """Which kernels run on a tensor: numba's on the CPU, CUDA's on a GPU, and CUDA's on the CPU where a GPU is simulated.
 
+On small graphs numba's would take longer to compile than to train, so that their plain twins run on the CPU, which add
+in another order. So which of them do is chosen once for a graph, never by what has been compiled; for what belongs to
+no graph, by the length of what a call is given.
+
 All have the names and arguments of the modules beside this one, with tensors: contiguous (CUDA's take rows of features
 that are apart, too), without gradients, of length 0 for "none". What a kernel of numba needs on the way is made here,
 where it counts as what layers allocate.
@@ -15,14 +19,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
+from hongtu import compiled
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
 from hongtu.cuda_ext.arguments import has_no_hub as has_no_hub
 from hongtu.cuda_ext.arguments import has_rows
 from hongtu.cuda_ext.arguments import knowing_hubs as knowing_hubs
 from hongtu.hardware import LANE, padded
-from hongtu.kernels import attention, gates, graph_attention, reductions, rows, sums, transposes
+from hongtu.kernels import attention, gates, graph_attention, reductions, reference, rows, sums, transposes
 
 T = TypeVar("T")
+SMALL = 1 << 16  # edges and vertices of a graph up to which plain kernels take no longer than compiling
 
 
 class Kernels(Protocol):
@@ -32,27 +38,49 @@ class Kernels(Protocol):
 
 
 class NumbaKernels:
-    """The kernels for CPU tensors."""
+    """The kernels for CPU tensors.
+
+    Args:
+        plain: whether their plain twins run; None: for calls none of whose tensors has more than ``SMALL`` rows.
+    """
+
+    def __init__(self, plain: bool | None = None) -> None:
+        self.plain = False if compiled.ALWAYS else plain
+
+    @classmethod
+    def of_graph(cls, size: int | None) -> Kernels:
+        """Those for a graph with so many edges and vertices; None: with as many as a call is given."""
+        return cls(None if size is None else size <= SMALL)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         modules = rows, sums, transposes, attention, graph_attention, gates, reductions
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)
-        call = partial(_with_arrays, name, found)
+        call = partial(self._with_arrays, name, found, getattr(reference, name, None))
         setattr(self, name, call)
         return call
 
+    def _with_arrays(
+        self, name: str, kernel: Callable[..., None], twin: Callable[..., None] | None, *args: Any
+    ) -> None:
+        for watch in _watching:
+            watch(name, args)
+        arrays = [np.ascontiguousarray(arg.numpy()) if isinstance(arg, Tensor) else arg for arg in args]
+        beside = []
+        if twin is not None and self._runs_plainly(args):
+            kernel = twin
+        elif getattr(kernel, "takes_empty", False):
+            beside = [np.empty if _as_on_gpu[-1] else _counted_empty]
+        kernel(*arrays, *beside)
+        for arg, array in zip(args, arrays, strict=True):
+            if isinstance(arg, Tensor) and not arg.is_contiguous():
+                arg.numpy()[...] = array
 
-def _with_arrays(name: str, kernel: Callable[..., None], *args: Any) -> None:
-    for watch in _watching:
-        watch(name, args)
-    arrays = [np.ascontiguousarray(arg.numpy()) if isinstance(arg, Tensor) else arg for arg in args]
-    beside = [np.empty if _as_on_gpu[-1] else _counted_empty] if getattr(kernel, "takes_empty", False) else []
-    kernel(*arrays, *beside)
-    for arg, array in zip(args, arrays, strict=True):
-        if isinstance(arg, Tensor) and not arg.is_contiguous():
-            arg.numpy()[...] = array
+    def _runs_plainly(self, args: tuple[Any, ...]) -> bool:
+        if self.plain is None:
+            return max(len(arg) for arg in args if isinstance(arg, Tensor)) <= SMALL
+        return self.plain
 
 
 def _counted_empty(count: int, dtype: Any) -> np.ndarray:
@@ -84,7 +112,7 @@ class CudaKernels:
 
 
 NUMBA: Kernels = NumbaKernels()
-_for_cpu = [NUMBA]
+_for_cpu: list[Kernels] = [NUMBA]
 _as_on_gpu = [False]
 _watching: list[Callable[[str, tuple[Any, ...]], None]] = []
 

@@ -1,4 +1,5 @@
-"""Plain numpy twins of the kernels: the same names and arguments, one obvious line per idea.
+"""Plain twins of the kernels by numpy and scipy: the same names and arguments, one obvious line per idea. They are what
+runs on small graphs, too: sums over edges are sparse products, which add edge by edge, in their order.
 
 Legend: D destinations, S sources, C rows of a cache, E edges, F = H * K features, H heads, K channels per head.
 """
@@ -6,6 +7,7 @@ Legend: D destinations, S sources, C rows of a cache, E edges, F = H * K feature
 from __future__ import annotations
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 
 def _destinations(indptr):
@@ -35,21 +37,21 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
     [101.0, 100.0]
     """
     coefficient = _coefficients(indptr, len(local_source), weight, mean, rows_CF.dtype)
-    segment_sum(indptr, coefficient * rows_CF[_slots(local_source, slot_of_source)], out_DF)
+    columns = _slots(local_source, slot_of_source)
+    out_DF[:] = csr_matrix((coefficient[:, 0], columns, indptr), (len(out_DF), len(rows_CF))) @ rows_CF
 
 
 def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF):
     """Adds coefficient * grad[destination] to the row of each edge's source."""
     coefficient = _coefficients(indptr, len(local_source), weight, mean, grad_DF.dtype)
-    np.add.at(out_CF, _slots(local_source, slot_of_source), coefficient * grad_DF[_destinations(indptr)])
+    columns = _slots(local_source, slot_of_source)
+    out_CF += csr_matrix((coefficient[:, 0], columns, indptr), (len(grad_DF), len(out_CF))).T @ grad_DF
 
 
 def csc_extremum(indptr, local_source, weight, largest, rows_SF, out_DF):
     """out[d] = the largest (or smallest) of what d's in-edges bring, 0 without any."""
     brought_EF = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype) * rows_SF[local_source]
-    out_DF[:] = 0
-    for d in np.flatnonzero(np.diff(indptr)):
-        out_DF[d] = (np.max if largest else np.min)(brought_EF[indptr[d] : indptr[d + 1]], axis=0)
+    _extrema(indptr, np.maximum if largest else np.minimum, brought_EF, out_DF, 0)
 
 
 def csc_extremum_shares(indptr, local_source, weight, rows_SF, out_DF, grad_DF, shares_DF):
@@ -65,7 +67,7 @@ def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares
     coefficient = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype)
     destination = _destinations(indptr)
     chosen_EF = coefficient * rows_SF[local_source] == out_DF[destination]
-    np.add.at(grad_SF, local_source, chosen_EF * coefficient * shares_DF[destination])
+    scatter_add_edges(local_source, chosen_EF * coefficient * shares_DF[destination], grad_SF)
 
 
 def _softmax_shares(indptr, local_source, t_F, rows_SF, highest_DF, total_DF):
@@ -75,12 +77,11 @@ def _softmax_shares(indptr, local_source, t_F, rows_SF, highest_DF, total_DF):
 
 def csc_softmax_sum(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF):
     """out[d] = sum over in-edges of softmax(t * row) * row; ``highest`` and ``total`` of the logits."""
-    out_DF[:], highest_DF[:], total_DF[:] = 0, 0, 0
-    for d in np.flatnonzero(np.diff(indptr)):
-        x_EF = rows_SF[local_source[indptr[d] : indptr[d + 1]]]
-        highest_DF[d] = (t_F * x_EF).max(0)
-        total_DF[d] = np.exp(t_F * x_EF - highest_DF[d]).sum(0)
-        out_DF[d] = (np.exp(t_F * x_EF - highest_DF[d]) * x_EF).sum(0) / total_DF[d]
+    x_EF, destination = rows_SF[local_source], _destinations(indptr)
+    _extrema(indptr, np.maximum, t_F * x_EF, highest_DF, 0)
+    share_EF = np.exp(t_F * x_EF - highest_DF[destination])
+    segment_sum(indptr, share_EF, total_DF)
+    segment_sum(indptr, share_EF / total_DF[destination] * x_EF, out_DF)
 
 
 def csc_softmax_sum_t_gradient(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, grad_t_DF):
@@ -98,13 +99,21 @@ def csc_softmax_sum_transpose(
     shares_EF = _softmax_shares(indptr, local_source, t_F, rows_SF, highest_DF, total_DF)
     destination = _destinations(indptr)
     slope_EF = 1 if semi_grad else 1 + t_F * (rows_SF[local_source] - out_DF[destination])
-    np.add.at(grad_SF, local_source, grad_DF[destination] * shares_EF * slope_EF)
+    scatter_add_edges(local_source, grad_DF[destination] * shares_EF * slope_EF, grad_SF)
+
+
+def _extrema(indptr, reduce, x_EF, out_DF, none):
+    """out[d] = the largest or smallest of the rows of d's in-edges, ``none`` without any."""
+    out_DF[:] = none
+    some = np.diff(indptr) > 0
+    if some.any():
+        out_DF[some] = reduce.reduceat(x_EF, indptr[:-1][some])
 
 
 def segment_sum(indptr, x_EF, out_DF):
     """out[d] = sum of the rows of d's in-edges."""
-    out_DF[:] = 0
-    np.add.at(out_DF, _destinations(indptr), x_EF)
+    ones, every = np.ones(len(x_EF), out_DF.dtype), np.arange(len(x_EF))
+    out_DF[:] = csr_matrix((ones, every, indptr), (len(out_DF), len(x_EF))) @ x_EF
 
 
 def expand_rows(indptr, x_DF, out_EF):
@@ -119,15 +128,18 @@ def loop_mask(indptr, local_source, sources, destinations, out_E):
 
 def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH):
     """Softmax over the in-edges of each destination that are not masked, and over its extra logit."""
-    for d in range(len(indptr) - 1):
-        edges = np.arange(indptr[d], indptr[d + 1])
-        kept = edges[~mask_E[edges]] if len(mask_E) else edges
-        logits = np.concatenate([logits_EH[kept], extra_DH[d : d + 1]])
-        share = np.exp(logits - logits.max(0, initial=-np.inf))
-        share /= share.sum(0)
-        out_EH[edges] = 0
-        out_EH[kept] = share[: len(kept)]
-        out_extra_DH[d : d + 1] = share[len(kept) :]
+    destination, kept_E1 = _destinations(indptr), ~mask_E[:, None] if len(mask_E) else True
+    highest_DH, total_DH = np.empty((2, len(indptr) - 1, logits_EH.shape[1]), logits_EH.dtype)
+    _extrema(indptr, np.maximum, np.where(kept_E1, logits_EH, -np.inf), highest_DH, -np.inf)
+    if len(extra_DH):
+        highest_DH = np.maximum(highest_DH, extra_DH)
+        out_extra_DH[:] = np.exp(extra_DH - highest_DH)
+    out_EH[:] = np.exp(logits_EH - highest_DH[destination], out=np.zeros_like(out_EH), where=kept_E1)
+    segment_sum(indptr, out_EH, total_DH)
+    if len(extra_DH):
+        total_DH += out_extra_DH
+        out_extra_DH /= total_DH
+    np.divide(out_EH, total_DH[destination], out=out_EH, where=kept_E1)
 
 
 def segment_softmax_backward(
@@ -152,7 +164,7 @@ def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF):
     """Adds alpha[e, h] * grad[destination of e, h] to the row of each edge's source."""
     width = grad_DF.shape[1]
     messages_EF = np.repeat(alpha_EH, width // alpha_EH.shape[1], 1) * grad_DF[_destinations(indptr)]
-    np.add.at(out_CF[:, :width], local_source, messages_EF)
+    scatter_add_edges(local_source, messages_EF, out_CF[:, :width])
 
 
 def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
@@ -197,7 +209,7 @@ def gat_transpose(indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows
     attend_alpha_gradient(indptr, local_source, rows_SX, grad_DF, grad_EH)
     slopes = np.where(rows_SX[local_source, width:] + query_DH[destination] > 0, 1, slope)
     alpha_EH *= (grad_EH - inner_DH[destination]) * slopes
-    np.add.at(grad_SX[:, width:], local_source, alpha_EH)
+    scatter_add_edges(local_source, alpha_EH, grad_SX[:, width:])
 
 
 def _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope):
@@ -227,7 +239,33 @@ def additive_logits_transpose(indptr, local_source, rows_SF, query_DF, att_F, sl
     """Adds grad * slope * att to the row of each edge's source."""
     _, slope_EF = _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope)
     grad_EF = np.repeat(grad_EH, len(att_F) // grad_EH.shape[1], 1)
-    np.add.at(grad_SF, local_source, grad_EF * slope_EF * att_F)
+    scatter_add_edges(local_source, grad_EF * slope_EF * att_F, grad_SF)
+
+
+def copy_rows(src, src_index, dst, dst_index):
+    """dst[dst_index] = src[src_index]."""
+    dst[dst_index] = src[src_index]
+
+
+def add_rows(src, src_index, dst, dst_index):
+    """dst[dst_index] += src[src_index], ``dst_index`` unique."""
+    dst[dst_index] += src[src_index]
+
+
+def zero_rows(dst, dst_index):
+    """dst[dst_index] = 0."""
+    dst[dst_index] = 0
+
+
+def put_rows(src, src_index, dst, dst_index, stores):
+    """Store src[src_index] in dst[dst_index] where ``stores``, else add, ``dst_index`` unique."""
+    copy_rows(src, src_index[stores], dst, dst_index[stores])
+    add_rows(src, src_index[~stores], dst, dst_index[~stores])
+
+
+def put_rows_alone(src, dst, dst_index, stores):
+    """``put_rows`` of all rows of ``src``."""
+    put_rows(src, np.arange(len(dst_index)), dst, dst_index, stores)
 
 
 def gather_rows(src, index, out):
@@ -242,13 +280,15 @@ def scatter_add_rows(dst, index_unique, src):
 
 def scatter_add_edges(local_source, src_EF, out_SF):
     """out[local_source[e]] += src[e], indices may repeat."""
-    np.add.at(out_SF, local_source, src_EF)
+    edges = np.ones(len(src_EF), out_SF.dtype), local_source, np.arange(len(src_EF) + 1)
+    out_SF += csr_matrix(edges, (len(src_EF), len(out_SF))).T @ src_EF
 
 
 def _gates(indptr, local_source, key_DF, rows_C2F):
     """Of every edge: destination, gate [E, F] and value [E, F]."""
     destination, width = _destinations(indptr), key_DF.shape[1]
-    gate_EF = 1 / (1 + np.exp(-(key_DF[destination] + rows_C2F[local_source, :width])))
+    with np.errstate(over="ignore"):  # the gate is 0 then
+        gate_EF = 1 / (1 + np.exp(-(key_DF[destination] + rows_C2F[local_source, :width])))
     return destination, gate_EF, rows_C2F[local_source, width:]
 
 
@@ -270,4 +310,4 @@ def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F
     destination, gate_EF, value_EF = _gates(indptr, local_source, key_DF, rows_C2F)
     change_EF = grad_DF[destination] * gate_EF
     both_E2F = np.concatenate([change_EF * (1 - gate_EF) * value_EF, change_EF], 1)
-    np.add.at(out_C2F, local_source, both_E2F)
+    scatter_add_edges(local_source, both_E2F, out_C2F)

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from hongtu.compiled import compiled, prange
+from hongtu.kernels import reference
+
+MANY = 1_000_000_000  # numbers of the arrays that rows are moved between, as many as compiling takes as long as
 
 
 @compiled(parallel=True)
@@ -31,7 +34,7 @@ def add_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index:
             dst[to, f] += src[row, f]
 
 
-@compiled(parallel=True)
+@compiled(parallel=True, plain=reference.zero_rows, until=MANY)
 def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
     """``dst[dst_index] = 0``; dst [M, F], index int32 [K]."""
     for k in prange(len(dst_index)):
@@ -51,7 +54,7 @@ def put_row(src: np.ndarray, row: int, dst: np.ndarray, to: int, store: bool) ->
             dst[to, f] += src[row, f]
 
 
-@compiled(parallel=True)
+@compiled(parallel=True, plain=reference.put_rows, until=MANY)
 def put_rows(
     src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray
 ) -> None:
@@ -60,7 +63,7 @@ def put_rows(
         put_row(src, src_index[k], dst, dst_index[k], stores[k])
 
 
-@compiled
+@compiled(plain=reference.put_rows_alone, until=MANY)
 def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray) -> None:
     """``put_rows`` of all rows of ``src``, on one thread."""
     for k in range(len(dst_index)):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hongtu.kernels.dispatch import NUMBA, has_numba_kernel
+from hongtu.kernels.dispatch import has_numba_kernel, kernels_for
 from hongtu.nn import aggr
 from hongtu.nn.ops import aggregates, logits
 from hongtu.nn.ops.graph_attention import graph_attention
@@ -124,7 +124,7 @@ class Block:
             own = torch.repeat_interleave(self.destinations, self.indptr.diff(), output_size=self.num_edges)
             return self.sources[self.local_source.long()] == own
         found = self.indptr.new_empty(self.num_edges, dtype=torch.bool)
-        NUMBA.loop_mask(self.indptr, self.local_source, self.sources, self.destinations, found)
+        kernels_for(found).loop_mask(self.indptr, self.local_source, self.sources, self.destinations, found)
         return found
 
     @cached_property

@@ -19,6 +19,7 @@ from hongtu.kernels.dispatch import kernels_for, on_numba, plain_rows
 from hongtu.kernels.torch_private import times_written
 from hongtu.nn.context import RowContext
 
+AT_ONCE = 1 << 15  # elements whose hashes fit a processor's cache
 _MASK = (1 << 64) - 1
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -184,7 +185,20 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@compiled(parallel=True)
+def _dropout_arrays(x_RF, ids, key, site, call, threshold, scale, out_RF):
+    """As ``_dropout``, for some rows at a time."""
+    (num_rows, width), of_call = x_RF.shape, np.uint64(dropout_key(site, call, key=int(key[0])))
+    pairs = np.arange((width + 1) // 2, dtype=np.uint64) * np.uint64(_GOLDEN)
+    step = max(1, AT_ONCE // max(1, width))
+    for first in range(0, num_rows, step):
+        rows = slice(first, first + step)
+        row_R1 = mix.py_func(mix.py_func(ids[rows].astype(np.uint64)) ^ of_call)[:, None]
+        halves = np.ascontiguousarray(mix.py_func(row_R1 + pairs)).view("<u4")  # the lower one first
+        np.multiply(x_RF[rows], scale, out=out_RF[rows])
+        out_RF[rows][halves[:, :width] < threshold] = 0
+
+
+@compiled(parallel=True, plain=_dropout_arrays, until=1_000_000_000)
 def _dropout(x_RF, ids, key, site, call, threshold, scale, out_RF):
     num_rows, width = x_RF.shape
     golden = np.uint64(0x9E3779B97F4A7C15)

@@ -11,6 +11,7 @@ import torch
 from hongtu.errors import names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware, load_hardware
+from hongtu.kernels.dispatch import NumbaKernels, using
 from hongtu.model.link_loss import LinkLoss, trained_decoder
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
@@ -62,4 +63,5 @@ def plan_model(
         plan_network, artifact, network, mean_loss, made, get_strategy(strategy), dtype=dtype, hardware=hardware,
         make_embedding_optimizer=optimizer,
     )  # fmt: skip
-    return make(budget_bytes(device_memory, lambda: make(None)), limit=limit)
+    with using(NumbaKernels.of_graph(artifact.size)):
+        return make(budget_bytes(device_memory, lambda: make(None)), limit=limit)

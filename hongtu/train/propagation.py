@@ -112,7 +112,7 @@ class Propagation:
             raise InputError(f"columns {columns!r}: expected a whole number of at least 1")
         check_precision(dtype)
         self.columns, self.dtype = columns, dtype
-        backend = get_backend(device)
+        backend = get_backend(device, self.artifact.size)
         self._strategy, self._hardware = get_strategy(strategy), hardware or backend.hardware
         self._beside = self.artifact.num_vertices * columns * dtype.itemsize  # what a step adds to P y
         self._rows = VertexRows(

@@ -182,7 +182,7 @@ class Trainer(Resumable):
             links = isinstance(loss, LinkLoss)
             self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
             self._evaluation = Evaluation(None if links else metric, self.artifact.task)
-            self._backend = get_backend(device)
+            self._backend = get_backend(device, self.artifact.size)
             self.strategy = get_strategy(strategy)
             self.hardware = load_hardware(hardware or self._backend.hardware)
             self._spill, self._limit = spill, host_limit(

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hongtu.device.cpu import CpuDevice
 from hongtu.device.layer_memory import Sample, WorkspaceTracker
-from hongtu.kernels.dispatch import NUMBA, as_on_gpu
+from hongtu.kernels.dispatch import NumbaKernels, as_on_gpu
 from hongtu.metrics import Traffic
 
 
@@ -61,22 +61,23 @@ def test_operations_are_looked_at_only_where_somebody_counts_or_replaces_them() 
 def test_what_the_transpose_needs_on_the_way_counts_except_for_a_gpu_that_does_without() -> None:
     indptr, source = torch.tensor([0, 2, 5]), torch.tensor([0, 1, 0, 1, 2], dtype=torch.int32)
     none, grad, out = torch.empty(0, dtype=torch.int32), torch.ones(2, 64), torch.zeros(3, 64)
+    kernels = NumbaKernels(plain=False)
     tracker = WorkspaceTracker(lambda live: None)
     for mean in (False, True):  # compiled here: a compiler keeps what it was called with for a while
-        NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], mean, grad, torch.zeros(3, 64))
+        kernels.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], mean, grad, torch.zeros(3, 64))
     for mean, nbytes in ((False, 8 * 4 + 4 * 5), (True, 8 * 4 + 4 * 5 + 4 * 5)):
         tracker.reset_peak()
         with tracker:
-            NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], mean, grad, out)
+            kernels.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], mean, grad, out)
         assert tracker.peak == nbytes and tracker.live == 0
     tracker.reset_peak()
     with tracker, as_on_gpu():
-        NUMBA.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], True, grad, out)
+        kernels.csc_aggregate_transpose(indptr, source, none, grad[:0, 0], True, grad, out)
     assert tracker.peak == 0
     start, rows = torch.zeros(3, dtype=torch.int64), torch.zeros(1000, 64)
     tracker.reset_peak()
     with tracker:  # a chunk without in-edges has no slots either
-        NUMBA.csc_aggregate_transpose(start, source[:0], none, grad[:0, 0], True, grad, rows)
+        kernels.csc_aggregate_transpose(start, source[:0], none, grad[:0, 0], True, grad, rows)
     assert tracker.peak == 0
 
 

@@ -17,7 +17,6 @@ from hongtu.device.base import Device
 from hongtu.device.cpu import CpuDevice
 from hongtu.engine.host_store import HostStore
 from hongtu.kernels import dispatch
-from hongtu.kernels import rows as kernel_rows
 from hongtu.plan.cache.intervals import make_intervals
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources
@@ -148,9 +147,11 @@ def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
         flushes.pop()
 
     for kernel in ("copy_rows", "add_rows"):
-        monkeypatch.setattr(dispatch.NUMBA, kernel, spy(kernel[:-5], getattr(dispatch.NUMBA, kernel)))
+        counted = spy(kernel[:-5], getattr(dispatch.NUMBA, kernel))
+        monkeypatch.setattr(dispatch.NumbaKernels, kernel, staticmethod(counted), raising=False)
     # chunks' own gradients are put, too
-    monkeypatch.setattr("hongtu.device.cpu.put_rows", spy("put", kernel_rows.put_rows, lambda: bool(flushes)))
+    put = spy("put", dispatch.NUMBA.put_rows, lambda: bool(flushes))
+    monkeypatch.setattr(dispatch.NumbaKernels, "put_rows", staticmethod(put), raising=False)
     flush = CpuDevice.flush_rows
     monkeypatch.setattr(CpuDevice, "flush_rows", flush_rows)
     trainer = training.make_trainer(BY_NAME[name], problems.awkward(), (2, 3), strategy=strategy)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import NUMBA, plain
+from hongtu.kernels.dispatch import kernels_for, plain
 
 
 class _GraphAttention(torch.autograd.Function):
@@ -22,8 +22,9 @@ class _GraphAttention(torch.autograd.Function):
         rows, query = plain(rows_SX), plain(query_DH)
         alpha_EH, own_alpha_DH = _shares(ctx, rows, query, own)
         out_DF = rows.new_empty((len(query), rows.shape[1] - query.shape[1]))
-        NUMBA.attend(*ctx.edges, alpha_EH, rows, out_DF)
-        NUMBA.gat_add_own(own_alpha_DH, own, out_DF)
+        kernels = kernels_for(rows)
+        kernels.attend(*ctx.edges, alpha_EH, rows, out_DF)
+        kernels.gat_add_own(own_alpha_DH, own, out_DF)
         ctx.save_for_backward(rows_SX, query_DH, own if own_DX is None else own_DX, out_DF)
         return out_DF
 
@@ -33,18 +34,20 @@ class _GraphAttention(torch.autograd.Function):
         rows, query, own, out = (plain(tensor) for tensor in ctx.saved_tensors)
         grad, (alpha_EH, own_alpha_DH) = plain(grad_DF), _shares(ctx, rows, query, own)
         inner_DH, grad_query, grad_own = torch.empty_like(query), torch.empty_like(query), torch.empty_like(own)
-        NUMBA.gat_own_gradients(own_alpha_DH, query, own, ctx.slope, out, grad, inner_DH, grad_query, grad_own)
+        kernels = kernels_for(rows)
+        kernels.gat_own_gradients(own_alpha_DH, query, own, ctx.slope, out, grad, inner_DH, grad_query, grad_own)
         grad_rows = rows.new_zeros(rows.shape)
-        NUMBA.gat_transpose(*ctx.edges, inner_DH, query, grad, ctx.slope, rows, alpha_EH, grad_rows)
-        NUMBA.segment_sum(ctx.edges[0], alpha_EH, inner_DH)
+        kernels.gat_transpose(*ctx.edges, inner_DH, query, grad, ctx.slope, rows, alpha_EH, grad_rows)
+        kernels.segment_sum(ctx.edges[0], alpha_EH, inner_DH)
         return grad_rows, grad_query.add_(inner_DH), grad_own if ctx.has_own else None, None, None, None, None
 
 
 def _shares(ctx, rows: Tensor, query: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     alpha_EH, own_alpha_DH = (rows.new_empty((count, query.shape[1])) for count in (len(ctx.edges[1]), len(own)))
     key_SH = rows[:, -query.shape[1] :].contiguous()
-    NUMBA.gat_logits(*ctx.edges, query, key_SH, own, ctx.slope, own_alpha_DH, alpha_EH)
-    NUMBA.segment_softmax(ctx.edges[0], alpha_EH, ctx.mask, own_alpha_DH, alpha_EH, own_alpha_DH)  # in their place
+    kernels = kernels_for(rows)
+    kernels.gat_logits(*ctx.edges, query, key_SH, own, ctx.slope, own_alpha_DH, alpha_EH)
+    kernels.segment_softmax(ctx.edges[0], alpha_EH, ctx.mask, own_alpha_DH, alpha_EH, own_alpha_DH)  # in their place
     return alpha_EH, own_alpha_DH
 
 

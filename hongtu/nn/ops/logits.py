@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
-from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, kernels_for, laned, new_rows, plain, plain_rows
+from hongtu.kernels.dispatch import has_numba_kernel, kernels_for, laned, new_rows, plain, plain_rows
 from hongtu.nn.ops import aggregates
 
 
@@ -48,7 +48,7 @@ class _AdditiveLogits(torch.autograd.Function):
         ctx.save_for_backward(rows_SF, query_DF, att_F)
         out_EH = rows_SF.new_empty((len(local_source), heads))
         given = (plain(tensor) for tensor in (rows_SF, query_DF, att_F))
-        NUMBA.additive_logits(*ctx.graph, *given, ctx.slope, out_EH)
+        kernels_for(rows_SF).additive_logits(*ctx.graph, *given, ctx.slope, out_EH)
         return out_EH
 
     @staticmethod
@@ -57,8 +57,8 @@ class _AdditiveLogits(torch.autograd.Function):
         rows_SF, query_DF, att_F = (plain(tensor) for tensor in ctx.saved_tensors)
         given = (*ctx.graph, rows_SF, query_DF, att_F, ctx.slope, plain(grad_EH))
         grad_SF, grad_query_DF, grad_att_DF = (torch.zeros_like(x) for x in (rows_SF, query_DF, query_DF))
-        NUMBA.additive_logits_transpose(*given, grad_SF)
-        NUMBA.additive_logits_gradients(*given, grad_query_DF, grad_att_DF)
+        kernels_for(rows_SF).additive_logits_transpose(*given, grad_SF)
+        kernels_for(rows_SF).additive_logits_gradients(*given, grad_query_DF, grad_att_DF)
         return grad_SF, grad_query_DF, grad_att_DF.sum(0), None, None, None, None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.kernels.dispatch import NUMBA, has_numba_kernel, plain
+from hongtu.kernels.dispatch import has_numba_kernel, kernels_for, plain
 from hongtu.nn.ops import aggregates
 
 
@@ -23,7 +23,7 @@ class _Extremum(torch.autograd.Function):
             plain(local_source),
             rows_SF.new_empty(0) if weight is None else plain(weight.to(rows_SF.dtype)),
         )
-        NUMBA.csc_extremum(*ctx.graph, largest, plain(rows_SF), out_DF)
+        kernels_for(rows_SF).csc_extremum(*ctx.graph, largest, plain(rows_SF), out_DF)
         ctx.save_for_backward(rows_SF, out_DF)
         return out_DF
 
@@ -32,8 +32,8 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx, grad_DF):
         rows_SF, out_DF = (plain(tensor) for tensor in ctx.saved_tensors)
         shares_DF, grad_SF = torch.empty_like(out_DF), torch.zeros_like(rows_SF)
-        NUMBA.csc_extremum_shares(*ctx.graph, rows_SF, out_DF, plain(grad_DF), shares_DF)
-        NUMBA.csc_extremum_transpose(*ctx.graph, rows_SF, out_DF, shares_DF, grad_SF)
+        kernels_for(rows_SF).csc_extremum_shares(*ctx.graph, rows_SF, out_DF, plain(grad_DF), shares_DF)
+        kernels_for(rows_SF).csc_extremum_transpose(*ctx.graph, rows_SF, out_DF, shares_DF, grad_SF)
         return grad_SF, None, None, None, None
 
 
@@ -62,7 +62,7 @@ class _SoftmaxSum(torch.autograd.Function):
     def forward(ctx, rows_SF, t_F, indptr, local_source, semi_grad):
         ctx.graph, ctx.semi_grad = (plain(indptr), plain(local_source)), semi_grad
         out_DF, highest_DF, total_DF = (rows_SF.new_empty((len(indptr) - 1, rows_SF.shape[1])) for _ in range(3))
-        NUMBA.csc_softmax_sum(*ctx.graph, plain(t_F), plain(rows_SF), out_DF, highest_DF, total_DF)
+        kernels_for(rows_SF).csc_softmax_sum(*ctx.graph, plain(t_F), plain(rows_SF), out_DF, highest_DF, total_DF)
         ctx.save_for_backward(t_F, rows_SF, out_DF, highest_DF, total_DF)
         return out_DF
 
@@ -73,10 +73,10 @@ class _SoftmaxSum(torch.autograd.Function):
         rows_SF, grad_SF, grad_t_F = ctx.saved_tensors[1], None, None
         if ctx.needs_input_grad[0]:
             grad_SF = torch.zeros_like(rows_SF, memory_format=torch.contiguous_format)
-            NUMBA.csc_softmax_sum_transpose(*given, ctx.semi_grad, grad_SF)
+            kernels_for(rows_SF).csc_softmax_sum_transpose(*given, ctx.semi_grad, grad_SF)
         if ctx.needs_input_grad[1]:
             grad_t_DF = torch.empty_like(ctx.saved_tensors[2])
-            NUMBA.csc_softmax_sum_t_gradient(*given, grad_t_DF)
+            kernels_for(rows_SF).csc_softmax_sum_t_gradient(*given, grad_t_DF)
             grad_t_F = grad_t_DF.sum(0)
         return grad_SF, grad_t_F, None, None, None
 

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.plan.cache.intervals import Intervals
 
 Side = Literal["batch", "chunk"]
@@ -124,27 +123,17 @@ def make_buckets(loads: Intervals, chunk_start: np.ndarray, order: range, by: Si
     return Buckets(loads, chunk_start, order, by, retiring, every)
 
 
-@compiled
 def _count(row, batch, chunk_start, batches):
     """int64 [B, n], how many intervals there are of each batch and chunk."""
-    every = np.zeros((batches, len(chunk_start) - 1), dtype=np.int64)
-    for k in range(len(row)):
-        every[batch[k], np.searchsorted(chunk_start, row[k], side="right") - 1] += 1
-    return every
+    chunks = len(chunk_start) - 1
+    chunk = np.searchsorted(chunk_start, row, side="right") - 1
+    return np.bincount(batch * np.int64(chunks) + chunk, minlength=batches * chunks).reshape(batches, chunks)
 
 
-@compiled
 def _place(row, batch, chunk_start, begins, begin, count):
     """int32 [K], the intervals of rows from ``begins`` on; those of a batch and chunk by row."""
-    interval = np.empty(count.sum(), dtype=np.int32)
-    at = begin.copy()
-    for k in range(len(row)):
-        if row[k] >= begins:
-            b, c = batch[k], np.searchsorted(chunk_start, row[k], side="right") - 1
-            interval[at[b, c]] = k
-            at[b, c] += 1
-    for b in range(len(count)):
-        for c in range(count.shape[1]):
-            part = interval[begin[b, c] : begin[b, c] + count[b, c]]
-            part[:] = part[np.argsort(row[part])]
+    lies = np.flatnonzero(row >= begins)
+    order = lies[np.lexsort((row[lies], batch[lies]))]  # so by batch, and in it by chunk
+    interval, before = np.empty(len(order), dtype=np.int32), np.cumsum(count).reshape(count.shape) - count
+    interval[np.arange(len(order)) + np.repeat((begin - before).ravel(), count.ravel())] = order
     return interval

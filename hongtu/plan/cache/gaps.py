@@ -55,7 +55,7 @@ def merge_gaps(one: Gaps, other: Gaps) -> tuple[Gaps, np.ndarray]:
     return Gaps(one.start + other.start, end, count), at
 
 
-@compiled
+@compiled(plain=True)
 def choose_gaps(gaps, room, prefetch):
     """How many gaps of each kind to keep.
 
@@ -99,20 +99,45 @@ def choose_gaps(gaps, room, prefetch):
     return kept
 
 
-@compiled
-def gap_slots(gaps, kept, prefetch):
+def gap_slots(gaps: Gaps, kept: np.ndarray, prefetch: int) -> np.ndarray:
     """int64 [B], slots that kept gaps take in each batch."""
     num_batches = len(gaps.start) - 1
-    change = np.zeros(num_batches + 1, dtype=np.int64)
-    for b in range(num_batches):
-        for g in range(gaps.start[b], gaps.start[b + 1]):
-            if gaps.end[g] - prefetch > b + 1:
-                change[b + 1] += kept[g]
-                change[gaps.end[g] - prefetch] -= kept[g]
-    return np.cumsum(change)[:num_batches]
+    begin, end = np.repeat(np.arange(num_batches), np.diff(gaps.start)) + 1, gaps.end - prefetch
+    takes = end > begin
+    opened, closed = (np.bincount(at[takes], kept[takes], num_batches + 1) for at in (begin, end))
+    return np.cumsum((opened - closed).astype(np.int64))[:num_batches]
 
 
-@compiled
+def _alike(request_start, next_use, allowed):
+    """Which requests begin a gap that may be kept, and of each of them, where it begins and ends as one number."""
+    which = np.flatnonzero((next_use >= 0) & allowed if len(allowed) else next_use >= 0)
+    begin = np.searchsorted(request_start, which, side="right") - 1
+    return which, begin * (len(request_start) - 1) + next_use[which]
+
+
+def _bridged_arrays(request_start, next_use, allowed, gaps, kept):
+    """As ``bridged``."""
+    which, key = _alike(request_start, next_use, allowed)
+    order = np.argsort(key, kind="stable")
+    key, num_batches = key[order], len(request_start) - 1
+    of_gap = np.repeat(np.arange(num_batches), np.diff(gaps.start)) * num_batches + gaps.end
+    by_key = np.argsort(of_gap)
+    most = kept[by_key[np.searchsorted(of_gap[by_key], key)]]
+    stays = np.zeros(len(next_use), dtype=np.bool_)
+    stays[which[order[np.arange(len(key)) - np.searchsorted(key, key) < most]]] = True
+    return stays
+
+
+def _count_gaps_arrays(request_start, next_use, allowed):
+    """As ``_count_gaps``."""
+    num_batches = len(request_start) - 1
+    key, first, number = np.unique(_alike(request_start, next_use, allowed)[1], return_index=True, return_counts=True)
+    key, number = (found[np.argsort(first)] for found in (key, number))
+    begin, end = np.divmod(key, max(1, num_batches))
+    return np.searchsorted(begin, np.arange(num_batches + 1)), end.astype(np.int32), number.astype(np.int32)
+
+
+@compiled(plain=_bridged_arrays)
 def bridged(request_start, next_use, allowed, gaps, kept):
     """bool [K], the requests whose row stays until its next use: of alike gaps the first ``kept``."""
     num_batches = len(request_start) - 1
@@ -129,7 +154,7 @@ def bridged(request_start, next_use, allowed, gaps, kept):
     return stays
 
 
-@compiled
+@compiled(plain=_count_gaps_arrays)
 def _count_gaps(request_start, next_use, allowed):
     num_batches = len(request_start) - 1
     most = 0

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hongtu.compiled import compiled
-
 
 @dataclass(frozen=True)
 class Intervals:
@@ -81,28 +79,19 @@ def make_intervals(
     )
 
 
-@compiled
-def by_batch(batch, num_batches):
-    """Stable counting sort: int32 [K] order and int64 [B + 1] starts.
+def by_batch(batch: np.ndarray, num_batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sort by batch: int32 [K] order, of a batch as they come, and int64 [B + 1] starts.
 
     >>> order, start = by_batch(np.array([1, 0, 1]), 2)
     >>> order.tolist(), start.tolist()
     ([1, 0, 2], [0, 1, 3])
     """
-    start = np.zeros(num_batches + 1, dtype=np.int64)
-    for k in range(len(batch)):
-        start[batch[k] + 1] += 1
-    start = np.cumsum(start)
-    at = start[:-1].copy()
-    order = np.empty(len(batch), dtype=np.int32)
-    for k in range(len(batch)):
-        order[at[batch[k]]] = k
-        at[batch[k]] += 1
-    return order, start
+    short = batch.astype(np.uint16) if num_batches <= 1 << 16 else batch  # which numpy sorts by counting
+    count = np.bincount(batch, minlength=num_batches)
+    return np.argsort(short, kind="stable").astype(np.int32), np.concatenate([[0], np.cumsum(count)])
 
 
-@compiled
-def assign_slots(first, last, num_batches):
+def assign_slots(first: np.ndarray, last: np.ndarray, num_batches: int) -> tuple[np.ndarray, int]:
     """Slots for intervals sorted by ``first``: a slot is free again from the batch after ``last``.
 
     Args:
@@ -115,29 +104,27 @@ def assign_slots(first, last, num_batches):
     >>> slot.tolist(), capacity
     ([0, 1, 0, 0], 2)
     """
-    retiring, _ = by_batch(last, num_batches)
+    retiring, start = by_batch(last, num_batches)
     slot = np.empty(len(first), dtype=np.int32)
-    free = np.empty(len(first), dtype=np.int32)
-    num_free = 0
-    capacity = 0
-    freed = 0
-    for k in range(len(first)):
-        while freed < len(retiring) and last[retiring[freed]] < first[k]:
-            free[num_free] = slot[retiring[freed]]
-            num_free += 1
-            freed += 1
-        if num_free > 0:
-            num_free -= 1
-            slot[k] = free[num_free]
-        else:
-            slot[k] = capacity
-            capacity += 1
+    free = np.empty(len(first), dtype=np.int32)  # a stack
+    num_free, capacity, opened = 0, 0, np.searchsorted(first, np.arange(num_batches + 1))
+    for b in range(num_batches):
+        if b > 0:
+            freed = slot[retiring[start[b - 1] : start[b]]]
+            free[num_free : num_free + len(freed)] = freed
+            num_free += len(freed)
+        count = int(opened[b + 1] - opened[b])
+        again = min(count, num_free)
+        mine = slot[opened[b] : opened[b + 1]]
+        mine[:again] = free[num_free - again : num_free][::-1]
+        mine[again:] = np.arange(capacity, capacity + count - again)
+        num_free -= again
+        capacity += count - again
     return slot, capacity
 
 
-@compiled
-def next_uses(start, row, num_vertices):
-    """int32 [K], the batch of each request's next request of the same row, or -1.
+def next_uses(start: np.ndarray, row: np.ndarray, num_vertices: int) -> np.ndarray:
+    """int32 [K], the batch of each request's next request of the same row, or -1; a batch requests a row once.
 
     >>> next_uses(np.array([0, 2, 3, 5]), np.array([3, 7, 3, 3, 7]), 8).tolist()  # batches {3, 7}, {3}, {3, 7}
     [1, 2, 2, -1, -1]
@@ -145,32 +132,27 @@ def next_uses(start, row, num_vertices):
     ahead = np.full(num_vertices, -1, dtype=np.int32)
     out = np.empty(len(row), dtype=np.int32)
     for b in range(len(start) - 2, -1, -1):
-        for k in range(start[b], start[b + 1]):
-            out[k] = ahead[row[k]]
-        for k in range(start[b], start[b + 1]):
-            ahead[row[k]] = b
+        rows = row[start[b] : start[b + 1]]
+        out[start[b] : start[b + 1]] = ahead[rows]
+        ahead[rows] = b
     return out
 
 
-@compiled
-def chain(start, row, keep, num_vertices):
+def chain(
+    start: np.ndarray, row: np.ndarray, keep: np.ndarray, num_vertices: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Intervals (row, first, last) int32 [K] from requests and which of them keep their row until the next use."""
-    kept = np.zeros(num_vertices, dtype=np.bool_)
-    count = 0
-    for k in range(len(row)):
-        count += not kept[row[k]]
-        kept[row[k]] = keep[k]
-    out_row, first, last = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
+    out_row, first, last = (np.empty(len(row), np.int32) for _ in range(3))
     open_interval = np.full(num_vertices, -1, dtype=np.int32)
     count = 0
     for b in range(len(start) - 1):
-        for k in range(start[b], start[b + 1]):
-            r = row[k]
-            i = open_interval[r]
-            if i < 0:
-                i = count
-                out_row[i], first[i] = r, b
-                count += 1
-            last[i] = b
-            open_interval[r] = i if keep[k] else -1
-    return out_row, first, last
+        rows, stay = row[start[b] : start[b + 1]], keep[start[b] : start[b + 1]]
+        interval = open_interval[rows]
+        new = interval < 0
+        end = count + np.count_nonzero(new)
+        interval[new] = np.arange(count, end)
+        out_row[count:end], first[count:end] = rows[new], b
+        last[interval] = b
+        open_interval[rows] = np.where(stay, interval, -1)
+        count = end
+    return out_row[:count].copy(), first[:count].copy(), last[:count].copy()

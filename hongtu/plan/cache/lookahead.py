@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
@@ -125,7 +124,6 @@ def _cost(columns: tuple[list[Columns], list[Columns]], peer_cost: float) -> flo
     return sum(len(row) for row, _, _ in owners) + peer_cost * sum(len(row) for row, _, _ in mirrors)
 
 
-@compiled
 def _covered(requests, next_use, owners, num_vertices):
     """bool [K], whether the owner keeps the row of a mirror's request until the mirror's next request.
 
@@ -134,14 +132,11 @@ def _covered(requests, next_use, owners, num_vertices):
     """
     start, row = requests
     kept_until = np.full(num_vertices, -1, dtype=np.int32)
-    at = np.zeros(len(owners), dtype=np.int64)
     covered = np.zeros(len(row), dtype=np.bool_)
     for b in range(len(start) - 1):
-        for p in range(len(owners)):
-            interval_row, first, last = owners[p]
-            while at[p] < len(first) and first[at[p]] == b:
-                kept_until[interval_row[at[p]]] = last[at[p]]
-                at[p] += 1
-        for k in range(start[b], start[b + 1]):
-            covered[k] = 0 <= next_use[k] <= kept_until[row[k]]
+        for interval_row, first, last in owners:
+            opening = slice(*np.searchsorted(first, [b, b + 1]))
+            kept_until[interval_row[opening]] = last[opening]
+        mine = slice(start[b], start[b + 1])
+        covered[mine] = (next_use[mine] >= 0) & (next_use[mine] <= kept_until[row[mine]])
     return covered

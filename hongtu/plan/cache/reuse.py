@@ -119,27 +119,31 @@ def single_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.nda
     return row.copy(), batch, batch  # rows may be the topology's
 
 
-@compiled
 def _mirror_requests(source_start, sources, chunk, device, lo, hi):
     """Per batch, the rows of N_ij that other partitions than lo .. hi - 1 own."""
-    num_batches = chunk.shape[1]
-    total = 0
-    for b in range(num_batches):
-        total += source_start[chunk[device, b] + 1] - source_start[chunk[device, b]]
-    row = np.empty(total, dtype=np.int32)
-    start = np.zeros(num_batches + 1, dtype=np.int64)
-    at = 0
-    for b in range(num_batches):
-        wanted = sources[source_start[chunk[device, b]] : source_start[chunk[device, b] + 1]]
+    parts, start = [sources[:0]], np.zeros(chunk.shape[1] + 1, dtype=np.int64)
+    for b, c in enumerate(chunk[device]):
+        wanted = sources[source_start[c] : source_start[c + 1]]
         below, above = np.searchsorted(wanted, lo), np.searchsorted(wanted, hi)
-        for part in (wanted[:below], wanted[above:]):
-            row[at : at + len(part)] = part
-            at += len(part)
-        start[b + 1] = at
-    return start, row[:at].copy()
+        parts += wanted[:below], wanted[above:]
+        start[b + 1] = start[b] + below + len(wanted) - above
+    return start, np.concatenate(parts).astype(np.int32, copy=False)
 
 
-@compiled
+def _owned_rows(source_start, sources, chunk, lo, hi):
+    """As ``_transition_requests``."""
+    parts, start = [sources[:0]], np.zeros(chunk.shape[1] + 1, dtype=np.int64)
+    for b in range(chunk.shape[1]):
+        needed = np.zeros(hi - lo, dtype=np.bool_)
+        for c in chunk[:, b]:
+            wanted = sources[source_start[c] : source_start[c + 1]]
+            needed[wanted[np.searchsorted(wanted, lo) : np.searchsorted(wanted, hi)] - lo] = True
+        parts.append((np.flatnonzero(needed) + lo).astype(np.int32))
+        start[b + 1] = start[b] + len(parts[-1])
+    return start, np.concatenate(parts).astype(np.int32, copy=False)
+
+
+@compiled(plain=_owned_rows)
 def _transition_requests(source_start, sources, chunk, lo, hi):
     """Per batch, the transition set: rows lo .. hi - 1 that some chunk of the batch needs."""
     devices, num_batches = chunk.shape
@@ -164,16 +168,14 @@ def _transition_requests(source_start, sources, chunk, lo, hi):
     return start, row[:at].copy()
 
 
-@compiled
 def _window_rows(start, row, prefetch, num_vertices):
     num_batches = len(start) - 1
-    sizes = np.zeros(num_batches, dtype=np.int64)
+    change = np.zeros(num_batches + 1, dtype=np.int64)
     last_seen = np.full(num_vertices, -prefetch - 2, dtype=np.int64)
     for b in range(num_batches):
-        for k in range(start[b], start[b + 1]):
-            # a row requested in b counts for windows b - prefetch .. b, except those its previous request covers
-            begin = max(b - prefetch, last_seen[row[k]] + 1, 0)
-            for w in range(begin, b + 1):
-                sizes[w] += 1
-            last_seen[row[k]] = b
-    return sizes
+        # a row requested in b counts for windows b - prefetch .. b, except those its previous request covers
+        rows = row[start[b] : start[b + 1]]
+        change += np.bincount(np.maximum(last_seen[rows] + 1, max(b - prefetch, 0)), minlength=num_batches + 1)
+        change[b + 1] -= len(rows)
+        last_seen[rows] = b
+    return np.cumsum(change)[:num_batches]

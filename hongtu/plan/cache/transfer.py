@@ -14,9 +14,8 @@ from typing import cast
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
+from hongtu.plan.cache.intervals import Intervals, assign_slots, by_batch, chain, make_intervals
 from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.cache.reuse import (
     adjacent_intervals,
@@ -225,10 +224,7 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
             peer_slot[of_peer] = _slot_at(loads[p], row[of_peer], first[of_peer], topology.num_vertices)
         mirror = make_intervals(row, slot, first, last, num_batches, peer, peer_slot)
         start, source = neighbour_requests(topology, schedule, i)
-        slot_of_source = _source_slots(
-            start, source, loads[i].row, loads[i].slot, loads[i].first_start, mirror.row, mirror.slot,
-            mirror.first_start, topology.num_vertices,
-        )  # fmt: skip
+        slot_of_source = _slots_at(start, source, [loads[i], mirror], topology.num_vertices)
         devices.append(DeviceTransfers(capacities[i], loads[i], mirror, start, slot_of_source))
     return TransferPlan(schedule, devices)
 
@@ -248,34 +244,23 @@ def _shared_slots(owner, mirror, num_batches, prefetch):
 
 def _slot_at(loads: Intervals, row: np.ndarray, batch: np.ndarray, num_vertices: int) -> np.ndarray:
     """int32, slot of the owner's interval of each ``row`` that is alive in ``batch``."""
-    order = np.argsort(batch, kind="stable")
+    order, start = by_batch(batch, len(loads.first_start) - 1)
     slot = np.empty(len(row), dtype=np.int32)
-    slot[order] = _sweep_slots(row[order], batch[order], loads.row, loads.slot, loads.first, num_vertices)
+    slot[order] = _slots_at(start, row[order], [loads], num_vertices)
     return slot
 
 
-@compiled
-def _sweep_slots(row, batch, load_row, load_slot, load_first, num_vertices):
-    slot_of_row = np.full(num_vertices, -1, dtype=np.int32)
-    slot = np.empty(len(row), dtype=np.int32)
-    at = 0
-    for k in range(len(row)):
-        while at < len(load_row) and load_first[at] <= batch[k]:
-            slot_of_row[load_row[at]] = load_slot[at]
-            at += 1
-        slot[k] = slot_of_row[row[k]]
-    return slot
+def _slots_at(start, source, tables, num_vertices):
+    """int32, the slot of each source, those of batch b from ``start[b]`` on, as what opened last has it.
 
-
-@compiled
-def _source_slots(start, source, load_row, load_slot, load_start, pull_row, pull_slot, pull_start, num_vertices):
+    Args:
+        tables: of intervals.
+    """
     slot_of_row = np.full(num_vertices, -1, dtype=np.int32)
     slot = np.empty(len(source), dtype=np.int32)
     for b in range(len(start) - 1):
-        for k in range(load_start[b], load_start[b + 1]):
-            slot_of_row[load_row[k]] = load_slot[k]
-        for k in range(pull_start[b], pull_start[b + 1]):
-            slot_of_row[pull_row[k]] = pull_slot[k]
-        for k in range(start[b], start[b + 1]):
-            slot[k] = slot_of_row[source[k]]
+        for table in tables:
+            opening = table.opening(b)
+            slot_of_row[table.row[opening]] = table.slot[opening]
+        slot[start[b] : start[b + 1]] = slot_of_row[source[start[b] : start[b + 1]]]
     return slot

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.passes.definition import Pass
@@ -54,7 +53,7 @@ def find_writers(
     tables = [] if transfers is None else [device.loads for device in transfers.devices]
     first = np.full(view.num_vertices, NEVER, dtype=np.int32)
     for loads, time in zip(tables, flushes, strict=True):
-        _lower(first, loads.row, time)
+        np.minimum.at(first, loads.row, time)
     direct = None
     if name in p.direct:
         own = direct_times(p, view, schedule)
@@ -89,9 +88,3 @@ def direct_times(p: Pass, view: Topology, schedule: np.ndarray) -> np.ndarray:
         left_out[view.active] = False
         times[left_out] = NEVER
     return times
-
-
-@compiled
-def _lower(first, row, time):
-    for k in range(len(row)):
-        first[row[k]] = min(first[row[k]], time[k])

@@ -35,7 +35,18 @@ def pays(topology: Topology, masks: list[np.ndarray]) -> bool:
     return left < WORTH_IT * (len(masks) - 1) * int(degree.sum())
 
 
-@compiled
+def _sources_by_chunk(chunk_start, in_edge_start, source_start, sources, local_source, mask):
+    """As ``_sources_of``."""
+    out = mask.copy()
+    for c in range(len(chunk_start) - 1):
+        begin, end = chunk_start[c], chunk_start[c + 1]
+        needed = np.repeat(mask[begin:end], np.diff(in_edge_start[begin : end + 1]))
+        local = local_source[in_edge_start[begin] : in_edge_start[end]][needed]
+        out[sources[source_start[c] : source_start[c + 1]][local]] = True
+    return out
+
+
+@compiled(plain=_sources_by_chunk)
 def _sources_of(chunk_start, in_edge_start, source_start, sources, local_source, mask):
     out = mask.copy()
     for c in range(len(chunk_start) - 1):
