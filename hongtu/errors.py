@@ -51,6 +51,7 @@ class OutputError(RuntimeError):
 _REMEDY = {
     errno.ENOSPC: "free some space there, or choose another directory",
     errno.EDQUOT: "free some of your quota there, or choose another directory",
+    errno.ELOOP: "it is a link, which hongtu does not write through; remove it, or choose another directory",
     errno.EFBIG: "allow larger files (ulimit -f), or choose another directory",
 }
 _OTHERWISE = "choose a directory that may be written to"

@@ -78,6 +78,19 @@ def check_replaceable(path: Path, what: str, mark: str, known: Callable[[Path], 
         )
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those around it, which last through a loss of power."""
+    for folder in reversed([path, *path.parents]):
+        if not folder.is_dir():
+            folder.mkdir(exist_ok=True)
+            sync(folder.parent)
+
+
+def not_linked(path: str, flags: int) -> int:
+    """The opener of files in a directory that somebody may have handed over: no link leads elsewhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def new_file(folder: Path, name: str) -> Path:
     """A new, empty file for what will be ``name``, under a name that nobody can prepare; its mode follows the umask."""
     path = folder / f".{name}{PARTIAL}{secrets.token_hex(8)}"
@@ -94,7 +107,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     partial = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         partial = new_file(path.parent, path.name)
         yield partial
         sync(partial)
@@ -119,7 +132,7 @@ def sync(path: Path) -> None:
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
     """A directory beside ``path`` to be filled: ``replace_directory`` moves it there; what is left goes in the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.absolute().parent)
     around = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
     try:
         partial = around / "whole"

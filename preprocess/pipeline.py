@@ -162,6 +162,11 @@ def _partition(
 ) -> dict[str, Any]:
     train = raw["train_mask"]
     part = partition.partition_vertices(partitioner, *in_edges, partitions, train_mask=train, seed=seed)
+    if empty := partitions - len(np.unique(part)):
+        note(
+            f"{empty} of {partitions} partitions are empty, and their devices will have nothing to do; pass fewer "
+            "--partitions, or --partitioner range"
+        )
     statistics = partition.partition_statistics(part, *in_edges, partitions, train)
     return {"part": part, "statistics": statistics}
 

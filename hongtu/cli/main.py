@@ -71,13 +71,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None, signals: Signals) -> int:
+    code = 0
     try:
         try:
             with shared_cores:
                 _execute(argv)
             if sys.stdout is not None:
                 sys.stdout.flush()
-            return 0
         finally:
             signals.over = True
     except (Exception, KeyboardInterrupt) as error:
@@ -87,7 +87,7 @@ def _run(argv: list[str] | None, signals: Signals) -> int:
         if not isinstance(error, BrokenPipeError):
             with suppress(OSError, ValueError):
                 print(f"hongtu: {printable(describe(error))}", file=sys.stderr)
-        return code
+    return code
 
 
 def _execute(argv: list[str] | None) -> None:

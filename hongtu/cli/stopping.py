@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -91,12 +92,26 @@ class Signals:
             raise Interrupted(number)
 
     def again(self, lost: Any) -> None:
-        """Where Python lost the exception, as in a finalizer, raise it anew, outside of that."""
-        if isinstance(lost.exc_value, Interrupted) and self.first is not None:
-            number, self.first = self.first, None
-            threading.Timer(0, os.kill, (os.getpid(), number)).start()
-        else:
+        """Where Python loses the exception, as in a finalizer, raise it anew, outside of that."""
+        if not isinstance(lost.exc_value, Interrupted) or self.first is None:
             sys.__unraisablehook__(lost)
+            return
+        number, self.first = self.first, None
+        main_thread = threading.get_ident()
+
+        def resend() -> None:
+            while any(frame.f_code is Signals.again.__code__ for frame in _frames(main_thread)):
+                time.sleep(0.001)
+            os.kill(os.getpid(), number)
+
+        threading.Thread(target=resend, daemon=True).start()
+
+
+def _frames(thread: int) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 @contextmanager

@@ -112,11 +112,13 @@ def _train(trainer: Any, config: TrainConfig, left: int, loggers: list[Any], *, 
     except (Exception, KeyboardInterrupt) as error:
         reason = trainer.ranks.reason(error)
         raise Stopped(reason, _kept(trainer.epoch, config.run)) from reason
+    history = trainer.history[-max(left, 1) :]
+    seconds = [entry["seconds"] for entry in history if entry["seconds"] is not None]
     return {
         "epochs": trainer.epoch,
-        "loss": trainer.history[-1]["loss"],
+        "loss": history[-1]["loss"] if history else None,  # where the log of a run that was trained is lost
         **{split: None if score != score else score for split, score in scores.items()},
-        "seconds_per_epoch": statistics.median(entry["seconds"] for entry in trainer.history[-max(left, 1) :]),
+        "seconds_per_epoch": statistics.median(seconds) if seconds else None,
         "peak_bytes": trainer.peak_bytes,
         "bytes": records[-1].bytes if records else trainer.plan.bytes,
         "rows": records[-1].rows if records else trainer.plan.rows,
@@ -161,9 +163,10 @@ def bytes_of(result: dict[str, Any], step: str) -> str:
 
 def _summary(result: dict[str, Any]) -> str:
     of_ranks = result.get("ranks", [result])
+    seconds, loss = result["seconds_per_epoch"], result["loss"]
+    each = "" if seconds is None else f", {seconds:.3f} s each (median)"
     return (
-        f"{result['epochs']} epochs, {result['seconds_per_epoch']:.3f} s each (median)\n"
-        f"loss {result['loss']:.4f}{scores_of(result)}\n"
+        f"{result['epochs']} epochs{each}\nloss {'unknown' if loss is None else f'{loss:.4f}'}{scores_of(result)}\n"
     ) + "\n".join(
         (f"rank {rank}, " if len(of_ranks) > 1 else "") + bytes_of(of_rank, "epoch")
         for rank, of_rank in enumerate(of_ranks)

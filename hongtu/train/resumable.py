@@ -168,7 +168,7 @@ class Resumable:
         check_identity(path, state["identity"], self._identity())
         if state["history"] is None:
             log = RunDirectory(Path(path).parent)
-            state = state | {"history": self.ranks.first(lambda: log.history(state["epoch"]))}
+            state = state | {"history": self.ranks.first(lambda: log.history_of(state))}
         with self._whole_or_torn(f"loading {path}"):
             self._take(state)
 

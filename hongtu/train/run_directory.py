@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError, OutputError
-from hongtu.files import PARTIAL
+from hongtu.files import PARTIAL, make_directory, not_linked, sync, whole_file
 from hongtu.metrics import EpochRecord
 from hongtu.train.snapshot import read_snapshot, write_snapshot
 
@@ -36,8 +36,8 @@ class RunDirectory:
         """Append the line of one epoch."""
         file = self.path / LOG
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with open(file, "a") as stream:
+            make_directory(self.path)
+            with open(file, "a", opener=not_linked) as stream:
                 stream.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
         except OSError as error:
             raise OutputError(file, error) from error
@@ -49,7 +49,35 @@ class RunDirectory:
 
     def save_best(self, state: dict[str, Any]) -> None:
         """Write the snapshot of the best epoch so far."""
-        write_snapshot(self.best, state | {"history": None})
+        self._write(self.best, state)
+
+    def _write(self, file: Path, state: dict[str, Any]) -> None:
+        """A snapshot whose history is in the log, which is on disk before it; it knows how much that is, and the last
+        of it but for its seconds."""
+        try:
+            if (self.path / LOG).is_file():
+                sync(self.path / LOG)
+                sync(self.path)
+        except OSError as error:
+            raise OutputError(self.path / LOG, error) from error
+        history = state["history"]
+        last = [
+            {"epoch": entry["epoch"], "loss": entry["loss"], "seconds": None, "metrics": dict(entry["metrics"] or {})}
+            for entry in json.loads(json.dumps(history[-1:]))
+        ]
+        write_snapshot(file, state | {"history": None, "logged": len(history), "last": last})
+
+    def history_of(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The history of a snapshot; where the log has lost some of it, a warning says how much."""
+        found = self.history(state["epoch"])
+        last = [entry for entry in state.get("last", ()) if entry["epoch"] not in {one["epoch"] for one in found}]
+        if lost := state.get("logged", 0) - len(found):
+            warnings.warn(
+                f"{self.path / LOG}: {lost} of the {state['logged']} lines up to epoch {state['epoch']} are missing or "
+                "damaged, so that the history is not whole; the training itself goes on as it was",
+                stacklevel=2,
+            )
+        return [*found, *last]
 
     def history(self, epoch: int) -> list[dict[str, Any]]:
         """What the log has of the epochs up to this one, as ``Trainer.history``."""
@@ -62,7 +90,7 @@ class RunDirectory:
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write the snapshot of an epoch, whose history is in the log, then remove the oldest of too many."""
-        write_snapshot(self.path / f"snapshot-{epoch}.pt", state | {"history": None})
+        self._write(self.path / f"snapshot-{epoch}.pt", state)
         for old in self.snapshots()[: -self._keep]:
             old.unlink()
 
@@ -118,9 +146,8 @@ class RunDirectory:
             lines = file.read_bytes().splitlines(keepends=True)
             kept = [line for line in lines if _is_until(line, epoch)]
             if kept != lines:
-                partial = self.path / f".{LOG}{PARTIAL}rewind"
-                partial.write_bytes(b"".join(kept))
-                os.replace(partial, file)
+                with whole_file(file) as partial:
+                    partial.write_bytes(b"".join(kept))
         except OSError as error:
             raise OutputError(self.path, error) from error
 

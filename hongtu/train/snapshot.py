@@ -41,8 +41,6 @@ def write_snapshot(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         if body.error is not None:
             raise body.error
         stream.write(_last_line(body.digest.hexdigest()))
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError, OutputError, uninterrupted
-from hongtu.files import Create
+from hongtu.files import Create, make_directory
 from hongtu.graph.format import ARRAYS, ORIGIN
 from hongtu.graph.format import STAGES as LOG
 from hongtu.graph.writer import ArtifactWriter, check_output, create_array
@@ -68,7 +68,7 @@ class Workspace:
         self._finished: dict[str, dict[str, Any]] = {}
         parent = path.absolute().parent
         self._made = [folder for folder in (parent, *parent.parents) if not folder.exists()]  # the deepest first
-        parent.mkdir(parents=True, exist_ok=True)
+        make_directory(parent)
         now = json.loads(json.dumps({"format": FORMAT, "input": identity, "boot": _boot()}))
         old = self._locks(parent)
         if resume and old:
@@ -86,7 +86,7 @@ class Workspace:
     def _unfinished(self, parent: Path) -> Iterator[Path]:
         """What runs that were stopped have left: real directories of this user's, with our mark."""
         for folder in sorted(parent.glob(f".{glob.escape(self.path.name)}.partial*")):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 ours = not folder.is_symlink() and folder.stat().st_uid == os.geteuid()
                 if ours and json.loads((folder / IDENTITY).read_text())["format"] == FORMAT:
                     yield folder

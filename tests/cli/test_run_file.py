@@ -178,7 +178,7 @@ def test_a_budget_may_be_a_share(artifact, capsys):
 
 
 def test_loggers_hear_of_every_epoch(artifact, tmp_path, capsys):
-    log = tmp_path / "epochs.csv"
+    log = tmp_path / "run" / "epochs.csv"
     (tmp_path / "run.toml").write_text(f'artifact = "{artifact.path}"\nloggers = ["CSVLogger(\'{log}\')"]')
     command = [tmp_path / "run.toml", "--run", tmp_path / "run", *SHORT]
     assert run_of(*command, capsys=capsys)["epochs"] == 3

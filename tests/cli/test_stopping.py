@@ -5,19 +5,28 @@ Every one: a clear message, the exit code as documented, the last snapshot as it
 
 from __future__ import annotations
 
+import errno
 import os
+import random
+import re
+import resource
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import hongtu
 from hongtu import files
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError, OutputError
+from hongtu.train import snapshot
+from hongtu.train.random_state import seed_generators
 from tests import problems
 from tests.faults.run import same_result
 
@@ -67,7 +76,7 @@ def powerless():
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def test_a_full_disk(tmp_path, full_disk):
+def test_a_full_disk(tmp_path, full_disk, monkeypatch):
     trainer = make()
     trainer.fit(2, run_dir=tmp_path, save_every=2)
     before = contents(tmp_path)
@@ -77,6 +86,7 @@ def test_a_full_disk(tmp_path, full_disk):
         trainer.fit(2, run_dir=tmp_path, save_every=2)
     assert contents(tmp_path) == before
     assert not list(tmp_path.glob(".snapshot*"))
+    monkeypatch.undo()
     again = make()
     assert again.resume(tmp_path) and again.epoch == 2
 
@@ -93,10 +103,32 @@ def test_the_command_on_a_full_disk(tmp_path, full_disk, capsys):
     assert err.count("\n") == 1 and contents(tmp_path / "run") == before
 
 
-def test_a_full_disk_under_the_log(tmp_path):
-    (tmp_path / "epochs.jsonl").symlink_to("/dev/full")
-    with pytest.raises(OutputError, match=r"epochs\.jsonl: cannot be written \(No space left on device\)"):
-        make().fit(1, run_dir=tmp_path)
+def test_a_limit_of_the_log(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = make()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        with pytest.raises(OutputError, match=r"epochs\.jsonl: cannot be written \(File too large\)"):
+            trainer.fit(1, run_dir=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("name", ["epochs.jsonl", "snapshot-1.pt", "best.pt", ".options.json", "options.json"])
+def test_nothing_is_written_through_a_link(name, tmp_path, capsys):
+    """Somebody hands over a run directory."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("../victim")
+    try:
+        make().fit(1, run_dir=tmp_path / "run", save_every=1, eval_every=1, keep_best=True)
+    except OutputError as error:
+        assert "it is a link, which hongtu does not write through" in str(error) and name == "epochs.jsonl"
+    except InputError:
+        assert name == "snapshot-1.pt"
+    main(command(tmp_path / "run", "--resume", epochs=2))
+    main(command(tmp_path / "run", epochs=2))
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 @pytest.fixture
@@ -144,10 +176,25 @@ def test_the_command_refuses_a_directory_that_may_not_be_written_to(tmp_path, mo
 # ---------------------------------------------------------------------------------------------------------- signals
 
 
+@pytest.fixture
+def heard():
+    """A shell has background jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
-    ("number", "code", "words"), [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")]
+    ("number", "code", "words"),
+    [
+        (signal.SIGTERM, 143, "stopped by SIGTERM"),
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGHUP, 129, "stopped by SIGHUP"),
+    ],
 )
-def test_a_signal_ends_the_command_and_resuming_loses_nothing(number, code, words, tmp_path, monkeypatch, capsys):
+def test_a_signal_ends_the_command_and_resuming_loses_nothing(
+    number, code, words, heard, tmp_path, monkeypatch, capsys
+):
     assert main(command(tmp_path / "whole")) == 0
     before = signal.getsignal(signal.SIGTERM)
 
@@ -171,6 +218,112 @@ def test_a_signal_without_a_run_directory_says_what_is_lost(monkeypatch, capsys)
     monkeypatch.setattr("hongtu.cli.train._print_epoch", lambda record: os.kill(os.getpid(), signal.SIGTERM))
     assert main(["train", str(artifact().path), "--hidden", "5"]) == 143
     assert "1 epochs were trained and are lost: --run DIR keeps snapshots" in capsys.readouterr().err
+
+
+def test_signals_wait_for_the_step_and_the_snapshot(heard, tmp_path, monkeypatch, capsys):
+    """The first inside the optimizer's step; the others while the snapshot is written."""
+    assert main(command(tmp_path / "whole")) == 0
+    step, write = torch.optim.Adam.step, snapshot.torch.save
+    steps = []
+
+    def interrupted_step(self, *arguments):
+        steps.append(1)
+        if len(steps) == 8:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return step(self, *arguments)
+
+    def interrupted_save(*arguments):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        return write(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.optim.Adam, "step", interrupted_step)
+        patched.setattr(snapshot.torch, "save", interrupted_save)
+        assert main([*command(tmp_path / "run"), "--save-every", "100"]) == 129
+    assert re.search(r"([3-8]) epochs were trained; --resume .*snapshot-\1.pt\n$", capsys.readouterr().err)
+    assert main(command(tmp_path / "run", "--resume")) == 0
+    assert same_result(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
+    """As `nohup` has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr("hongtu.cli.train._print_epoch", lambda record: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        assert main(command(tmp_path / "run", epochs=2)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_that_a_finalizer_loses_comes_again(tmp_path, monkeypatch, capsys):
+    class Finalized:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def finalize(record):
+        if record.epoch == 2:
+            Finalized()
+            time.sleep(5)
+
+    monkeypatch.setattr("hongtu.cli.train._print_epoch", finalize)
+    assert main(command(tmp_path / "run")) == 143
+    assert "2 epochs were trained; --resume continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
+        (ValueError("I/O operation on closed file"), 1),
+        (RuntimeError("a callback's"), 1),
+    ],
+)
+def test_an_epoch_is_not_lost_to_a_print(error, code, tmp_path, monkeypatch, capsys):
+    def fail(record):
+        if record.epoch == 5:
+            raise error
+
+    monkeypatch.setattr("hongtu.cli.train._print_epoch", fail)
+    assert main([*command(tmp_path / "run"), "--save-every", "100"]) == code
+    last = tmp_path / "run" / "snapshot-5.pt"
+    assert f"5 epochs were trained; --resume continues from {last}" in capsys.readouterr().err
+
+
+class Noisy:
+    """A loss of the user's that draws numbers of its own."""
+
+    calls = stop = 0
+
+    def __call__(self, out, target):
+        self.calls += 1
+        noise = torch.rand(len(out)) + float(np.random.rand()) + random.random()
+        if self.calls == self.stop:
+            raise KeyboardInterrupt
+        return torch.nn.functional.cross_entropy(out, target, reduction="none") * noise
+
+
+def test_random_numbers_of_an_epoch_that_was_stopped_are_drawn_again(tmp_path):
+    def made():
+        seed_generators(0)
+        noisy = Noisy()
+        layers = [hnn.GCNConv(6, 5, activation="relu"), hnn.GCNConv(5, 3)]
+        return hongtu.Trainer(artifact(), layers, loss=noisy, device_memory="64KiB"), noisy
+
+    def stop(record):
+        if record.epoch == 2:
+            noisy.stop = noisy.calls + 2
+
+    whole, _ = made()
+    whole.fit(4, run_dir=tmp_path / "whole", save_every=9)
+    stopped, noisy = made()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.fit(4, run_dir=tmp_path / "run", save_every=9, on_epoch=stop)
+    again, _ = made()
+    assert again.resume(tmp_path / "run") and again.epoch == 2
+    again.fit(2, run_dir=tmp_path / "run", save_every=9)
+    assert same_result(tmp_path / "whole", tmp_path / "run")
 
 
 # --------------------------------------------------------------------------------------------------------- artifacts

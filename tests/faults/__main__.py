@@ -106,8 +106,8 @@ def leaks(options: argparse.Namespace) -> Iterator[Outcome]:
 
 
 KINDS = {
-    "kill": kill, "ranks": ranks, "stop": stop, "signals": signals, "pressure": pressure, "fuzz": fuzz, "artifacts": artifacts,
-    "leaks": leaks,
+    "kill": kill, "ranks": ranks, "stop": stop, "signals": signals, "pressure": pressure, "fuzz": fuzz,
+    "artifacts": artifacts, "leaks": leaks,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One or two signals at any line of `hongtu train` and `hongtu preprocess`: SIGINT, SIGTERM and SIGHUP, each after each.
+"""One or two of SIGINT, SIGTERM and SIGHUP, each after each, at any line of `hongtu train` and `hongtu preprocess`.
 
 What must come of it: the exit code of the first, one line on stderr, nothing lost but the epoch or the stage that ran,
 and a command that goes on to the result of one that was left alone.
@@ -135,15 +135,14 @@ class Training:
     """`hongtu train`, with learned rows, evaluations and the best snapshot; no regular snapshot before the last."""
 
     name = "`hongtu train`"
-    EPOCHS = 6
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.artifact = prepare(folder / "artifact").path
 
     def command(self, place: Path) -> list[str]:
-        return ["train", str(self.artifact), "--model", "gat", "--hidden", "4", "--dropout", "0.3", "--epochs",
-                str(self.EPOCHS), "--eval-every", "2", "--keep-best", "--save-every", "100", "--run", str(place)]  # fmt: skip
+        return ["train", str(self.artifact), "--model", "gat", "--hidden", "4", "--dropout", "0.3", "--epochs", "6",
+                "--eval-every", "2", "--keep-best", "--save-every", "100", "--run", str(place)]  # fmt: skip
 
     def look(self, place: Path) -> int:
         return epochs(place)

@@ -75,7 +75,29 @@ def test_a_failing_run_leaves_nothing(error, code, source, tmp_path, monkeypatch
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_an_interrupt_before_anything_is_finished_leaves_nothing(source, tmp_path, monkeypatch):
+@pytest.fixture
+def heard():
+    """A shell has background jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")],
+)
+def test_every_signal_leaves_what_is_finished(number, code, words, heard, source, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "_write", lambda *_: os.kill(os.getpid(), number))
+        assert preprocess(source, tmp_path / "out") == code
+    err = capsys.readouterr().err
+    assert words in err and "pass --resume to continue" in err and err.count("\n") == 1
+    assert preprocess(source, tmp_path / "out", "--resume") == 0
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["in", "out"]
+
+
+def test_an_interrupt_before_anything_is_finished_leaves_nothing(heard, source, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.preprocess.read.read_input", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert preprocess(source, tmp_path / "out") == 130
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -1,0 +1,153 @@
+"""Files that somebody hands over: they run no code, write nothing outside of the run, and keep no secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from hongtu.cli.main import main
+from hongtu.cli.trust import without_secrets
+from hongtu.errors import printable
+from tests import problems
+
+SHORT = ["--hidden", "4", "--epochs", "1"]
+OWN = """
+import pathlib
+from hongtu import nn
+pathlib.Path("executed").touch()
+def layers(artifact): return [nn.GCNConv(6, 4, activation="relu"), nn.GCNConv(4, 3)]
+def squares(out, target): return (out.softmax(1).gather(1, target[:, None])[:, 0] - 1) ** 2
+def least(out, target): return -target.max()
+"""
+FUNCTIONS = {"model": "layers", "loss": "squares", "metric": "least"}
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return str(problems.prepare(problems.awkward(), 2, 3).path)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys, *argv):
+    assert main([*argv]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("name", ["model", "loss", "metric"])
+def test_a_run_file_names_no_code(name, artifact, here, capsys):
+    (here / f"own_{name}_of_a_file.py").write_text(OWN)
+    code = f"own_{name}_of_a_file:{FUNCTIONS[name]}"
+    (here / "run.toml").write_text(f"artifact = '{artifact}'\nepochs = 1\nhidden = 4\n{name} = '{code}'")
+    for command in ("train", "plan") if name == "model" else ("train",):
+        err = refused(capsys, command, "run.toml")
+        assert f"run.toml: {name} is {code!r}, code that a file may not have run" in err
+        assert f"pass --{name} {code}" in err and not (here / "executed").exists()
+    assert main(["train", "run.toml", f"--{name}", code]) == 0
+    assert (here / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "loss"])
+def test_a_run_directory_names_no_code(name, artifact, here, capsys):
+    (here / f"given_{name}.py").write_text(OWN)
+    assert main(["train", artifact, *SHORT, "--run", "given"]) == 0
+    code = f"given_{name}:{FUNCTIONS[name]}"
+    options = json.loads((here / "given" / "options.json").read_text())
+    (here / "given" / "options.json").write_text(json.dumps(options | {name: code}))
+    capsys.readouterr()
+    assert f"pass --{name} {code}" in refused(capsys, "embed", artifact, "given", "out.npy")
+    assert not (here / "executed").exists()
+    assert main(["embed", artifact, "given", "out.npy", f"--{name}", code]) == 0
+    assert np.load("out.npy").shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("logger", "words"),
+    [
+        ("CSVLogger('epochs.csv')", "writes to 'epochs.csv', outside of the run directory run"),
+        ("CSVLogger('run/../epochs.csv')", "outside of the run directory"),
+        ("CSVLogger('run/away/epochs.csv')", "outside of the run directory"),
+        ("CSVLogger(path='/tmp/hongtu-outside.csv')", "outside of the run directory"),
+        ("CSVLogger('run')", "outside of the run directory"),
+        ("TensorBoardLogger('events')", "outside of the run directory"),
+        ("MLflowLogger('x', 'sqlite:///elsewhere.db')", "outside of the run directory"),
+        ("MLflowLogger(tracking_uri='https://example.org')", "outside of the run directory"),
+        ("WandbLogger(dir='..')", "outside of the run directory"),
+        ("WandbLogger(settings={'x': 1})", "settings is not taken from a file"),
+        ("CSVLogger()", "missing a required argument"),
+    ],
+)
+def test_loggers_of_a_run_file_stay_in_the_run(logger, words, artifact, here, capsys):
+    (here / "away").mkdir()
+    (here / "run.toml").write_text(f'artifact = "{artifact}"\nepochs = 1\nhidden = 4\nloggers = ["{logger}"]')
+    if "away" in logger:
+        (here / "run").mkdir()
+        (here / "run" / "away").symlink_to("../away")
+    err = refused(capsys, "train", "run.toml", "--run", "run")
+    assert words in err and not (here / "epochs.csv").exists() and not list((here / "away").iterdir())
+    assert "no run directory (--run)" in refused(capsys, "train", "run.toml") or "is not" in words or "missing" in words
+
+
+def test_loggers_that_are_typed_write_where_they_say(artifact, here, capsys):
+    (here / "run.toml").write_text(f"artifact = '{artifact}'\nepochs = 2\nhidden = 4\nloggers = ['CSVLogger(\"x\")']")
+    assert main(["train", "run.toml", "--loggers", "CSVLogger('epochs.csv')"]) == 0
+    assert len((here / "epochs.csv").read_text().splitlines()) == 3
+    (here / "run.toml").write_text(f"artifact = '{artifact}'\nepochs = 2\nloggers = ['CSVLogger(\"run/log/x.csv\")']")
+    assert main(["train", "run.toml", "--run", "run"]) == 0
+    assert len((here / "run" / "log" / "x.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("CSVLogger('monkeys.csv')", "CSVLogger('monkeys.csv')"),
+        ("WandbLogger(project='x', api_key = \"a'b\")", "WandbLogger(project='x', api_key = '***')"),
+        ("WandbLogger(config={'password': 'x', 'lr': 1})", "WandbLogger(config={'password': '***', 'lr': 1})"),
+        ("MLflowLogger('e', 'https://u:p@host/a')", "MLflowLogger('e', 'https://***@host/a')"),
+        ("MLflowLogger('e', 'https://host/a?token=12')", None),
+    ],
+)
+def test_secrets_are_not_kept(text, kept):
+    assert without_secrets(text) == (kept or without_secrets(text))
+    assert "12" not in without_secrets(text) and "u:p" not in without_secrets(text)
+
+
+def test_a_run_keeps_no_secrets(artifact, here, capsys):
+    logger = "CSVLogger('run/x.csv', metrics=('token=1234',))"
+    assert main(["train", artifact, *SHORT, "--run", "run", "--loggers", logger]) == 0
+    assert "1234" not in (here / "run" / "options.json").read_text()
+    capsys.readouterr()
+    assert "does not keep secrets; pass --loggers" in refused(
+        capsys, "train", "run/options.json", "--run", "again", "--loggers", "CSVLogger('again/***')"
+    )
+    assert main(["report", "run"]) == 0
+    assert "1234" not in (here / "report.html").read_text() and "CSVLogger" not in (here / "report.html").read_text()
+
+
+def test_terminals_get_no_control_characters(here, capsys):
+    assert printable("a\x1b]0;x\x07\tb\n\u202ec\udc80é图") == r"a\x1b]0;x\x07" + "\tb\n" + r"\u202ec\udc80é图"
+    assert r"\x1b[2J" in refused(capsys, "info", "\x1b[2Jartifact")
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o002, 0o022])
+def test_modes_follow_the_umask(mask, artifact, here):
+    before = os.umask(mask)
+    try:
+        assert main(["generate", "citation", "graph", "--vertices", "30", "--edges", "90", "--features", "4"]) == 0
+        assert main(["preprocess", "graph", "artifact", "--partitions", "2", "--chunks", "2"]) == 0
+        assert main(["train", artifact, *SHORT, "--run", "run"]) == 0
+    finally:
+        os.umask(before)
+    for path in (here, *here.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert path == here or mode == (0o777 if path.is_dir() else 0o666) & ~mask, path
