@@ -7,6 +7,7 @@ A chunk is centred on its own mean before it is squared, and chunks are merged i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,9 +54,15 @@ class Moments:
                 whole._merge(part.rows, part.mean.cpu(), part.squares.cpu())
         return whole
 
-    def with_others(self, gather: Callable[[Moments], Sequence[Moments]]) -> Moments:
-        """Together with those of other ranks, if somebody wants them; ``gather`` gets every rank's."""
-        return Moments.combine(gather(self)) if self.wanted else self
+    def with_others(self, gather: Callable[[Any], Sequence[Any]]) -> Moments:
+        """Together with those of other ranks, if somebody wants them; ``gather`` gets every rank's numbers."""
+        if not self.wanted:
+            return self
+        found = []
+        for rows, *sums in gather((self.rows, self.mean, self.squares)):
+            found.append(Moments(torch.stack(sums)))
+            found[-1].rows = rows
+        return Moments.combine(found)
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:

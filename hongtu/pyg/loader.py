@@ -93,7 +93,8 @@ class NeighborLoader(DataLoader):
             what = {"fanouts": fanouts, "batch_size": batch_size, "shuffle": shuffle, "replace": replace, "seed": seed}
             what |= {"drop_last": drop_last, "window": window, "artifact": artifact.manifest["hash"]}
             what |= {"split": f"{len(seeds)} vertices, checksum {zlib.crc32(seeds.tobytes())}"}
-            ranks.check_same(what)
+            with ranks.call("NeighborLoader"):
+                ranks.check_same(what)
             self.windows = Windows(sampler, ranks, window, parse_bytes(cache_memory))
         super().__init__(_Batches(sampler), sampler=self._epochs, batch_size=None, collate_fn=_itself, **options)
 

@@ -130,9 +130,16 @@ class Windows:
 
     def _fetch(self, vertices: np.ndarray) -> Tensor:
         """float32 [R, F], from their owners: who asks for how many, for which, and these."""
+        with self.ranks.call("a window of NeighborLoader"):
+            return self._fetched(vertices)
+
+    def _fetched(self, vertices: np.ndarray) -> Tensor:
         cuts = np.searchsorted(vertices, self.starts)
         wanted = [torch.from_numpy(vertices[low:high]) for low, high in itertools.pairwise(cuts)]
         asked = [counts[self.ranks.rank] for counts in self.ranks.gather([len(ids) for ids in wanted])]
+        most = int(self.starts[self.ranks.rank + 1] - self.starts[self.ranks.rank])
+        if not all(isinstance(count, int) and 0 <= count <= most for count in asked):
+            raise InputError(f"other ranks ask for {asked} of this rank's {most} vertices; expected at most as many")
         theirs = [torch.empty(count, dtype=torch.int64) for count in asked]
         self.ranks.exchange(wanted, theirs)
         given = [self._own(ids.numpy()) for ids in theirs]

@@ -10,14 +10,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hongtu.errors import InputError, RankLost
-from hongtu.ranks.together import Alone, Together
+from hongtu.host import available_bytes
+from hongtu.ranks.together import OUTSIDE, Alone, Calls, Together
+from hongtu.ranks.wire import FRAME, check_places, checked_shape, decode, encode, pack, unpack
 from hongtu.ranks.words import Heard, own_pulse
 
 T = TypeVar("T")
+_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, Calls] = weakref.WeakKeyDictionary()  # of every group
 
 
 class Ranks(Together):
@@ -44,43 +48,89 @@ class Ranks(Together):
         self._members = [dist.get_global_rank(group, r) if group is not None else r for r in range(self.size)]
         if "gloo" not in dist.get_backend(group):
             group = dist.new_group(self._members, backend="gloo")
+        self._calls = _calls.setdefault(group or dist.group.WORLD, Calls())  # type: ignore[arg-type]
         self._weakly = None if group is None else weakref.ref(group)
         self._pulse = own_pulse(dist.get_rank(), dist.get_world_size()) if self.size > 1 else None
         self._names = [f"rank {rank}" for rank in range(self.size)]
-        self._names = self.gather(self._names[self.rank] if self._pulse is None else self._pulse.who)
+        self._names = list(map(str, self.gather(self._names[self.rank] if self._pulse is None else self._pulse.who)))
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
         """torch.distributed holds it until it is destroyed; its threads must not outlive Python, as they would if a
         trainer held it, too."""
-        return self._weakly() if self._weakly is not None else None
+        group = None if self._weakly is None else self._weakly()
+        if not dist.is_initialized() or (group is None and self._weakly is not None):
+            raise InputError(
+                "this process has destroyed its process group; call torch.distributed.destroy_process_group() behind "
+                "the last method that all ranks call"
+            )
+        return group
+
+    def _meet(self, what: str, message: bytes) -> list[bytes | memoryview]:
+        """Every rank's message, by rank, where all are at the same place."""
+        place = self.calls.place(what)
+        frames = [torch.empty(FRAME, dtype=torch.uint8) for _ in range(self.size)]
+        with self._there():
+            dist.all_gather(frames, _bytes(pack(place, message)), group=self._group)
+        said = [unpack(frame.numpy().data, who) for frame, who in zip(frames, self._names, strict=True)]
+        check_places([place for place, _, _ in said])
+        found: list[bytes | memoryview] = []
+        for rank, (_, size, inside) in enumerate(said):
+            if inside is None:  # it is sent by itself
+                own = rank == self.rank
+                rest = _bytes(message) if own else self._room(rank, torch.uint8, (size,))
+                with self._there():
+                    dist.broadcast(rest, self._members[rank], group=self._group)
+                inside = rest.numpy().data
+            found.append(inside)
+        return found
+
+    def _room(self, rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Memory for what a rank sends."""
+        size, free = dtype.itemsize, available_bytes()
+        for length in shape:
+            size *= length
+        if free is not None and size > free:
+            raise InputError(f"{self._names[rank]} sends {size} bytes, and {free} are available on this rank's machine")
+        return torch.empty(shape, dtype=dtype)
 
     def gather(self, value: T) -> list[T]:
-        found: list[Any] = [None] * self.size
-        with self._there():
-            dist.all_gather_object(found, value, group=self._group)
-        return found
+        found = self._meet("gather", encode(value))
+        return [decode(message, who) for message, who in zip(found, self._names, strict=True)]
+
+    def told(self, value: T) -> T:
+        found = self._meet("told", encode(value) if self.rank == 0 else b"")
+        return value if self.rank == 0 else decode(found[0], self._names[0])
 
     def each(self, tensor: Tensor) -> Iterator[Tensor]:
         tensor = tensor.detach().cpu().contiguous()
-        for rank, shape in enumerate(self.gather(tuple(tensor.shape))):
-            part = tensor if rank == self.rank else tensor.new_empty(shape)
+        for rank, shape in enumerate(self._shapes(tensor)):
+            part = tensor if rank == self.rank else self._room(rank, tensor.dtype, shape)
             if part.numel():
                 with self._there():
                     dist.broadcast(part, self._members[rank], group=self._group)
             yield part
 
-    def told(self, value: T) -> T:
-        found: list[Any] = [value]
-        with self._there():
-            dist.broadcast_object_list(found, self._members[0], group=self._group)
-        return found[0]
-
     def take_from_first(self, tensor: Tensor) -> None:
         there = tensor.detach().cpu().contiguous()
+        if (first := self._shapes(there)[0]) != there.shape:
+            raise InputError(f"a tensor of the model: rank 0 has {list(first)}, this rank {list(there.shape)}")
         with self._there():
             dist.broadcast(there, self._members[0], group=self._group)
         tensor.detach().copy_(there)
+
+    def _shapes(self, tensor: Tensor) -> list[tuple[int, ...]]:
+        """Of every rank's tensor; they differ in length at most."""
+        found = []
+        for who, said in zip(self._names, self.gather([str(tensor.dtype)[6:], list(tensor.shape)]), strict=True):
+            try:
+                dtype, shape = checked_shape(said)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{who} sends {error}, expected {tensor.dtype} {list(tensor.shape)}") from None
+            if dtype != tensor.dtype or len(shape) != tensor.ndim or shape[1:] != tensor.shape[1:]:
+                raise InputError(f"{who} sends {dtype} {list(shape)}, this rank {tensor.dtype} {list(tensor.shape)}")
+            found.append(shape)
+        return found
 
     def begin(self, out: Iterable[tuple[int, Tensor]], into: Iterable[tuple[int, Tensor]]) -> list[Any]:
         begun: list[tuple[int, Any]] = []
@@ -105,6 +155,15 @@ class Ranks(Together):
         if self._pulse is not None:
             self._pulse.where = text
 
+    @property
+    def method(self) -> str:
+        return "" if self._pulse is None else self._pulse.method
+
+    @method.setter
+    def method(self, text: str) -> None:
+        if self._pulse is not None:
+            self._pulse.method = text
+
     def reason(self, error: BaseException) -> BaseException:
         if self._pulse is None or not isinstance(error, KeyboardInterrupt):
             return error
@@ -119,7 +178,7 @@ class Ranks(Together):
         if error is not None and not isinstance(cause, RankLost):
             text = str(error) or type(error).__name__
             self._pulse.leave_words(text, interrupted=isinstance(cause, KeyboardInterrupt))
-        self._pulse.end()
+        self._pulse.end(lost=isinstance(cause, RankLost))
 
     @contextmanager
     def _there(self, rank: int | None = None) -> Iterator[None]:
@@ -136,7 +195,7 @@ class Ranks(Together):
             lost = [] if self._pulse is None else self._pulse.missed()
             text = self._said(lost, f", or its network ({_first_sentence(error)})", "waited for it", rank)
             if self._pulse is not None:
-                self._pulse.end()  # none that is lost
+                self._pulse.end(lost=True)
             raise RankLost(text) from error
         if self._pulse is not None:
             self._pulse.waits = False
@@ -148,13 +207,21 @@ class Ranks(Together):
             lost: what the pulse missed.
             rank: that this one waited for.
         """
-        own = self.where and f"; this rank {did} {self.where}"
+        own = self.where and f"; this rank {did} {self.where}{self.method}"
         if isinstance(lost, str):
             return lost + own
         known = [heard.who for heard in lost] or ([] if rank is None else [self._names[rank]])
         last = {heard.where for heard in lost if heard.where}
         was = f"; it was {' and '.join(sorted(last))}" if last else ""
-        return f"{' and '.join(known) or 'another rank'} does not answer{why}{was}{own}"
+        gone = "has ended" if lost and all(heard.doing == "ended" for heard in lost) else f"does not answer{why}"
+        advice = "; every rank must call the same methods in the same order: take the call out of `if rank == 0`"
+        advice = advice if any(text.startswith(OUTSIDE) for text in last) else ""
+        return f"{' and '.join(known) or 'another rank'} {gone}{was}{own}{advice}"
+
+
+def _bytes(content: bytes) -> Tensor:
+    """As a tensor of uint8; nobody writes into it."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _import_without_group() -> None:

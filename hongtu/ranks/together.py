@@ -1,6 +1,8 @@
 """What ranks do together, over torch.distributed; one process alone does the same with itself.
 
-Everything here is called by all ranks, in the same order. What they get is the same on each, to the bit.
+Everything here is called by all ranks, in the same order. What they get is the same on each, to the bit. With every
+exchange but ``begin`` and ``end`` a rank says where it is (``Calls.place``), and all refuse to go on where one is
+elsewhere.
 """
 
 from __future__ import annotations
@@ -10,15 +12,47 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError, OutputError
+from hongtu.ranks.wire import Place
 
+P = ParamSpec("P")
 T = TypeVar("T")
+ERRORS = {"InputError": InputError, "OutputError": OutputError, "RuntimeError": RuntimeError}  # that ranks tell
+BEFORE, OUTSIDE = "before the first pass", "in none of hongtu's methods"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
+
+
+@dataclass
+class Calls:
+    """The methods that a process has called, of everything in one group; all ranks call the same.
+
+    Attributes:
+        number: how many, without those that others call.
+        exchanges: that the latest has begun.
+        inside: those that are not over, the outermost first.
+        trainers: that were made.
+    """
+
+    number: int = 0
+    exchanges: int = 0
+    inside: list[str] = field(default_factory=list)
+    trainers: int = 0
+
+    def place(self, what: str) -> Place:
+        """Where this process is, at its next exchange."""
+        self.exchanges += 1
+        return Place(" inside ".join(reversed(self.inside)), self.number, self.exchanges, what)
+
+    @property
+    def outermost(self) -> str:
+        return f"{self.inside[0]} (call {self.number})"
 
 
 class Together(ABC):
@@ -28,11 +62,20 @@ class Together(ABC):
         rank: its number, from 0.
         size: how many there are.
         where: this process is, for people: "in pass 'forward 1'"; "" before it is anywhere.
+        method: of which method that is, for people: " of fit (call 2)"; "" outside of all.
     """
 
     rank: int
     size: int
     where: str = ""
+    method: str = ""
+    _calls: Calls | None = None
+
+    @property
+    def calls(self) -> Calls:
+        """What this process has called."""
+        self._calls = self._calls or Calls()
+        return self._calls
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
@@ -71,6 +114,40 @@ class Together(ABC):
     def reason(self, error: BaseException) -> BaseException:
         """Why this process stops: an interrupt may have come because another rank is lost."""
         return error
+
+    @contextmanager
+    def call(self, method: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Inside is a method that all ranks call; none begins with it before all have.
+
+        Args:
+            method: its name, for people.
+            check: raises what is wrong on this rank; then all raise it.
+
+        Raises:
+            InputError: on every rank, where one is in another method.
+        """
+        if self.size == 1:
+            check()
+            yield
+            return
+        calls, own = self.calls, None
+        if not calls.inside:
+            calls.number, calls.exchanges = calls.number + 1, 0
+        calls.inside.append(method)
+        outermost = calls.outermost
+        try:
+            if len(calls.inside) == 1:
+                self.where, self.method = BEFORE, f" of {outermost}"
+            try:
+                check()
+            except Exception as error:
+                own = error
+            _raise_first(own, self.gather(_told(own)))
+            yield
+            if len(calls.inside) == 1:
+                self.where, self.method = f"{OUTSIDE}, the last was {outermost}", ""
+        finally:
+            calls.inside.pop()
 
     def add_up(self, parts: Iterable[Tensor]) -> None:
         """Make tensors the sums of all ranks', added by rank in float64."""
@@ -131,15 +208,7 @@ class Together(ABC):
             yield
         except Exception as error:
             own = error
-        kind = next((kind for kind in (InputError, OutputError) if isinstance(own, kind)), RuntimeError)
-        failed = self.gather(None if own is None else (str(own), kind))
-        if own is not None:
-            raise own
-        for rank, other in enumerate(failed):
-            if other is not None:
-                again = other[1].__new__(other[1])
-                again.args = (f"rank {rank}: {other[0]}",)
-                raise again
+        _raise_first(own, self.gather(_told(own)))
 
     def check_same(self, what: Mapping[str, Any]) -> None:
         """Refuse ranks that were given something else than rank 0.
@@ -149,6 +218,45 @@ class Together(ABC):
         """
         if self.size > 1:
             _compare(self.gather({name: _ADDRESS.sub("", str(value)) for name, value in what.items()}))
+
+
+def called_by_all(
+    check: Callable[[Any], None] = lambda self: None,
+) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[Concatenate[Any, P], T]]:
+    """Makes a method, of something with ``ranks`` and a ``title`` behind the method's name, one that all ranks call.
+
+    Args:
+        check: as for ``Together.call``, given the object.
+    """
+
+    def made(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+        @wraps(method)
+        def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            with self.ranks.call(f"{method.__name__}{self.title}", partial(check, self)):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return made
+
+
+def _told(error: Exception | None) -> tuple[str, str] | None:
+    """What other ranks are told of it."""
+    if error is None:
+        return None
+    return next(name for name, kind in ERRORS.items() if isinstance(error, kind) or kind is RuntimeError), str(error)
+
+
+def _raise_first(own: Exception | None, told: Sequence[tuple[str, str] | None]) -> None:
+    """Raise this rank's error, or the first that another was told of."""
+    if own is not None:
+        raise own
+    for rank, other in enumerate(told):
+        if other is not None:
+            kind: type[Exception] = ERRORS.get(str(other[0]), RuntimeError)
+            again = kind.__new__(kind)
+            again.args = (f"rank {rank}: {other[1]}",)
+            raise again
 
 
 def _compare(of_ranks: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from hongtu.errors import RankLost
 
@@ -30,7 +30,7 @@ QUIET = 5.0  # seconds until a person is told for whom this process waits
 LAST = 30.0  # seconds that a process waits for its own thread before it ends
 GONE = (KeyError, ValueError, RuntimeError)  # raised where the store is
 
-Doing = Literal["works", "waits", "ended"]
+Doing = Literal["works", "waits", "ended", "lost"]  # lost: it ended because of another
 
 
 class Heard(NamedTuple):
@@ -51,12 +51,14 @@ class Pulse:
 
     Attributes:
         where: it is, for people: "in pass 'forward 1'".
+        method: of which method that is: " of fit (call 2)"; "" in none.
         waits: for others.
     """
 
     rank: int
     size: int
     where: str = ""
+    method: str = ""
     waits: bool = False
     _times: int = 0
     _over: threading.Event = field(default_factory=threading.Event)
@@ -79,24 +81,29 @@ class Pulse:
 
     def _say(self, store: dist.TCPStore, doing: Doing) -> None:
         self._times += 1
-        store.set(PULSE.format(self.rank), json.dumps(Heard(self._times, self.who, self.where, doing)))
+        said = Heard(self._times, self.who, self.where + self.method, doing)
+        store.set(PULSE.format(self.rank), json.dumps(said))
 
-    def end(self) -> None:
-        """Say that this process ends, and nothing from then on."""
+    def end(self, *, lost: bool = False) -> None:
+        """Say that this process ends, because of another or not, and nothing from then on."""
         if self._over.is_set():
             return
         self._over.set()
         self._thread.join(PATIENCE.total_seconds())
         with suppress(*GONE):
             if self._store is not None:
-                self._say(self._store, "ended")
+                self._say(self._store, "lost" if lost else "ended")
 
     def _last(self) -> None:
-        """A thread that outlives Python in torch's code, the store's or the group's, would end the process with
-        SIGABRT; on a crowded machine the store may take seconds to answer."""
+        """Say why Python ends, where an error was not caught. A thread that outlives Python in torch's code, the
+        store's or the group's, would end the process with SIGABRT; on a crowded machine the store may take seconds to
+        answer."""
         import torch.distributed as dist
 
-        self.end()
+        error = getattr(sys, "last_value", None)
+        if error is not None and not self._over.is_set() and not isinstance(error, RankLost):
+            self.leave_words(str(error) or type(error).__name__, interrupted=isinstance(error, KeyboardInterrupt))
+        self.end(lost=isinstance(error, RankLost))
         self._thread.join(LAST)
         if dist.is_initialized() and not hasattr(sys, "last_value"):  # an error may leave what the group waits for
             dist.destroy_process_group()
@@ -109,9 +116,9 @@ class Pulse:
                 self._store.compare_set(INTERRUPTED if interrupted else STOPPED, "", words)
 
     def missed(self, *, interrupted: bool = False) -> str | list[Heard]:
-        """Why this process cannot go on: the words of the first that stopped; or those that say nothing any more; or,
-        where all do, those that work while others wait for them. Takes a second, and hears nothing where the store is
-        gone, too.
+        """Why this process cannot go on: the words of the first that stopped; or those that say nothing any more; or
+        those that have ended; or those that work while others wait for them. Takes a second, and hears nothing where
+        the store is gone, too.
 
         Args:
             interrupted: so was this process, as others may have been; it does not wait.
@@ -125,19 +132,42 @@ class Pulse:
             while time.monotonic() < until:
                 for key in keys:
                     if store.check([key]):
-                        return str(store.get(key), "utf-8")
+                        return _text(store.get(key))
                 time.sleep(BEAT / 4)
             now = self._heard(store)
         except GONE:
             return []
-        living = {rank: heard for rank, heard in now.items() if heard.doing != "ended" and rank != self.rank}
+        others = {rank: heard for rank, heard in now.items() if heard.doing != "lost" and rank != self.rank}
+        ended = [heard for heard in others.values() if heard.doing == "ended"]
+        living = {rank: heard for rank, heard in others.items() if heard.doing != "ended"}
         silent = [heard for rank, heard in living.items() if rank in before and before[rank].times == heard.times]
         hung = [] if interrupted else [heard for heard in living.values() if heard.doing == "works"]
-        return silent or hung
+        return silent or ([] if interrupted else ended) or hung
 
     def _heard(self, store: dist.TCPStore) -> dict[int, Heard]:
         keys = {rank: PULSE.format(rank) for rank in range(self.size)}
-        return {rank: Heard(*json.loads(store.get(key))) for rank, key in keys.items() if store.check([key])}
+        said = {rank: _heard(store.get(key)) for rank, key in keys.items() if store.check([key])}
+        return {rank: heard for rank, heard in said.items() if heard is not None}
+
+
+def printable(text: str) -> str:
+    """It, without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _text(content: bytes) -> str:
+    """What somebody said, for a terminal."""
+    return printable(str(content, "utf-8", "replace"))
+
+
+def _heard(content: bytes) -> Heard | None:
+    """None where it is no word of a pulse."""
+    try:
+        times, who, where, doing = json.loads(_text(content))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    right = isinstance(times, int) and isinstance(who, str) and isinstance(where, str) and doing in get_args(Doing)
+    return Heard(times, printable(who), printable(where), doing) if right else None
 
 
 def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> None:
@@ -157,7 +187,7 @@ def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> 
     while missing := [k for k in missing if not store.check([BEGUN.format(k, _attempt())])]:
         who = " and ".join(f"rank {k}" for k in missing)
         if store.check([early]):
-            raise RankLost(str(store.get(early), "utf-8"))
+            raise RankLost(_text(store.get(early)))
         if time.monotonic() > until:
             raise RankLost(f"{who} did not come within {timeout:g} seconds")
         if time.monotonic() > said and rank == 0:

@@ -22,7 +22,7 @@ class Callback:
         """Before the first epoch of ``fit``."""
 
     def on_epoch_end(self, trainer: Any, record: EpochRecord) -> bool | None:
-        """After an epoch, its evaluation and its snapshot; True ends ``fit``."""
+        """After an epoch, its evaluation and its snapshot; True ends ``fit``, of several ranks on any."""
 
     def on_fit_end(self, trainer: Any) -> None:
         """After the last epoch, also where an error ended ``fit``."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hongtu.errors import BudgetError
 from hongtu.hardware import Hardware
@@ -23,6 +24,17 @@ class Tried(NamedTuple):
 
     seconds: float
     choice: ByVertex | None
+
+
+def to_tell(tried: Tried) -> Any:
+    """It, as plain values; ``told`` makes it again."""
+    return tried.seconds, None if tried.choice is None else astuple(tried.choice)
+
+
+def told(tried: Any) -> Tried:
+    """What ``to_tell`` was given."""
+    seconds, choice = tried
+    return Tried(seconds, None if choice is None else ByVertex(*choice))
 
 
 def try_plan(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> Tried:

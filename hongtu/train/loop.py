@@ -177,7 +177,7 @@ class _Loop:
                 self._save()
             if options.on_epoch is not None:
                 options.on_epoch(record)
-            if trainer.ranks.told(self.callbacks.epoch(trainer, record)):
+            if any(trainer.ranks.gather(self.callbacks.epoch(trainer, record))):
                 self._last = trainer.epoch
             shown.update()
             scores = {split: f"{record.metrics[split]:.4f}" for split in SPLITS if split in record.metrics}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hongtu.model.link_loss import DECODER
 from hongtu.model.network import Network
 from hongtu.model.wiring import Modules
 from hongtu.nn.context import RowContext
-from hongtu.ranks.together import Together
+from hongtu.ranks.together import Together, called_by_all
 from hongtu.train.loop import Waiting
 from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
@@ -49,6 +49,7 @@ class Resumable:
     _context: RowContext
     _dtype: torch.dtype
     _torn: str | None = None
+    _number: int
 
     @contextmanager
     def _whole_or_torn(self, what: str) -> Iterator[None]:
@@ -57,6 +58,11 @@ class Resumable:
             self._torn = what
             yield
             self._torn = None
+
+    @property
+    def title(self) -> str:
+        """Which Trainer this is, behind a method's name; there may be several on the same ranks."""
+        return f" of Trainer {self._number}" if self._number > 1 else ""
 
     def _check_whole(self) -> None:
         if self._torn is not None:
@@ -69,7 +75,8 @@ class Resumable:
         check_tensors(self.model)
 
     def save(self, path: str | os.PathLike[str], *, format: str = "snapshot") -> None:
-        """Write a file, atomically; of several ranks the first writes it.
+        """Write a file, atomically. Of several ranks the first writes it, and need not wait for the others, which
+        return at once; with learned embeddings all call it, for each has its own rows.
 
         Args:
             path: the file; the directory is made.
@@ -86,14 +93,23 @@ class Resumable:
             raise InputError(
                 f"save: {path} with format {format!r}; safetensors, and nothing else, end in {SAFETENSORS}"
             )
-        state = self.state()
-        if format == "snapshot":
-            self.ranks.first(lambda: write_snapshot(path, state))
-            return
-        rows = {} if state["embedding"] is None else {NAME: state["embedding"]["weight"]}
-        rows |= {f"{DECODER}.{name}": value for name, value in (state["decoder"] or {}).items()}
-        self.ranks.first(lambda: write_weights(path, state["model"] | rows, state["identity"]))
+        with self._with_rows("save"):
+            state = self.state()
+            with self.ranks.agreed() if self.embedding is not None else nullcontext():
+                if self.ranks.rank == 0:
+                    _write(path, state, format)
 
+    @contextmanager
+    def _with_rows(self, method: str) -> Iterator[None]:
+        """A method that all ranks call where each has learned rows of its own; else each calls it for itself."""
+        if self.embedding is None:
+            self._check_whole()
+            yield
+            return
+        with self.ranks.call(f"{method}{self.title}", self._check_whole):
+            yield
+
+    @called_by_all()
     @torch.inference_mode(False)
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from a snapshot of the same artifact and layers; the next epochs equal an uninterrupted run's, with
@@ -105,6 +121,7 @@ class Resumable:
         path = as_path("load: path", path)
         self._restore(path, self.ranks.first(lambda: read_snapshot(path)))
 
+    @called_by_all()
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Take the weights of a snapshot, a run's newest, or safetensors, of the same layers, and nothing else: to
         predict, or to begin with. The artifact may be another one, with the same columns of features.
@@ -126,6 +143,7 @@ class Resumable:
             raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
         self.set_weights(state)
 
+    @called_by_all()
     @torch.inference_mode(False)
     def resume(self, run_dir: str | os.PathLike[str]) -> bool:
         """Continue the run of ``fit(run_dir=..., save_every=...)`` from its newest snapshot that is not damaged.
@@ -139,30 +157,35 @@ class Resumable:
             InputError: when no snapshot can be read, or they are of another artifact or layer list.
         """
         directory = RunDirectory(as_path("resume: run_dir", run_dir, "a directory"))
-        newest = self.ranks.first(directory.newest)
-        if newest is not None:
-            self._restore(*newest)
+
+        def newest() -> tuple[str, dict[str, Any]] | None:
+            found = directory.newest()
+            return None if found is None else (str(found[0]), found[1])
+
+        found = self.ranks.first(newest)
+        if found is not None:
+            self._restore(*found)
         self.ranks.first(lambda: directory.rewind(self.epoch))
-        return newest is not None
+        return found is not None
 
     def state(self) -> dict[str, Any]:
         """All that later epochs depend on, as tensors and plain values, and the metrics of the epochs so far."""
-        self._check_whole()
-        return {
-            "identity": self._identity(),
-            "model": self.model.state_dict(),
-            "trained": {name: p.requires_grad for name, p in self.model.named_parameters()},
-            "training": {name: module.training for name, module in self.model.named_modules()},
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "embedding": None if self.embedding is None else self.embedding.state(),
-            "decoder": None if self.decoder is None else self.decoder.state_dict(),
-            "epoch": self.epoch,
-            "history": self.history,
-            "stopping": [self.waiting.best, self.waiting.since],
-            "seed": self._context.seed,
-            "rng": random_state(),
-        }
+        with self._with_rows("state"):
+            return {
+                "identity": self._identity(),
+                "model": self.model.state_dict(),
+                "trained": {name: p.requires_grad for name, p in self.model.named_parameters()},
+                "training": {name: module.training for name, module in self.model.named_modules()},
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                "embedding": None if self.embedding is None else self.embedding.state(),
+                "decoder": None if self.decoder is None else self.decoder.state_dict(),
+                "epoch": self.epoch,
+                "history": self.history,
+                "stopping": [self.waiting.best, self.waiting.since],
+                "seed": self._context.seed,
+                "rng": random_state(),
+            }
 
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
@@ -223,6 +246,15 @@ class Resumable:
             "autocast": str(self._network.autocast),
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
+
+
+def _write(path: Path, state: dict[str, Any], format: str) -> None:
+    if format == "snapshot":
+        write_snapshot(path, state)
+        return
+    rows = {} if state["embedding"] is None else {NAME: state["embedding"]["weight"]}
+    rows |= {f"{DECODER}.{name}": value for name, value in (state["decoder"] or {}).items()}
+    write_weights(path, state["model"] | rows, state["identity"])
 
 
 def _shapes(weights: Mapping[str, Any]) -> set[tuple[str, tuple[int, ...]]]:

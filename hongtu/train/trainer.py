@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -37,12 +38,13 @@ from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import fabric_between, over
 from hongtu.ranks.group import current
+from hongtu.ranks.likeness import likeness
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
-from hongtu.ranks.together import Alone, Together
+from hongtu.ranks.together import Alone, Together, called_by_all
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.budget import budget_bytes
-from hongtu.train.dependencies import Tried, choose_stages, try_plan
+from hongtu.train.dependencies import Tried, choose_stages, to_tell, told, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.layer_output import layer_number, layer_runtime
 from hongtu.train.loop import FitOptions, Waiting, fit
@@ -75,6 +77,7 @@ from hongtu.train.settings import (
 from hongtu.train.survey.widths import fill_widths
 
 T = TypeVar("T")
+FEW = 20  # vertices, which a message can name
 
 
 class Trainer(Resumable):
@@ -173,54 +176,61 @@ class Trainer(Resumable):
                 "by torchrun --nproc-per-node (docs/machines.md)"
             )
         self.ranks = current() if ranks is None else ranks
-        with self.ranks.agreed():
-            self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-            self.artifact.check_bounds()
-            check_precision(dtype, autocast)
-            check_steps(scheduler, clip_grad_norm)
-            check_plain(seed, detect_anomaly=detect_anomaly, deterministic=deterministic)
-            links = isinstance(loss, LinkLoss)
-            self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
-            self._evaluation = Evaluation(None if links else metric, self.artifact.task)
-            self._backend = get_backend(device, self.artifact.size)
-            self.strategy = get_strategy(strategy)
-            self.hardware = load_hardware(hardware or self._backend.hardware)
-            self._spill, self._limit = spill, host_limit(
-                host_memory, spills=spill is not None, has_devices=self._backend.on_host,
-                device_memory=device_memory, ranks=self.ranks.size,
-            )  # fmt: skip
-            if spill is not None:
-                check_disk(spill, 0)
-            self._dtype, self._on_oom = dtype, on_oom
-            self.clip_grad_norm, self.detect_anomaly, self.deterministic = clip_grad_norm, detect_anomaly, deterministic
+        self.ranks.calls.trainers += 1
+        self._number = self.ranks.calls.trainers
+        with self.ranks.call(f"Trainer{self.title}"):
+            with self.ranks.agreed():
+                self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+                self.artifact.check_bounds()
+                check_precision(dtype, autocast)
+                check_steps(scheduler, clip_grad_norm)
+                check_plain(seed, detect_anomaly=detect_anomaly, deterministic=deterministic)
+                links = isinstance(loss, LinkLoss)
+                self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
+                self._evaluation = Evaluation(None if links else metric, self.artifact.task)
+                self._backend = get_backend(device, self.artifact.size)
+                self.strategy = get_strategy(strategy)
+                self.hardware = load_hardware(hardware or self._backend.hardware)
+                self._spill, self._limit = spill, host_limit(
+                    host_memory, spills=spill is not None, has_devices=self._backend.on_host,
+                    device_memory=device_memory, ranks=self.ranks.size,
+                )  # fmt: skip
+                if spill is not None:
+                    check_disk(spill, 0)
+                self._dtype, self._on_oom = dtype, on_oom
+                self.clip_grad_norm, self.detect_anomaly, self.deterministic = (
+                    clip_grad_norm,
+                    detect_anomaly,
+                    deterministic,
+                )
 
-            self._context = RowContext(seed=seed)
-            self.model = as_modules(layers)
-            fill_widths(self.model, self.artifact, dtype)
-            check_tensors(self.model)
-            self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
-            self._network = Network(self.model, self._context, autocast)
-            check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
-            self.dependencies = dependencies
-            self.decoder = trained_decoder(loss)
-            if self.decoder is not None:
-                self.decoder.to("cpu", dtype)  # where pairs are scored
-            self.optimizer = make_optimizer(optimizer, iter(self._learned))
-            self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
-            self.embedding: Embedding | None = None
-            make_rows_optimizer = embedding_optimizer or optimizer
-            self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))
-        self.ranks.check_same(self._given(loss, metric))
-        self._fabric = fabric_between(self.ranks, topology, self.hardware)
-        self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
-        self.ranks.take_model(self.model)
+                self._context = RowContext(seed=seed)
+                self.model = as_modules(layers)
+                fill_widths(self.model, self.artifact, dtype)
+                check_tensors(self.model)
+                self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
+                self._network = Network(self.model, self._context, autocast)
+                check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
+                self.dependencies = dependencies
+                self.decoder = trained_decoder(loss)
+                if self.decoder is not None:
+                    self.decoder.to("cpu", dtype)  # where pairs are scored
+                self.optimizer = make_optimizer(optimizer, iter(self._learned))
+                self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
+                self.embedding: Embedding | None = None
+                make_rows_optimizer = embedding_optimizer or optimizer
+                self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))
+            self.ranks.check_same(self._given(loss, metric))
+            self._fabric = fabric_between(self.ranks, topology, self.hardware)
+            self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
+            self.ranks.take_model(self.model)
 
-        self.epoch = 0
-        self.record: EpochRecord | None = None
-        self.history: list[dict[str, Any]] = []
-        self.waiting = Waiting()
-        self._gradients: dict[str, Tensor] = {}
-        self._resting: Resting = []
+            self.epoch = 0
+            self.record: EpochRecord | None = None
+            self.history: list[dict[str, Any]] = []
+            self.waiting = Waiting()
+            self._gradients: dict[str, Tensor] = {}
+            self._resting: Resting = []
 
     def _plan_unlimited(self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory) -> ExecutionPlan:
         """Of the whole graph in one process."""
@@ -262,7 +272,7 @@ class Trainer(Resumable):
                     lambda: make_plan(network=self._network, budget=self._budget, correct=None),
                     over(self._fabric, self.hardware),
                 )
-            return self.ranks.gather(own)
+            return [told(of_rank) for of_rank in self.ranks.gather(to_tell(own))]
 
         stages: Stages = ByLayer(layers_on_ranks, 0)
         if not self.artifact.learns_features:
@@ -294,10 +304,10 @@ class Trainer(Resumable):
             "another Trainer of the same artifact and layers"
         )
 
+    @called_by_all(Resumable._check_whole)
     @torch.inference_mode(False)
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
-        self._check_whole()
         start, loss, parameters = self._runtime.run(self._differentiate)
         with self._whole_or_torn(f"the step of epoch {self.epoch + 1}"):
             return self._step(start, loss, parameters)
@@ -365,8 +375,10 @@ class Trainer(Resumable):
         """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay."""
         if self.embedding is None or NAME not in self._gradients:
             return self._gradients
-        return self._gradients | {NAME: self.embedding.ordered(self._gradients[NAME])}
+        with self.ranks.call(f"gradients{self.title}"):
+            return self._gradients | {NAME: self.embedding.ordered(self._gradients[NAME])}
 
+    @called_by_all(Resumable._check_whole)
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
         micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the
@@ -380,6 +392,7 @@ class Trainer(Resumable):
         return self._infer(self._runtime, lambda out, ids: self._evaluation(out, labels, masks, self.ranks))
 
     @names_known
+    @called_by_all(Resumable._check_whole)
     def predict(
         self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
     ) -> Tensor | np.ndarray:
@@ -396,6 +409,7 @@ class Trainer(Resumable):
         return self.embed(-1, vertices, out=out)
 
     @names_known
+    @called_by_all(Resumable._check_whole)
     def embed(
         self, layer: int, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
     ) -> Tensor | np.ndarray:
@@ -405,10 +419,11 @@ class Trainer(Resumable):
             layer: its position in ``model``, from the end where it is negative; -1 is ``predict``.
             vertices, out: as in ``predict``.
         """
-        self._check_whole()
-        number = layer_number(self.model, layer)
-        numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
-        file = None if out is None else self.ranks.first(lambda: check_rows_file(out))
+        with self.ranks.agreed():
+            number = layer_number(self.model, layer)
+            numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
+        self.ranks.check_same({"layer": number, "vertices": _shown(numbers), "out": out is not None})
+        file = None if out is None else Path(self.ranks.first(lambda: str(check_rows_file(out))))
 
         def use(rows: Tensor, ids: Tensor) -> Tensor | np.ndarray:
             if file is not None:
@@ -431,7 +446,6 @@ class Trainer(Resumable):
     @torch.inference_mode(False)
     def _infer(self, runtime: Runtime, use: Callable[[Tensor, Tensor], T]) -> T:
         """What is made of a model's output, [V, C] in new order, and the original id of every row, int64 [V]."""
-        self._check_whole()
 
         def work(engine: Engine) -> T:
             with deterministic_torch(self.deterministic), engine.inferred() as out:
@@ -448,6 +462,7 @@ class Trainer(Resumable):
         )  # fmt: skip
 
     @names_known
+    @called_by_all(Resumable._check_whole)
     def fit(
         self,
         epochs: int,
@@ -483,10 +498,13 @@ class Trainer(Resumable):
         Returns:
             one record per epoch trained.
         """
-        options = FitOptions(
-            epochs=epochs, eval_every=eval_every, patience=patience, run_dir=run_dir, save_every=save_every, keep=keep,
-            keep_best=keep_best, restore_best=restore_best, progress=progress, on_epoch=on_epoch, callbacks=callbacks,
-        )  # fmt: skip
+        with self.ranks.agreed():
+            options = FitOptions(
+                epochs=epochs, eval_every=eval_every, patience=patience, run_dir=run_dir, save_every=save_every,
+                keep=keep,
+                keep_best=keep_best, restore_best=restore_best, progress=progress, on_epoch=on_epoch,
+                callbacks=callbacks,
+            )  # fmt: skip
         return fit(self, options)
 
     def _given(self, loss: Any, metric: Any) -> dict[str, Any]:
@@ -499,3 +517,8 @@ class Trainer(Resumable):
                 **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
             },
         )  # fmt: skip
+
+
+def _shown(numbers: Tensor | None) -> str:
+    """What ranks compare vertices by: themselves where they are few."""
+    return "all" if numbers is None else str(numbers.tolist()) if len(numbers) <= FEW else likeness(numbers)

@@ -1,12 +1,11 @@
 """Ranks as threads of one process that take turns: what one of them runs between two exchanges runs alone.
 
-They exchange through the same calls as processes do, so a Trainer cannot tell; a rank that ends early, or asks for
-something else than the others, fails the test instead of waiting for ever.
+They exchange through the same calls as processes do, and the same bytes, so a Trainer cannot tell; a rank that ends
+early, or asks for something else than the others, fails the test instead of waiting for ever.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from hongtu.ranks.together import Together
+from hongtu.ranks.wire import Place, check_places, decode, encode
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Room:
         self.turn = threading.Condition()
         self.whose = 0
         self.left: set[int] = set()
-        self.table: dict[int, tuple[str, Any]] = {}
+        self.table: dict[int, tuple[Place, bytes]] = {}
         self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # what one sent another
 
     def wait_for_turn(self, rank: int) -> None:
@@ -45,22 +45,20 @@ class TurnRanks(Together):
 
     def __init__(self, room: Room, rank: int) -> None:
         self.room, self.rank, self.size = room, rank, room.size
-        self.meetings = 0
 
     def _meet(self, what: str, value: Any) -> list[Any]:
         """Everybody's values, once all have said what they came for."""
         room = self.room
         assert not room.left, f"rank {self.rank} waits in {what}, ranks {room.left} have left"
-        self.meetings += 1
-        room.table[self.rank] = f"{what} {self.meetings}", value
+        room.table[self.rank] = self.calls.place(what), encode(value)
         room.pass_on(self.rank)
         room.wait_for_turn(self.rank)
         assert not room.left or len(room.table) == self.size, f"rank {self.rank} waits in {what}, {room.left} have left"
         found = [room.table[rank] for rank in range(self.size)]
-        assert len({said for said, _ in found}) == 1, [said for said, _ in found]
-        values = [copy.deepcopy(value) for _, value in found]
+        values = [decode(message, f"rank {rank}") for rank, (_, message) in enumerate(found)]
         room.pass_on(self.rank)  # nobody says the next thing before all have heard this one
         room.wait_for_turn(self.rank)
+        check_places([place for place, _ in found])
         return values
 
     def gather(self, value: T) -> list[T]:
