@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,6 @@ TRANSFORM, AGGREGATE, UPDATE, ROWS = range(4)
 _METHOD = (".transform", ".aggregate", ".update", "")
 
 Watch = Callable[[str, Rows, Any], None]
-# module, kind, rows, what is called, arguments -> what sees the result, or None
-Calling = Callable[[int, int, Rows, Callable[..., Any], tuple[Any, ...]], "Callable[[Any], None] | None"]
 
 
 @dataclass
@@ -88,10 +86,10 @@ class Network:
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
         self.wiring = wire(resolve(modules), self.layer_index, readers)
         self.chunk = 0
-        self.calling: Calling | None = None  # sees every call of a module before and after, where it is set
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
         self.must_not_draw = False  # a vertex may run in several chunks, which draw different numbers
+        self.drawn: list[Tensor] | None = None  # gets torch's generator behind every module that draws, where it is set
         self.given = 0  # columns of what the current module got
         self.forms = Forms([None] * len(self.layers))
 
@@ -105,7 +103,7 @@ class Network:
     def repeats(self) -> bool:
         """Whether every epoch does the same operations, as far as modules are known: none draws from torch's generator,
         has hooks, or is of a class that is neither ours nor torch's; and nobody looks."""
-        return not any(self._random) and self.watch is None and self.calling is None
+        return not any(self._random) and self.watch is None
 
     @property
     def norms(self) -> list[WholeGraphNorm]:
@@ -321,18 +319,14 @@ class Network:
         return tuple(s) if form in (tuple, list) else None
 
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
-        done = None if self.calling is None else self.calling(number, kind, rows, call, args)
         rows_given = [arg for arg in args if isinstance(arg, Tensor) and arg.ndim == 2]
         self.given = rows_given[0].shape[1] if rows_given else 0
         dense = self.autocast is not None and kind != AGGREGATE
-        with self.in_call(number, kind, rows), self._autocast(rows) if dense else nullcontext():
+        # around one call, so that recomputation casts what forward did; widths do not depend on it
+        cast = torch.autocast(rows.ids.device.type, dtype=self.autocast) if dense else nullcontext()
+        with self.in_call(number, kind, rows), cast:
             out = call(*args)
-        out = self._seen(number, kind, rows, _widened(out, args[0].dtype, {}) if dense else out)
-        if done is not None:
-            done(out)
-        return out
-
-    def _seen(self, number: int, kind: int, rows: Rows, out: Any) -> Any:
+        out = _widened(out, args[0].dtype, {}) if dense else out
         if self.watch is not None:
             self.watch(self.title(number) + _METHOD[kind], rows, out)
         return out
@@ -349,10 +343,16 @@ class Network:
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         if self.modules.training and self._random[number]:
             with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
-                torch.manual_seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
-                before = torch.get_rng_state() if self.must_not_draw else None
+                seed = torch.manual_seed if rows.ids.is_cuda else torch.default_generator.manual_seed  # 100 times faster
+                seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
+                looks = self.must_not_draw or self.drawn is not None
+                before = torch.get_rng_state() if looks else None
                 yield
-                if before is not None and not torch.equal(before, torch.get_rng_state()):
+                if before is None or torch.equal(before, after := torch.get_rng_state()):
+                    return
+                if self.drawn is not None:
+                    self.drawn.append(after)
+                else:
                     raise InputError(
                         f"{self.title(number)}: draws from torch's generator by chunk, and a vertex is in chunks of "
                         "several ranks; use hongtu.nn.Dropout, which draws by vertex"
@@ -360,9 +360,14 @@ class Network:
         else:
             yield
 
-    def _autocast(self, rows: Rows) -> AbstractContextManager[Any]:
-        """Around one call, so that recomputation casts what forward did; widths do not depend on it."""
-        return nullcontext() if self.calling is not None else torch.autocast(rows.ids.device.type, dtype=self.autocast)
+    @contextmanager
+    def without_autocast(self) -> Iterator[None]:
+        """Inside, everything is computed in the run's dtype."""
+        autocast, self.autocast = self.autocast, None
+        try:
+            yield
+        finally:
+            self.autocast = autocast
 
     def title(self, number: int) -> str:
         module = self.modules[number]

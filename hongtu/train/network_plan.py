@@ -111,7 +111,6 @@ class NetworkPlanner:
         )  # fmt: skip
         self._topologies: dict[PaperEdges, Topology] = {PaperEdges(): self._stored}
         self._traced: dict[tuple[tuple[bool, ...], ...], tuple[NetworkShape, Forms]] = {}
-        self._unmixed: set[object] = set()
 
     def plan(self) -> ExecutionPlan:
         """With the sides that are predicted to be the fastest; where they do not fit, and ranks need not choose alike,
@@ -152,7 +151,9 @@ class NetworkPlanner:
         choices = network.transform_first, network.once_per_vertex
         if choices not in self._traced:
             with as_on_gpu() if self._hardware.staged else nullcontext():  # what layers do there is counted
-                shape = network_shape(self._artifact, network, self._loss, self._optimizer, self._dtype, self._unmixed)
+                shape = network_shape(
+                    self._artifact, network, self._loss, self._optimizer, self._dtype, looks=not self._traced
+                )
             shape = replace(shape, learned_bytes=self._learned_bytes) if shape.learned_input else shape
             self._traced[choices] = shape, network.forms
         shape, network.forms = self._traced[choices]
@@ -280,7 +281,7 @@ def sketch_network(
     """What a network computes, without planned transfers, and linear maps behind the exchanges."""
     network.set_once_per_vertex([False] * len(network.layers))
     network.set_transform_first((False,) * len(network.layers))
-    shape = network_shape(artifact, network, loss, optimizer, dtype, set())
+    shape = network_shape(artifact, network, loss, optimizer, dtype)
     return _sketch(artifact.topology, shape, strategy)
 
 

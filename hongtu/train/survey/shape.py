@@ -18,6 +18,7 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import key_bytes
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.train.survey.mixing import refuse_mixing
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.tracing import constant_layers, trace
 
@@ -28,11 +29,19 @@ def network_shape(
     loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
     dtype: torch.dtype,
-    unmixed: set[object],
+    *,
+    looks: bool = True,
 ) -> NetworkShape:
-    """All that plans depend on, found by running the model on a few rows; lazy parameters get their shapes."""
+    """All that plans depend on, found by running the model on a few rows; lazy parameters get their shapes.
+
+    Args:
+        looks: refuse a model that mixes rows, which the sides of linear maps have no part in.
+    """
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    traced = trace(network, artifact.feature_width, dtype, edges, unmixed)
+    traced = trace(network, artifact.feature_width, dtype, edges)
+    if looks:
+        weights = artifact.topology.edge_weight is not None
+        refuse_mixing(network, artifact.feature_width, dtype, edges, weights=weights)
     network.check_vertices(artifact.whole.num_vertices)
     layers = traced.layers
     if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be

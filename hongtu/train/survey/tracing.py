@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import times_written
 from hongtu.model.checks import drops, is_altered, is_random, modes_kept
 from hongtu.model.network import Forms, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
-from hongtu.train.survey.mixing import buffer_versions, looking
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,12 @@ def trace(
     features: int,
     dtype: torch.dtype,
     edges: EdgeData = NO_EDGE_DATA,
-    unmixed: set[object] | None = None,
 ) -> Traced:
     """Learn the widths of a model, and tell it which tensors are stored once.
 
     Args:
         features: columns of the graph's.
         edges: what lies beside its edges.
-        unmixed: calls of this model that do not mix rows, as earlier traces found; this one's join them.
 
     Raises:
         InputError: when a module does not accept what the one before it gives, or cannot be exact chunk by chunk.
@@ -55,9 +53,8 @@ def trace(
         norm.forget()
     network.forms = Forms([None] * len(network.layers))
     try:
-        seen = set() if unmixed is None else unmixed
-        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), looking(network, seen):
-            versions = buffer_versions(network)
+        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), network.without_autocast():
+            versions = _buffer_versions(network)
             found = _run(network, features, dtype, edges, training=False)
             with torch.enable_grad():  # to see what depends on a parameter that is trained
                 trained = _run(network, features, dtype, edges, training=True)
@@ -185,9 +182,14 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
     return Traced(tuple(layers), tuple(values), out.shape[1])
 
 
+def _buffer_versions(network: Network) -> dict[str, int]:
+    """How many times every buffer was written to."""
+    return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
+
+
 def _check_buffers(network: Network, before: dict[str, int]) -> None:
     """Refuse modules that update a buffer when they run: once per chunk and again in recomputation."""
-    for name, version in buffer_versions(network).items():
+    for name, version in _buffer_versions(network).items():
         if before.get(name) != version:
             raise InputError(
                 f"{network.title(int(name.split('.')[0]))}: its buffer {name!r} changes in training, once per chunk "

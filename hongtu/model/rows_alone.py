@@ -1,0 +1,262 @@
+"""Whether a function treats each row alone, judged from outside: what it gives for one must not change with the others.
+
+A function is called with tensors that have a row, or as many for each, for every one of R rows, and gives tensors
+[R, ...]. What it does inside, and in which shapes, does not matter. Calls of the same shapes, in which a row is the same
+at the same place, are compared to the bit; where shapes or places differ, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Given = tuple[Tensor, ...]
+Kept = tuple[int, ...]
+
+ROWS = 7  # that a function is judged on
+ROUNDING = 64  # units in the last place, which rows may differ by where they lie elsewhere
+ABOVE, BELOW, ALIKE, MOVED, UNKNOWN = range(5)
+
+
+class Look(NamedTuple):
+    """What the rows that are not kept become.
+
+    Attributes:
+        brief: one of the few that modules known to train and evaluate alike could do with.
+        gradients: those of the kept rows are compared, too.
+    """
+
+    kept: Kept
+    others: int
+    brief: bool = False
+    gradients: bool = False
+
+
+LOOKS = (  # of rows as ``varied`` makes them
+    Look((0, 2, 5), ABOVE, brief=True, gradients=True),
+    Look((4,), BELOW, brief=True),  # all are negative
+    Look((6,), ABOVE),  # all are positive
+    Look((0,), ALIKE, gradients=True),
+    Look((1, 3, 5), MOVED),
+    Look((2,), UNKNOWN, brief=True),
+)
+PLACED = 2  # the row that is looked at in other places
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call gave.
+
+    Attributes:
+        rows: tensors [R, ...].
+        draws: states of random generators behind every part that drew from one.
+    """
+
+    rows: Sequence[Tensor]
+    draws: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function and what it is judged on.
+
+    Attributes:
+        call: of as many rows as its tensors have; leaves these as they are.
+        given: tensors with one row, or as many, for each of ``ROWS``, in order; those of truths always stay as they are.
+        leaves: so many of them, from the first on, get gradients.
+        near: how far results may be apart, of the largest; 0: not a bit.
+        brief: only the brief looks.
+    """
+
+    call: Callable[[Given], Result]
+    given: Given
+    leaves: int = 0
+    near: float = 0.0
+    brief: bool = False
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Two calls that should have given the same for a row.
+
+    Attributes:
+        first, second: what was given.
+        rows: the places of the row there.
+        size: how far the results are apart, of the largest.
+        place: it was the row's place, or how many there are, that made the difference, and not the others' numbers.
+    """
+
+    first: Given
+    second: Given
+    rows: tuple[int, int]
+    size: float
+    place: bool = False
+
+
+def find_mixture(function: Function) -> Mixture | None:
+    """What shows that rows mix, or None. Where random numbers are drawn by what is given, nothing does.
+
+    Raises:
+        Exception: the function's own, for what it is given.
+    """
+    base = _Trial(function, function.given)
+    if any(out.ndim == 0 or len(out) != ROWS for out in base.rows):
+        return Mixture(function.given, function.given, (0, 0), torch.inf)
+    whole = base.gradients(tuple(range(ROWS)))
+    for look in LOOKS:
+        if function.brief and not look.brief:
+            continue
+        given = tuple(_changed(x, look) for x in function.given)
+        try:
+            trial = _Trial(function, given)
+        except Exception:  # such as a draw with probabilities above 1
+            continue
+        sizes = [base.apart(row, trial, row, lost=look.others == UNKNOWN) for row in look.kept]
+        if look.gradients and whole:
+            sizes.append(_gradients_apart(whole, trial.gradients(look.kept), look.kept))
+        if (size := max(sizes)) > function.near and base.draws_like(trial):
+            return Mixture(function.given, given, (look.kept[sizes.index(size) % len(look.kept)],) * 2, size)
+    return None if base.draws else _find_place(function, base)
+
+
+def _find_place(function: Function, base: _Trial) -> Mixture | None:
+    """The same for a row among copies of itself, and alone."""
+    slack = max([function.near, *(ROUNDING * torch.finfo(x.dtype).eps for x in base.rows if x.is_floating_point())])
+    one = tuple(_parts(x)[PLACED] for x in function.given)
+    for count in (ROWS, 1):
+        given = tuple(x.repeat(count, *[1] * (x.ndim - 1)) for x in one)
+        found = Mixture(function.given, given, (PLACED, 0), torch.inf, place=True)
+        try:
+            trial = _Trial(replace(function, leaves=0), given)
+        except Exception:  # as functional.batch_norm does for one row
+            return found
+        if any(out.ndim == 0 or len(out) != count for out in trial.rows):
+            return found
+        for place in range(count):
+            size = base.apart(PLACED, trial, place)
+            if size > slack:
+                return replace(found, rows=(PLACED, place), size=size)
+    return None
+
+
+class _Trial:
+    """One call, and gradients of what it gave."""
+
+    def __init__(self, function: Function, given: Given) -> None:
+        self._leaves = [x.detach().requires_grad_() for x in given[: function.leaves]]
+        with torch.set_grad_enabled(function.leaves > 0):
+            result = function.call((*self._leaves, *given[function.leaves :]))
+        self.rows, self.draws = result.rows, result.draws
+
+    def draws_like(self, other: _Trial) -> bool:
+        """Whether both drew the same random numbers."""
+        return len(self.draws) == len(other.draws) and all(map(torch.equal, self.draws, other.draws))
+
+    def apart(self, row: int, other: _Trial, its: int, *, lost: bool = False) -> float:
+        """How far a row of the results is from one of another's, of the largest number here. With ``lost`` only numbers
+        that are none any more count."""
+        found = 0.0
+        for x, y in zip(self.rows, other.rows, strict=True):
+            if len(y) <= its:
+                return torch.inf
+            if not lost:
+                found = max(found, distance(x[row], y[its], x))
+            elif bool((y[its].isnan() & ~x[row].isnan()).any()):
+                return torch.inf
+        return found
+
+    def gradients(self, kept: Kept) -> list[Tensor]:
+        """By the leaves, of the results of some rows; none where there are none."""
+        outs = list({id(out): out for out in self.rows if out.requires_grad}.values())
+        if not outs or not self._leaves:
+            return []
+        only = torch.tensor([[float(row in kept)] for row in range(ROWS)])
+        weights = [
+            (torch.cos(torch.arange(out.numel())).view(ROWS, -1) * only).view(out.shape).to(out.dtype) for out in outs
+        ]
+        with suppress(RuntimeError):  # a function without gradients is refused where it trains
+            found = torch.autograd.grad(outs, self._leaves, weights, allow_unused=True)
+            return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(self._leaves, found, strict=True)]
+        return []
+
+
+def distance(x: Tensor, y: Tensor, whole: Tensor) -> float:
+    """How far two tensors are apart, of the largest number in a third; 0 where they are the same, NaN included."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return torch.inf
+    x, y = x.detach(), y.detach()
+    if torch.equal(x, y):
+        return 0.0
+    same = (x == y) | ((x != x) & (y != y))
+    if bool(same.all()):
+        return 0.0
+    if not x.is_floating_point() or not bool((same | (x.isfinite() & y.isfinite())).all()):
+        return torch.inf
+    largest = whole.detach()[whole.isfinite()].abs().max()
+    return float((x - y)[~same].abs().max().double() / largest.double().clamp(min=1e-300))
+
+
+def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Kept) -> float:
+    """How far gradients of all rows' results are, for the kept rows, from those of these rows' results alone; and how
+    far the latter are from 0 for the others. What is not finite comes from 0 times infinity."""
+    found = 0.0
+    others = [row for row in range(ROWS) if row not in kept]
+    for x, y in zip(whole, some):
+        one, other = _parts(x), _parts(y)
+        if bool(other[others].any()):
+            rest = other[others].nan_to_num(0, 0, 0)
+            found = max(found, distance(torch.zeros_like(rest), rest, x))
+        found = max(found, distance(one[list(kept)], other[list(kept)], x))
+    return found
+
+
+def varied(x: Tensor) -> Tensor:
+    """Rows of which those that are kept differ in kind: the first as it is, then random, negative, zero, and positive
+    ones of about the same size."""
+    numbers = torch.randn(x.shape, generator=torch.Generator().manual_seed(ROWS)).to(x.dtype)
+    size = float(x.detach().square().mean().sqrt()) if x.numel() else 1.0
+    numbers *= size if 0 < size < torch.inf else 1.0
+    out, numbers = _parts(x.detach()).clone(), _parts(numbers)
+    out[2], out[4], out[5], out[6] = numbers[2], -numbers[4].abs(), 0, numbers[6].abs()
+    return out.view(x.shape)
+
+
+def _parts(x: Tensor) -> Tensor:
+    """[R, rows of one, ...]: what belongs to each row.
+
+    >>> _parts(torch.arange(14))[2].tolist()
+    [4, 5]
+    """
+    return x.view(ROWS, len(x) // ROWS, *x.shape[1:])
+
+
+def _changed(x: Tensor, look: Look) -> Tensor:
+    """A tensor in which all but the kept rows' parts became something else."""
+    if x.dtype is torch.bool:
+        return x
+    parts = _parts(x)
+    new = (_other_numbers if x.is_floating_point() else _other_integers)(parts, look.others)
+    new[list(look.kept)] = parts[list(look.kept)]
+    return new.view(x.shape)
+
+
+def _other_numbers(parts: Tensor, others: int) -> Tensor:
+    if others == MOVED:
+        return parts.neg().roll(1, 0)
+    if others in (ALIKE, UNKNOWN):
+        return torch.full_like(parts, 0 if others == ALIKE else torch.nan)
+    far = 3 + 8 * float(parts.nan_to_num(0, 0, 0).abs().max()) if parts.numel() else 0
+    steps = (1 + torch.arange(ROWS, dtype=parts.dtype) / 8).view(-1, *[1] * (parts.ndim - 1))
+    return parts + (far if others == ABOVE else -far) * steps
+
+
+def _other_integers(parts: Tensor, others: int) -> Tensor:
+    """As those of the first row, such as the sources of its edges, or of one another."""
+    if others == ALIKE:
+        return parts[:1].expand_as(parts).clone()
+    return parts.roll(1, 0) if others == MOVED else parts.clone()
