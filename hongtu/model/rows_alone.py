@@ -8,12 +8,14 @@ at the same place, are compared to the bit; where shapes or places differ, up to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from hongtu.kernels.torch_private import Operations
 
 Given = tuple[Tensor, ...]
 Kept = tuple[int, ...]
@@ -46,6 +48,8 @@ LOOKS = (  # of rows as ``varied`` makes them
     Look((2,), UNKNOWN, brief=True),
 )
 PLACED = 2  # the row that is looked at in other places
+MOST = 1 << 24  # numbers that are taken to look at one there
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -125,23 +129,45 @@ def find_mixture(function: Function) -> Mixture | None:
 
 
 def _find_place(function: Function, base: _Trial) -> Mixture | None:
-    """The same for a row among copies of itself, and alone."""
+    """The same for a row among copies of itself, alone, and among more than any number that rows are counted off by."""
     slack = max([function.near, *(ROUNDING * torch.finfo(x.dtype).eps for x in base.rows if x.is_floating_point())])
     one = tuple(_parts(x)[PLACED] for x in function.given)
-    for count in (ROWS, 1):
+    counts, bounds = [ROWS, 1], _Bounds()
+    for count in counts:
         given = tuple(x.repeat(count, *[1] * (x.ndim - 1)) for x in one)
         found = Mixture(function.given, given, (PLACED, 0), torch.inf, place=True)
         try:
-            trial = _Trial(replace(function, leaves=0), given)
+            with bounds if count <= ROWS else nullcontext():
+                trial = _Trial(replace(function, leaves=0), given)
         except Exception:  # as functional.batch_norm does for one row
             return found
         if any(out.ndim == 0 or len(out) != count for out in trial.rows):
             return found
-        for place in range(count):
-            size = base.apart(PLACED, trial, place)
-            if size > slack:
+        for k, out in enumerate(trial.rows):  # all places at once, then one by one
+            if distance(base.rows[k][PLACED].expand_as(out), out, base.rows[k]) > slack:
+                places = ((place, base.apart(PLACED, trial, place)) for place in range(count))
+                place, size = next(found for found in places if found[1] > slack)
                 return replace(found, rows=(PLACED, place), size=size)
+        if count == 1:
+            most = MOST // sum(x.numel() for x in one)
+            counts += sorted({bound + 2 for bound in bounds.found if bound + 2 <= most})
     return None
+
+
+class _Bounds(Operations):
+    """Finds numbers beyond the rows by which some are taken, as by ``h[:100]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (aten.slice.Tensor, aten.split.Tensor):
+            numbers = [abs(number) for number in args[1:4] if isinstance(number, int)]
+            self.found |= {number for number in numbers if max(args[0].shape) < number < MOST}
+        return func(*args, **(kwargs or {}))
 
 
 class _Trial:

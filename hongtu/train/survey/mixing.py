@@ -25,7 +25,7 @@ from hongtu.plan.passes.shapes import EdgeData
 from hongtu.train.survey.edges import tensors_in
 
 DEGREE = 3
-DEGREES = 2, 3, 1, 3, 2, 1, 2
+EDGES = (0, 1, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0)  # of each, the first a self-loop
 PLAIN = 1e-3  # of the largest number: no rounding, where float64 cannot tell
 EXACT = 1e-9  # of the largest number: more than rounding in float64
 
@@ -142,27 +142,26 @@ def _aggregate_part(
         beside["edge_type"] = torch.arange(count, dtype=torch.int32).flip(0) % edges.types
     if weights:
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
-    there = (torch.arange(DEGREE) < torch.tensor(DEGREES).unsqueeze(1)).view(-1)
-    places = there, torch.arange(ROWS), DEGREE * torch.arange(ROWS)
+    places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
     run = partial(_aggregate, index, tuple(beside))
     return _Part(run, (sources, *s, *beside.values(), *places, *of_rows), 1 + len(s))
 
 
 def _aggregate(index: int, beside: tuple[str, ...], network: Network, given: Given) -> list[Tensor]:
     """Of sources and destinations, what lies beside edges by name, which of the ``DEGREE`` edges that each destination
-    could have are there, whose sources it reads, the id of its first edge, and what belongs to it as a vertex."""
+    could have are there, whose sources it reads beside itself, the id of its first edge, and what belongs to it as a
+    vertex."""
     *rows, there, reads, edge_id_start, ids, statistics = given
-    count = len(ids)
-    degree = there.view(count, DEGREE).sum(1)
-    edge = there.nonzero().squeeze(1)
-    destination = edge // DEGREE
-    source = reads[destination] % count * DEGREE + (edge + 1) % DEGREE % degree[destination]
-    used, local_source = torch.unique(source, return_inverse=True)
+    count, degree, edge = len(ids), there.view(-1, DEGREE).sum(1), there.nonzero().squeeze(1)
+    owner, slot = edge // DEGREE, edge % DEGREE
+    vertex = torch.where(slot == 0, owner, count + reads[owner] % count * DEGREE + slot)
+    sources, local_source = torch.unique(vertex, return_inverse=True)
+    used = torch.where(sources < count, sources * DEGREE, sources - count)
     z, *s = rows[: len(rows) - len(beside)]
     block = Block(
         indptr=torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
         local_source=local_source.int(),
-        sources=(count + torch.arange(len(used))).int(),
+        sources=sources.int(),
         first=0,
         rows=Rows(ids, statistics),
         edge_id_start=edge_id_start,
