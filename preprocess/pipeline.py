@@ -89,8 +89,7 @@ def run_stages(
             "weighted": "edge_weight" in raw,
         }
         shape |= {key: count for key, count in written.items() if key == "sparse_numbers"}
-        if "edge_types" in raw:
-            shape["edge_types"] = raw["edge_types"]
+        shape |= {key: raw[key] for key in ("edge_types", "edge_forms") if key in raw}
         if "feature_parts" in raw:
             shape["vertex_types"] = [int(raw[f"features_{k}"].shape[1]) for k in range(raw["feature_parts"])]
         work.commit(_header(raw, shape, (m, n), config, partitioner, statistics, volumes["volume"]))

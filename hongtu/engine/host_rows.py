@@ -50,7 +50,8 @@ def make_host(
     for array in (artifact.labels, artifact.original_id, *artifact.masks.values()) if plan.spilled else ():
         drop_pages(array, cached=True)  # of which there is a copy now
     if plan.shape.statistics_columns:
-        statistics = torch.from_numpy(artifact.degree_statistics(str(dtype).removeprefix("torch.")))
+        named, columns = str(dtype).removeprefix("torch."), max(3, plan.shape.statistics_columns)
+        statistics = torch.from_numpy(artifact.degree_statistics(named, columns))
         if plan.shape.factors is None:
             host.keep_pageable("statistics", statistics)
         else:

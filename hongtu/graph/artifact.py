@@ -6,8 +6,10 @@ This module must not import torch: preprocessing runs without it.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +50,7 @@ class Artifact:
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.
+        stored: the same as the directory has it.
         span: the vertices that belong here, in the numbers of ``whole``.
         halo: the rows that ranks fetch of one another; None where they do not, or where there is one.
     """
@@ -82,6 +85,7 @@ class Artifact:
             edge_features=arrays.get("edge_features"),
             edge_type=arrays.get("edge_type"),
         )
+        self.stored = self.topology
 
     def __repr__(self) -> str:
         return (
@@ -104,9 +108,19 @@ class Artifact:
         """int64 [m], the row behind the last of every partition that belongs here."""
         return self.topology.partition_start[1:]
 
-    def degree_statistics(self, dtype: str = "float64") -> np.ndarray:
-        """[V, 3], as :func:`hongtu.graph.degrees.degree_statistics`."""
-        return degree_statistics(self.topology, dtype=dtype)
+    def degree_statistics(self, dtype: str = "float64", columns: int = 3) -> np.ndarray:
+        """[V, columns], as :func:`hongtu.graph.degrees.degree_statistics`."""
+        return degree_statistics(self.topology, dtype=dtype, columns=columns)
+
+    def with_edge_data(
+        self, weight: np.ndarray | None, features: np.ndarray | None, kind: np.ndarray | None, kinds: int
+    ) -> Artifact:
+        """The same graph with other ``edge_weight``, ``edge_features`` and ``edge_type``, of so many types; ``stored``
+        stays what the directory has."""
+        other = copy.copy(self)
+        other.topology = replace(self.stored, edge_weight=weight, edge_features=features, edge_type=kind)
+        other.manifest = self.manifest | ({} if kind is None else {"edge_types": kinds})
+        return other
 
     def edge_id_starts(self) -> np.ndarray:
         """int64 [V], as :func:`hongtu.graph.degrees.edge_id_starts`."""
@@ -139,6 +153,13 @@ class Artifact:
         """F_e, or 0 where edges have no features."""
         features = self.topology.edge_features
         return 0 if features is None else features.shape[1]
+
+    @property
+    def edge_forms(self) -> dict[str, str]:
+        """How the input had what lies beside its edges: ``edge_weight`` as a "field" or as "values" of a matrix (none
+        where an earlier version wrote it), ``edge_features``, where they were no [E, F] of floats, by their rank and
+        the kind of their numbers, "1f", "1i", "2b", ..."""
+        return self.manifest.get("edge_forms", {})
 
     @property
     def num_edge_types(self) -> int:

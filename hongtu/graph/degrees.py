@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hongtu.compiled import compiled, prange
 from hongtu.graph.topology import Topology
 
 
-def degree_statistics(topology: Topology, rows: np.ndarray | None = None, dtype: str = "float64") -> np.ndarray:
+def degree_statistics(
+    topology: Topology, rows: np.ndarray | None = None, dtype: str = "float64", columns: int = 3
+) -> np.ndarray:
     """[V, 3]: sum of in-edge weights (1 each if unweighted), sum of self-loop weights, weight of the last stored
     self-loop (NaN where there is none).
 
     Args:
         rows: int64 [R], the vertices to look at; None: all.
         dtype: in which they are kept; sums are in float64.
+        columns: 6: [V, 6], behind these the same of edges without weights.
 
     >>> from hongtu.graph.topology import build_topology
     >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
     >>> degree_statistics(t).tolist(), degree_statistics(t, np.array([1])).tolist()
     ([[2.0, 1.0, 1.0], [1.0, 0.0, nan]], [[1.0, 0.0, nan]])
     """
+    if columns == 6:
+        both = topology, replace(topology, edge_weight=None)
+        return np.concatenate([degree_statistics(t, rows, dtype) for t in both], axis=1)
     t = topology
     weight = np.empty(0, np.float32) if t.edge_weight is None else t.edge_weight
     out = np.empty((t.num_vertices if rows is None else len(rows), 3), dtype)

@@ -67,7 +67,7 @@ def expression(
     order: list[fx.Node] = []
 
     def visit(other: fx.Node) -> None:
-        for before in () if other in names else other.all_input_nodes:
+        for before in () if other in names or other in own else other.all_input_nodes:
             visit(before)
         found = taken if other in names else order
         if other not in found:
@@ -83,7 +83,7 @@ def expression(
     if order == [node] and node.args == tuple(taken) and not node.kwargs:
         return taken, [RowFunction(_call(node))]
 
-    kept = [step for step in order if step.op == "get_attr"]
+    kept = [step for step in order if step in own]
     order = [step for step in order if step not in kept]
 
     def apply(*values: Any) -> Any:

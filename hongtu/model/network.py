@@ -149,9 +149,10 @@ class Network:
         """Choose that per layer; returns the edges over which all of them aggregate then. Where that would be others
         for some than for others, every layer does."""
         edges = [None if once else layer.paper_edges for once, layer in zip(wanted, self.layers, strict=True)]
-        pairs = zip(edges, self.layers, strict=True)
-        first, *others = {of or PaperEdges() for of, layer in pairs if not isinstance(layer, WholeGraphNorm)}
-        if others:
+        pairs = [pair for pair in zip(edges, self.layers, strict=True) if not isinstance(pair[1], WholeGraphNorm)]
+        first, *others = {of or PaperEdges() for of, _ in pairs}
+        of_several = not all(wanted) and len({layer.ignores_weights for _, layer in pairs}) > 1
+        if others or of_several:
             return self.set_once_per_vertex([True] * len(self.layers))
         self._once_per_vertex = [of is None for of in edges]
         self.activate()
@@ -215,6 +216,7 @@ class Network:
         if self._writes[self.layers[index]]:
             z, s = z.clone(), tuple(part.clone() for part in s)
         layer = self.layers[index]
+        block = block.seen(layer.ignores_weights)
         call = layer.aggregate if getattr(layer, "encode_edges", None) is None else layer.aggregate_encoded
         return self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))
 
@@ -225,6 +227,7 @@ class Network:
         number, layer = self.layer_index[index], self.layers[index]
         if self._writes[layer]:
             a, s = a.clone(), tuple(part.clone() for part in s)
+        rows = rows.seen(layer.ignores_weights)
         with self._only_gradients(gradients_only, layer):
             return self._run(number, AGGREGATE, rows, layer.combine, a, self._pack(index, s))
 
@@ -261,7 +264,8 @@ class Network:
             given += [a, *s]
             if self._writes[layer]:
                 a, s, others = a.clone(), tuple(part.clone() for part in s), [x.clone() for x in others]
-            known[number] = self._run(number, UPDATE, rows, layer.update, a, self._pack(index - 1, s), *others)
+            own = rows.seen(layer.ignores_weights)
+            known[number] = self._run(number, UPDATE, own, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
             taken = [self._taken(source, index, known, given, module) for source in self.wiring.sources[number]]
             known[number] = self._run(number, ROWS, rows, call_on(module), *taken)
@@ -273,7 +277,7 @@ class Network:
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
         with self._only_gradients(gradients_only, layer):
-            result = self._run(number, TRANSFORM, rows, layer.transform, h)
+            result = self._run(number, TRANSFORM, rows.seen(layer.ignores_weights), layer.transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result

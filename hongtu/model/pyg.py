@@ -16,9 +16,10 @@ from torch import Tensor, fx, nn
 from hongtu.errors import InputError, refused_as
 from hongtu.kernels.torch_private import compiled_from, parameter_hooks
 from hongtu.model.checks import drops
+from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import FEATURES, WEIGHTS, Part, is_convolution, traced_layers
+from hongtu.model.traced import EdgeValue, is_convolution, traced_layers
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
 
@@ -74,24 +75,21 @@ def from_pyg(model: Any) -> list[Entry]:
         _tie(model, layers)
         return [*layers]
 
-    optional = {p.name for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty}
-
-    def convert(module: nn.Module, place: str, edges: set[str], encoder: list[Part]) -> list[nn.Module]:
+    def convert(
+        module: nn.Module, place: str, edges: bool, inputs: dict[str, EdgeValue], optional: set[str]
+    ) -> list[nn.Module]:
         if type(module) is nn.Dropout:
             return [Dropout(module.p)] if module.p > 0 and module.training else []
         if isinstance(module, nn.Identity):
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
         if edges:
-            features = True if FEATURES in edges else None if FEATURES in optional else False
-            found = layers_of(module, f"{name}.{index}", features)
+            found = layers_of(module, f"{name}.{index}", FEATURES in inputs)
         else:  # a chain's normalisations have to stand in the list
             found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
         layers = [_tagged(layer, place) for layer in found]
-        if encoder:
-            _encode(layers[0], encoder, f"{name}.{index}")
-        if edges and {WEIGHTS, FEATURES}.isdisjoint(edges) and WEIGHTS not in optional:
-            layers[0].pyg_left_out = {WEIGHTS}  # type: ignore
+        if edges:
+            _give_edges(layers[0], inputs, optional, f"{name}.{index}")
         return layers
 
     entries = traced_layers(model, convert)
@@ -135,13 +133,27 @@ def _tagged(found: Named, place: str) -> nn.Module:
     return layer
 
 
-def _encode(layer: Any, encoder: list[Part], title: str) -> None:
-    """Have a layer's edge features go through modules first."""
-    if any(drops(module) for module, _ in encoder):
-        raise InputError(f"from_pyg: {title} takes edge features from which a dropout has taken some; leave that out")
-    layer.encode_edges = nn.Sequential(*(module for module, _ in encoder))
-    for k, (module, place) in enumerate(encoder):
-        layer.pyg_names |= {f"encode_edges.{k}.{own}": f"{place}.{own}" for own in module.state_dict()}
+def _give_edges(layer: Any, inputs: dict[str, EdgeValue], optional: set[str], title: str) -> None:
+    """Tell a layer what it is called with of edges; edge features go through modules first."""
+    uses = {WEIGHTS: layer.weighted, FEATURES: layer.uses_edge_features, TYPES: layer.uses_edge_type}
+    layer.edge_inputs = {}
+    for argument, (given, parts) in inputs.items():
+        if not uses[argument]:
+            continue
+        if any(drops(module) for module, _ in parts):
+            raise InputError(f"from_pyg: {title} takes {given} from which a dropout has taken some; leave that out")
+        change = nn.Sequential(*(module for module, _ in parts)) if parts else None
+        if change is not None and argument == FEATURES:
+            layer.encode_edges, change = change, None
+            for k, (module, place) in enumerate(parts):
+                names = getattr(module, "pyg_names", {own: f"{place}.{own}" for own in module.state_dict()})
+                layer.pyg_names |= {f"encode_edges.{k}.{own}": name for own, name in names.items()}
+        elif change is not None and any(p.requires_grad for p in change.parameters()):
+            raise InputError(
+                f"from_pyg: {title} takes {argument} made with parameters, and weights of edges get no gradient; "
+                "use a convolution that takes edge_attr, such as GATConv(edge_dim=1) or NNConv"
+            )
+        layer.edge_inputs[argument] = EdgeInput(given, given in optional, change)
 
 
 def to_pyg(layers: Sequence[Any], model: Any) -> Any:

@@ -16,39 +16,56 @@ from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from, times_written
+from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import Own, expression, is_expression, label
 from hongtu.model.in_place import ChangesTracer, gives_rows, settle
 from hongtu.model.wiring import FIRST_NAME, Entry
 
 Part = tuple[nn.Module, str]  # and its name
-Convert = Callable[[nn.Module, str, set[str], list[Part]], list[nn.Module]]
-WEIGHTS, FEATURES = "edge_weight", "edge_attr"
+EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
+Convert = Callable[[nn.Module, str, bool, dict[str, EdgeValue], set[str]], list[nn.Module]]
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
-_OF_EDGES = (WEIGHTS, FEATURES, "edge_type")  # arguments of a model that layers read of the graph themselves
+_OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
 
 
 class _Root(nn.Module):
-    """Calls the model with rows, edges and what it asks of edges without a default, or with one ``Data`` of them all;
-    everything else has its default."""
+    """Calls the model with rows, edges and what it asks of edges, or with one ``Data`` of them all; everything else has
+    its default.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        optional: what it takes of edges with a default, or as a field of a ``Data``, is given, too; else it is None.
+    """
+
+    def __init__(self, model: nn.Module, optional: bool) -> None:
         super().__init__()
         self.model = model
         given = inspect.signature(model.forward).parameters.values()
         several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
         self.asked = [argument.name for argument in needed]
-        self.edges_by_name = "edge_index" in {argument.name for argument in given} - {*self.asked}
+        others = [argument.name for argument in given if argument.name not in self.asked]
+        edges = [name for name in (*self.asked[1:2], *others) if name in ("edge_index", MATRIX, "adj")]
+        self.edges_by_name = edges[0] if len(self.asked) == 1 and edges else ""
+        self.of_matrix = bool(edges) and edges[0] != "edge_index"
+        self.of_data = len(self.asked) == 1 and not edges
+        self.optional = {*_OF_EDGES} if self.of_data else {*_OF_EDGES} & {*others}
+        self.given = {*_OF_EDGES} - (set() if optional else self.optional)
 
     def forward(
-        self, x: Any, edge_index: Any, edge_weight: Any = None, edge_attr: Any = None, edge_type: Any = None
-    ) -> Any:
+        self, x: Any, edge_index: Any, adj_t: Any = None, edge_weight: Any = None, edge_attr: Any = None,
+        edge_type: Any = None,
+    ) -> Any:  # fmt: skip
         of_edges = dict(zip(_OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
-        if len(self.asked) == 1 and self.edges_by_name:
-            return self.model(x, edge_index=edge_index)
-        if len(self.asked) == 1:
-            return self.model(SimpleNamespace(x=x, edge_index=edge_index, adj_t=edge_index, **of_edges))
-        return self.model(x, edge_index, **{name: of_edges[name] for name in self.asked if name in of_edges})
+        of_edges = {name: value if name in self.given else None for name, value in of_edges.items()}
+        if self.of_data:
+            return self.model(SimpleNamespace(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
+        wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
+        edges = adj_t if self.of_matrix else edge_index
+        return (
+            self.model(x, **{self.edges_by_name: edges}, **wanted)
+            if self.edges_by_name
+            else self.model(x, edges, **wanted)
+        )
 
 
 class _Tracer(ChangesTracer):
@@ -69,14 +86,14 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     """The entries of a layer list that does what ``model(x, edge_index)`` does.
 
     Args:
-        convert: (module, its name, what it takes of edges, such as "edge_index", the modules that edge features go
-            through first, with their names) -> the modules that stand for it, none for one that does nothing.
+        convert: (module, its name, whether it takes edges, what it is called with that has a row for each edge, by its
+            own argument, which of these may be None) -> the modules that stand for it, none for one that does nothing.
 
     Raises:
         InputError: naming what has no place in such a list.
     """
     title = f"from_pyg: {type(model).__name__}"
-    root = _Root(model)
+    root = _Root(model, optional=True)
     if root.asked == ["edge_index"]:
         raise InputError(
             f"{title}.forward takes no rows; give its convolutions as a list, on an artifact of features='embedding:D'"
@@ -88,7 +105,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             "it a default, or one of these names"
         )
     try:
-        graph = _traced(root, title)
+        root, graph = _with_optional(root, title)
     except InputError:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
@@ -110,8 +127,11 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     rows, *of_edges = (node for node in graph.nodes if node.op == "placeholder")
     names = {rows: FIRST_NAME}
     entries: list[tuple[nn.Module, tuple[str, ...], str]] = []
-    encoders: dict[fx.Node, list[Part]] = {node: [] for node in of_edges if node.target == FEATURES}
-    made: dict[str, tuple[list[Part], list[nn.Module]]] = {}  # what is called twice keeps one set of weights
+    values: dict[fx.Node, EdgeValue] = {node: (str(node.target), []) for node in of_edges if node.target in _OF_EDGES}
+    base = {node: node for node in values}  # the argument or the module's result that each is a function of
+    dtypes: dict[fx.Node, Own] = {}  # those of rows, as a number that has it
+    edges = {node for node in of_edges if node not in values}
+    made: dict[str, tuple[dict[str, EdgeValue], list[nn.Module]]] = {}  # what is called twice keeps one set of weights
     own: dict[fx.Node, Own] = {}  # tensors of the model itself
     fixed: set[fx.Node] = set()  # these, and what is made of them alone
     output = rows
@@ -126,10 +146,19 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             fixed.add(node)
             continue
         called = model.get_submodule(place) if node.op == "call_module" else None
-        given = node.all_input_nodes if called is None else _given(node, called, f"{title}.forward calls {place}")
-        taken = [other for other in given if other not in (*of_edges, *encoders)]
-        edges = {str(other.target) for other in node.all_input_nodes if other in of_edges}
-        encoded = [other for other in node.all_input_nodes if other in encoders]
+        call = f"{title}.forward calls {place}"
+        arguments = {"": node.all_input_nodes} if called is None else _given(node, called, call)
+        taken = [other for given in arguments.values() for other in given if other not in {*edges, *values}]
+        valued = [other for other in node.all_input_nodes if other in values]
+        of_values = valued and fixed.issuperset({*node.all_input_nodes} - {*valued, *dtypes})
+        if of_values and len({base[other] for other in valued}) == 1 and not (called and is_convolution(called)):
+            first = base[valued[0]] if called is None else valued[0]
+            modules = [called] if called is not None else expression(node, {first: FEATURES}, own | dtypes)[1]
+            values[node] = values[first][0], [*values[first][1], *((module, place) for module in modules)]
+            base[node] = first if called is None else node
+            continue
+        if node.target is getattr and node.args[1] == "dtype":
+            dtypes[node] = "", torch.zeros(())
         if (called is not None or node.target is nn.functional.dropout) and not fixed.isdisjoint(taken):
             raise InputError(
                 f"{title}.forward calls {place if called is not None else 'dropout'} with a parameter or buffer; give "
@@ -140,20 +169,16 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 f"{title}.forward calls {place}, an Embedding, with rows; learned rows of vertices are features "
                 "(features='embedding:D'), of few kinds hongtu.nn.TypedLinear"
             )
-        if len(encoded) == 1 and encoded == node.all_input_nodes and gives_rows(node):
-            modules = [called] if called is not None else expression(node, {encoded[0]: FEATURES}, {})[1]
-            encoders[node] = [*encoders[encoded[0]], *((module, place) for module in modules)]
-            continue
+        reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:
-            edges |= {FEATURES} if encoded else set()
-            encoder = encoders[encoded[0]] if encoded else []
+            inputs = _edge_inputs(arguments, values, edges, call)
             if place not in made:
-                made[place] = encoder, convert(called, place, edges, encoder)
-            before, modules = made[place]
-            if encoder != before:
-                raise InputError(f"{title}.forward calls {place} with edge features in two forms; give each its own")
-        elif edges or encoded or not taken:
-            remedy = "change edges before hongtu.preprocess_graph" if edges else "write a hongtu.nn.Layer"
+                made[place] = inputs, convert(called, place, reads, inputs, root.optional)
+            given, modules = made[place]
+            if inputs != given:
+                raise InputError(f"{call} with what edges have in two forms; give each its own")
+        elif reads or valued or not taken:
+            remedy = "change edges before hongtu.preprocess_graph" if reads else "write a hongtu.nn.Layer"
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; {remedy}")
         elif node.target is not nn.functional.dropout and all(map(is_expression, node.users)):
             continue  # a part of what its users compute, such as a size for a view
@@ -173,6 +198,58 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
     return _unnamed(entries)
+
+
+def _with_optional(root: _Root, title: str) -> tuple[_Root, fx.Graph]:
+    """What a model does with all that it takes of edges. Where it does something else without what is optional, and can
+    do without, what it does without."""
+    if not root.optional:
+        return root, _traced(root, title)
+    without, found, errors = _Root(root.model, optional=False), list[tuple[_Root, fx.Graph]](), list[Exception]()
+    for one in (root, without):
+        try:
+            found.append((one, _traced(one, title)))
+        except Exception as error:  # whatever a forward does with what is no tensor, or is None
+            errors.append(error)
+    if not found:
+        raise errors[1]
+    if found[-1][0] is root:
+        root.optional = set()  # it cannot do without
+    elif len(found) == 2 and _calls(found[0][1]) != _calls(found[1][1]):
+        return found[1]
+    return found[0]
+
+
+def _calls(graph: fx.Graph) -> list[tuple[str, str, list[int]]]:
+    """What is called with rows, in order, with the numbers of the calls that these come from."""
+    first, *others = graph.nodes
+    number, found = {first: 0}, list[tuple[str, str, list[int]]]()
+    for node in others:
+        rows = [number[other] for other in node.all_input_nodes if other in number]
+        if rows or node.op == "output":
+            number[node] = len(found) + 1
+            found.append((node.op, _CONSTANT.sub("", str(node.target)), rows))
+    return found
+
+
+def _edge_inputs(
+    arguments: dict[str, list[fx.Node]], values: dict[fx.Node, EdgeValue], edges: set[fx.Node], call: str
+) -> dict[str, EdgeValue]:
+    """What a module is called with that has a row for each edge, by its own argument.
+
+    Raises:
+        InputError: for an argument that nothing is known of.
+    """
+    found = {name: values[given[0]] for name, given in arguments.items() if given and given[0] in values}
+    for name, (source, _) in found.items():
+        if name not in _OF_EDGES or len(arguments[name]) > 1:
+            raise InputError(
+                f"{call} with {source} as its {name}, which no layer takes of edges; expected one of its arguments "
+                f"{', '.join(_OF_EDGES)}"
+            )
+    if any(node.target == MATRIX for given in arguments.values() for node in given if node in edges):
+        found.setdefault(WEIGHTS, (MATRIX, []))  # of a matrix the values come along
+    return found
 
 
 def _traced(root: nn.Module, title: str) -> fx.Graph:
@@ -235,13 +312,13 @@ def _tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
     return found
 
 
-def _given(node: fx.Node, module: nn.Module, call: str) -> list[fx.Node]:
-    """What a module is called with, in the order of its arguments.
+def _given(node: fx.Node, module: nn.Module, call: str) -> dict[str, list[fx.Node]]:
+    """What a module is called with, by its arguments in their order.
 
     Raises:
         InputError: for what an entry of a list of layers cannot pass on: plain values, and arguments behind gaps.
     """
-    found: list[fx.Node] = []
+    found: dict[str, list[fx.Node]] = {}
     gap = False
     try:
         signature = inspect.signature(compiled_from(module).forward)
@@ -262,7 +339,7 @@ def _given(node: fx.Node, module: nn.Module, call: str) -> list[fx.Node]:
                 "write a hongtu.nn.Layer"
             )
         else:
-            found += values
+            found[name] = values
     return found
 
 

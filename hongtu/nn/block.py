@@ -34,12 +34,23 @@ class Rows:
         factors: float [D, 2], or None: where all layers that need the statistics make the same two numbers of them,
             these in their place: D^-1/2, and what a sum over stored edges lacks of the vertex's self-loop.
         memo: what a layer computes from these rows alone and needs again in the same chunk.
+
+    Where a graph has edge weights that some layers ignore, statistics are [D, 6]: those without weights come last.
     """
 
     ids: Tensor
     statistics: Tensor | None = None
     factors: Tensor | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    def seen(self, ignores_weights: bool) -> Rows:
+        """The same with statistics [D, 3]: those of edges without weights, or with them."""
+        if self.statistics is None or self.statistics.shape[1] == 3:
+            return self
+        if ignores_weights not in self.memo:
+            columns = self.statistics[:, 3:] if ignores_weights else self.statistics[:, :3]
+            self.memo[ignores_weights] = replace(self, statistics=columns, memo={})
+        return self.memo[ignores_weights]
 
 
 @dataclass
@@ -83,6 +94,13 @@ class Block:
     @property
     def num_edges(self) -> int:
         return len(self.local_source)
+
+    def seen(self, ignores_weights: bool) -> Block:
+        """The same edges, each of weight 1 for a layer that ignores weights."""
+        rows, weight = self.rows.seen(ignores_weights), None if ignores_weights else self.edge_weight
+        return (
+            self if rows is self.rows and weight is self.edge_weight else replace(self, rows=rows, edge_weight=weight)
+        )
 
     @cached_property
     def destinations(self) -> Tensor:

@@ -48,6 +48,10 @@ class Layer(torch.nn.Module):
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
             once for all.
         encode_edges: a module of one's own that may be set on an object: ``aggregate`` gets its rows for edge features.
+        edge_inputs: of a traced forward, by the convolution's argument (edge_weight, edge_attr, edge_type) what it is
+            called with; an argument that is missing gets nothing. None: each is the graph's own.
+        edge_form: the rank and the kind of numbers ("f", "i", "b") in which ``encode_edges`` gets edge features.
+        ignores_weights: ``aggregate`` gets no edge weights, and statistics count edges; set by ``edge_inputs``.
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
             ``update``; set by the planner, only where ``can_transform_first``.
@@ -64,6 +68,9 @@ class Layer(torch.nn.Module):
     uses_edge_type: bool = False
     reads_input: bool = False
     edge_data_optional: bool = False
+    edge_inputs: dict[str, Any] | None = None
+    edge_form: tuple[int, str] = (2, "f")
+    ignores_weights: bool = False
     transform_first: bool = False
     once_per_vertex: bool = True
 
@@ -155,8 +162,14 @@ class Layer(torch.nn.Module):
         """``aggregate``, of edge features as ``encode_edges`` gives them, where that is set."""
         encoder = getattr(self, "encode_edges", None)
         if encoder is not None and block.edge_features is not None:
-            block = replace(block, edge_features=encoder(block.edge_features))
+            block = replace(block, edge_features=encoder(self.given_form(block.edge_features)))
         return self.aggregate(block, z, s)
+
+    def given_form(self, rows_EF: Tensor) -> Tensor:
+        """Edge features in the form in which the graph was given them, as ``edge_form`` says: [E] or [E, F]."""
+        rank, kind = self.edge_form
+        rows = rows_EF if kind == "f" else rows_EF.bool() if kind == "b" else rows_EF.long()
+        return rows.squeeze(1) if rank == 1 else rows
 
     def combine(self, a: Tensor, s: Skip) -> Tensor:
         """a and s [R, ...] of the same rows, where ``combines``: linear in both and without parameters, so that its

@@ -176,9 +176,9 @@ class Share(Artifact):
         found: Rows = rows[self.owned]  # type: ignore[index]
         return found
 
-    def degree_statistics(self, dtype: str = "float64") -> np.ndarray:
+    def degree_statistics(self, dtype: str = "float64", columns: int = 3) -> np.ndarray:
         """Of every row's vertex in the whole graph."""
-        return degree_statistics(self.whole.topology, self.rows, dtype)
+        return degree_statistics(self.whole.topology, self.rows, dtype, columns)
 
     def edge_id_starts(self) -> np.ndarray:
         """Of every row's vertex in the whole graph."""

@@ -23,6 +23,7 @@ from hongtu.host import check_disk
 from hongtu.kernels.torch_private import parameter_hooks
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
+from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.link_loss import DECODER, LinkLoss, trained_decoder
@@ -206,6 +207,7 @@ class Trainer(Resumable):
 
                 self._context = RowContext(seed=seed)
                 self.model = as_modules(layers)
+                self.artifact = bind_edges(self.model, self.artifact, dtype)
                 fill_widths(self.model, self.artifact, dtype)
                 check_tensors(self.model)
                 self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it

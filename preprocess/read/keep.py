@@ -17,6 +17,10 @@ def to_pieces(raw: RawGraph) -> dict[str, Any]:
     same = ("classes", "edges", "edge_weight", "labels", "edge_features", "edge_type", "edge_types")
     pieces: dict[str, Any] = {name: getattr(raw, name) for name in same}
     pieces |= {"vertices": raw.num_vertices, "input_edges": int(raw.edges.shape[1])}
+    if forms := raw.edge_forms | (
+        {} if raw.edge_weight is None else {"edge_weight": raw.edge_forms.get("edge_weight", "field")}
+    ):
+        pieces["edge_forms"] = forms
     pieces |= {f"{split}_mask": raw.masks[split] for split in SPLITS}
     if isinstance(raw.ids, list):
         names = [name.encode() for name in raw.ids]

@@ -65,6 +65,7 @@ def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) 
     convert: dict[str, Callable[[Any], Any]] = {"features": as_features, "masks": as_masks}
     for piece, value in given.items():
         if value is not None:
+            raw.edge_forms.pop(piece, None)
             setattr(raw, piece, convert.get(piece, partial(as_array, piece))(value))
             for name in SPLITS if piece == "masks" else (piece,):
                 raw.names[name] = f"masks[{name!r}]" if piece == "masks" else piece

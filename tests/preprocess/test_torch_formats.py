@@ -219,7 +219,7 @@ def test_what_one_graph_cannot_hold(change, message, tmp_path):
 def test_weights_and_splits(tmp_path):
     weight = torch.linspace(0, 1, 60)
     masks = {f"{split}_mask": torch.stack([data()[f"{split}_mask"]] * 2, dim=1) for split in ("train", "val", "test")}
-    graph = data(edge_attr=weight[:, None], **masks)
+    graph = data(edge_weight=weight[:, None], **masks)
     artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=1, chunks=1, split=1)
     assert sorted(artifact.topology.edge_weight.tolist()) == sorted(weight.tolist())
     assert artifact.masks["train"].sum() == 8
@@ -227,8 +227,8 @@ def test_weights_and_splits(tmp_path):
         hongtu.preprocess_graph(data=data(edge_weight=torch.ones(3)), artifact=tmp_path / "other")
 
 
-def test_edge_attributes_and_types(tmp_path):
-    """Several columns are features; one column is weights, unless there are weights already."""
+def test_edge_attributes_and_types(tmp_path, capfd):
+    """One column is features, too, whether or not there are weights; numbers that float32 rounds are named."""
     weight, types, attributes = torch.linspace(0, 1, 60), torch.arange(60) % 4, torch.arange(180.0).reshape(60, 3)
     given = {**pieces(), "edge_features": attributes.numpy(), "edge_type": types.numpy(), "edge_weight": weight.numpy()}
     assert main(["preprocess", str(write(tmp_path / "in", given)), str(tmp_path / "expected"), *SMALL]) == 0
@@ -247,6 +247,13 @@ def test_edge_attributes_and_types(tmp_path):
         data=data(edge_attr=weight, edge_weight=weight), artifact=tmp_path / "one", **options
     ).topology
     assert np.array_equal(one.edge_features[:, 0], one.edge_weight)
+    times = torch.arange(60) * 2**30 + 1
+    for k, attribute in enumerate((weight, weight[:, None], weight.double(), times, times % 2 == 0)):
+        alone = hongtu.preprocess_graph(data=data(edge_attr=attribute), artifact=tmp_path / f"alone{k}", **options)
+        assert alone.topology.edge_weight is None and alone.edge_feature_width == 1
+        said = capfd.readouterr().err
+        assert "data.edge_attr: one number for each edge, kept as edge features" in said
+        assert ("rounded to the float32 of an artifact" in said) is (k == 3)
     with pytest.raises(InputError, match=r"data.edge_attr: float32 of shape \(59, 3\), expected float32 \[60, F\]"):
         hongtu.preprocess_graph(data=data(edge_attr=attributes[:59]), artifact=tmp_path / "other", **options)
 

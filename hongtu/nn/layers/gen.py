@@ -111,10 +111,10 @@ class GENConv(Convolution):
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         x = self.lin_src(h) if hasattr(self, "lin_src") else h
-        return x if self.edge_dim is not None else torch.relu(x) + self.eps, h
+        return x if self.uses_edge_features else torch.relu(x) + self.eps, h
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
-        if self.edge_dim is not None:
+        if self.uses_edge_features:
             e = self.lin_edge(block.edge_features) if hasattr(self, "lin_edge") else block.edge_features
             return self.aggr_module(block.of_edges, torch.relu(block.gather(z) + e) + self.eps)
         return super().aggregate(block, z, s) if self.reduce is not None else self.aggr_module(block, z)

@@ -53,7 +53,8 @@ class Needs:
         edge_features: columns of the edge features that the layer reads, or 0.
         edge_type: with edge types.
         identity: with source ids and edge ids (layers that are not one declared reduction).
-        statistics: degree statistics of the chunk's own rows; ``factors``: what layers make of them instead.
+        statistics: columns of the degree statistics of the chunk's own rows, or 0; ``factors``: what layers make of
+            them instead.
         labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
     """
 
@@ -62,7 +63,7 @@ class Needs:
     edge_features: int
     edge_type: bool
     identity: bool
-    statistics: bool
+    statistics: int
     labels: bool
     factors: bool = False
 
@@ -71,7 +72,7 @@ class Needs:
         """The arrays of a chunk's structure, by name."""
         found = {"ids": Array("destinations", "int64")}
         if self.statistics:
-            found["statistics"] = Array("destinations", FLOAT, 3)
+            found["statistics"] = Array("destinations", FLOAT, self.statistics)
         if self.factors:
             found["factors"] = Array("destinations", FLOAT, 2)
         if self.edges:
@@ -102,11 +103,11 @@ def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
     edges = layer is not None and (p.exchange is not None or p.flush is not None)
     return Needs(
         edges=edges,
-        weights=edges and weighted_graph and (layer.reduce is None or layer.weighted),
+        weights=edges and weighted_graph and not layer.ignores_weights and (layer.reduce is None or layer.weighted),
         edge_features=shape.edges.features if edges and layer.edge_features else 0,
         edge_type=edges and layer.edge_type,
         identity=edges and layer.reduce is None,
-        statistics=degrees and shape.factors is None,
+        statistics=shape.statistics_columns if degrees and shape.factors is None else 0,
         factors=degrees and shape.factors is not None,
         labels=p.loss,
     )

@@ -41,6 +41,7 @@ class LayerShape:
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
         factors: what of these is enough, as ``hongtu.nn.Layer`` has it; None: nothing less.
+        ignores_weights: it gets no edge weights, and statistics of edges without.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
             exchanged.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
@@ -61,6 +62,7 @@ class LayerShape:
     edge_type: bool = False
     norm: bool = False
     factors: tuple[bool, bool] | None = None
+    ignores_weights: bool = False
 
 
 class Counts:
@@ -238,14 +240,14 @@ class NetworkShape:
     @property
     def factors(self) -> tuple[bool, bool] | None:
         """What all layers that use degree statistics make of them, where it is the same."""
-        found = {layer.factors for layer in self.layers if layer.uses_statistics}
+        found = {None if layer.ignores_weights else layer.factors for layer in self.layers if layer.uses_statistics}
         return found.pop() if len(found) == 1 else None
 
     @property
     def statistics_columns(self) -> int:
         """Numbers that a vertex has of its degrees."""
-        uses = any(layer.uses_statistics for layer in self.layers)
-        return 0 if not uses else 3 if self.factors is None else 2
+        ignoring = {layer.ignores_weights for layer in self.layers if layer.uses_statistics}
+        return 0 if not ignoring else 6 if any(ignoring) else 3 if self.factors is None else 2
 
     @property
     def uses_edge_ids(self) -> bool:

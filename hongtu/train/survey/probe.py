@@ -163,7 +163,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
     host.keep_pageable("ids", torch.arange(v))
-    host.keep_pageable("statistics", torch.ones((v, 3), dtype=dtype))
+    host.keep_pageable("statistics", torch.ones((v, max(3, plan.shape.statistics_columns)), dtype=dtype))
     host.keep_pageable("factors", torch.ones((v, 2), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
     return host

@@ -68,7 +68,7 @@ def network_shape(
 
 
 def check_edge_data(artifact: Artifact, network: Network) -> None:
-    """Refuse layers that read what the artifact does not have, or weights that their model left out."""
+    """Refuse layers that read what the artifact does not have."""
     for index, layer in zip(network.layer_index, network.layers, strict=True):
         for uses, found, what in (
             (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
@@ -79,12 +79,6 @@ def check_edge_data(artifact: Artifact, network: Network) -> None:
                     f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
                     f"{what} to the input, and run `hongtu preprocess` again"
                 )
-        left_out = layer.weighted and "edge_weight" in getattr(network.modules[index], "pyg_left_out", ())
-        if left_out and artifact.topology.edge_weight is not None:
-            raise InputError(
-                f"{network.title(index)}: uses edge weights, {artifact.path} has some, and the model "
-                "passes it none; pass them, as conv(x, edge_index, edge_weight), or preprocess the graph without"
-            )
         relations = getattr(layer, "num_relations", artifact.num_edge_types)
         if relations < artifact.num_edge_types:
             raise InputError(

@@ -62,6 +62,7 @@ def from_hetero(data: Any, *, needs_features: bool, name: str = "data") -> RawGr
         edge_features=_edge_features({relations[key]: ends.features for key, ends in edges.items()}),
         edge_type=np.repeat(np.arange(len(edges)), [len(ends.source) for ends in edges.values()]),
         edge_types=len(edges),
+        edge_forms=dict(set.intersection(*({*ends.forms.items()} for ends in edges.values()))),
     )
     labelled = [kind for kind in kinds if fields[kind]["labels"] is not None]
     if len(labelled) > 1:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.graph.given import as_array
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
 from hongtu.preprocess.read.source import array_blocks
@@ -27,6 +27,7 @@ class Ends(NamedTuple):
         features: float [E, F] or None.
         vertices: V, or None where no matrix says it.
         title: what messages call the edges.
+        forms: how the graph has weights and features, as ``RawGraph.edge_forms``.
     """
 
     source: np.ndarray
@@ -35,6 +36,7 @@ class Ends(NamedTuple):
     features: np.ndarray | None
     vertices: int | None
     title: str
+    forms: dict[str, str]
 
 
 def from_data(data: Any, name: str = "data") -> RawGraph:
@@ -55,15 +57,15 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
         num_vertices=edges.vertices if vertices is None else vertices,
         edge_features=edges.features,
         edge_type=_field(data, name, "edge_type"),
+        edge_forms=edges.forms,
         names={piece: f"{name}.{key}" for piece, key in (FIELDS | EDGE_FIELDS).items()},
         **vertex_fields(data, name),
     )
 
 
 def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
-    """``edge_index`` [2, E], or a matrix whose entry (i, j) is the edge i -> j; or ``adj_t``, where it is j -> i. A
-    one-column ``edge_attr`` without ``edge_weight`` is the weights; any other is edge features. Values of a matrix are
-    weights, too, where they are not all 1.
+    """``edge_index`` [2, E], or a matrix whose entry (i, j) is the edge i -> j; or ``adj_t``, where it is j -> i.
+    ``edge_weight`` is weights, as are the values of a matrix where they are not all 1; ``edge_attr`` is edge features.
 
     Args:
         square: both ends are vertices of the same kind.
@@ -77,13 +79,18 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
         attributes, values = values, None
     elif values is not None and weight is not None:
         raise InputError(f"{title}: holds weights, and so does {name}.edge_weight; remove one")
-    what, weight = "edge_weight", weight if values is None else values
-    if weight is None and attributes is not None and attributes.size == len(source):
-        what, weight, attributes = "edge_attr", attributes, None
-    if attributes is not None and attributes.ndim == 1:
-        attributes = attributes[:, None]
-    weight = _weight(weight, f"{name}.{what}", len(source))
-    return Ends(source, destination, weight, _floats(attributes), vertices, title)
+    forms = {} if values is None else {"edge_weight": "values"}
+    weight = _weight(weight if values is None else values, f"{name}.edge_weight", len(source))
+    if attributes is not None:
+        form = f"{attributes.ndim}{attributes.dtype.kind.replace('u', 'i')}"
+        forms |= {} if form == "2f" else {"edge_features": form}
+        attributes = attributes[:, None] if attributes.ndim == 1 else attributes
+        if weight is None and attributes.shape == (len(source), 1):
+            note(
+                f"{name}.edge_attr: one number for each edge, kept as edge features; a model gets it where its forward "
+                f"passes edge_attr on, and for layers that weigh edges by it set {name}.edge_weight"
+            )
+    return Ends(source, destination, weight, _floats(attributes), vertices, title, forms)
 
 
 def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int | None, str]:
@@ -141,7 +148,9 @@ def _weight(weight: np.ndarray | None, title: str, count: int) -> np.ndarray | N
 
 
 def _floats(features: Any) -> Any:
-    return features.astype(np.float32) if features is not None and features.dtype.kind in "biu" else features
+    if features is None or features.dtype.kind not in "biu":
+        return features
+    return features.astype(np.float32 if features.dtype.itemsize < 3 else np.float64)  # what float32 rounds is noted
 
 
 def _get(data: Any, key: str) -> Any:

@@ -1,0 +1,377 @@
+"""What a forward hands its convolutions of edges is what they get: torch_geometric's numbers, whatever graphs have."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch.nn import GELU, Embedding, Linear, Module, Sequential, Tanh
+from torch.nn import functional as F
+from torch_geometric.data import Data
+from torch_geometric.utils import to_torch_csr_tensor
+
+import hongtu
+from hongtu.errors import InputError
+from tests import problems
+
+N, E, WIDTH = 40, 170, 6
+
+
+def graph(**beside):
+    """Isolated vertices, duplicate edges and self-loops; float64."""
+    generator = torch.Generator().manual_seed(3)
+    edges = torch.randint(0, N - 5, (2, E), generator=generator)
+    edges[:, :12] = edges[:, 12:24]
+    edges[1, 30:34] = edges[0, 30:34]
+    x = torch.randn(N, WIDTH, generator=generator, dtype=torch.float64).float().double()
+    mask = torch.arange(N) % 3 > 0
+    return Data(x=x, edge_index=edges, y=torch.arange(N) % 4, train_mask=mask, **beside)
+
+
+def numbers(*shape, low=0.1):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(5)) + low
+
+
+def prepare(data, **options):
+    return hongtu.preprocess_graph(data=data, artifact=problems.new_path(), partitions=2, chunks=3, **options)
+
+
+def check(artifact, model, call, data, epochs=2, **options):
+    """Losses of some epochs, and predictions, are those of ``call(model)`` on the whole graph."""
+    torch.manual_seed(1)
+    theirs = copy.deepcopy(model).double()
+    trainer = hongtu.Trainer(
+        artifact, hongtu.from_pyg(copy.deepcopy(theirs)), dtype=torch.float64,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), **options,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(call(theirs)[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        record = trainer.train_epoch()
+        assert record.loss == pytest.approx(loss.item(), rel=1e-9)
+        assert record.bytes == trainer.plan.bytes
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.predict(), call(theirs.eval()), rtol=1e-9, atol=1e-9)
+    hongtu.to_pyg(trainer.model, theirs)
+    return trainer
+
+
+def net(forward, **parts):
+    """A module with these parts and this forward."""
+
+    class Net(Module):
+        def __init__(self):
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+    Net.forward = forward
+    return Net()
+
+
+ATTRIBUTES = {
+    "[E]": numbers(E), "[E, 3]": numbers(E, 3), "codes": torch.arange(E) % 5,
+    "codes [E, 1]": torch.arange(E).view(-1, 1) % 5, "flags": torch.arange(E) % 3 == 0,
+    "times": torch.arange(E) * 16_777, "float64": numbers(E).double(),
+}  # fmt: skip
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("form", ATTRIBUTES)
+@pytest.mark.parametrize("kind", [pyg.GCN, pyg.GraphSAGE, pyg.GAT], ids=lambda kind: kind.__name__)
+def test_features_of_edges_are_no_weights(kind, form):
+    data, model = graph(edge_attr=ATTRIBUTES[form]), kind(WIDTH, 8, 2, 4)
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index), data)
+
+
+def own_weighs(self, x, edge_index, edge_attr):
+    return self.b(self.a(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+def weighs_by_name(self, x, edge_index, edge_weight):
+    return self.b(self.a(x, edge_index, edge_weight).relu(), edge_weight=edge_weight, edge_index=edge_index)
+
+
+def of_data(self, data):
+    return self.b(self.a(data.x, data.edge_index, data.edge_attr.view(-1)).relu(), data.edge_index)
+
+
+def weighs_once(self, x, edge_index, edge_attr):
+    return self.b(self.a(x, edge_index, 1 / (1 + edge_attr)).relu(), edge_index)
+
+
+def weighs_first_unweighted(self, x, edge_index, edge_attr):
+    return self.b(self.a(x, edge_index).relu(), edge_index, edge_attr / edge_attr.max())
+
+
+WEIGHED = {
+    "gcn": lambda: {"a": pyg.GCNConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
+    "graph": lambda: {"a": pyg.GraphConv(WIDTH, 8, aggr="max"), "b": pyg.GraphConv(8, 4)},
+    "hops": lambda: {"a": pyg.SGConv(WIDTH, 4, K=2), "b": pyg.APPNP(2, 0.1)},
+    "mixed": lambda: {"a": pyg.GraphConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
+    "wrapped": lambda: {"a": pyg.LEConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
+}
+FORWARDS = [own_weighs, weighs_by_name, of_data, weighs_once, weighs_first_unweighted]
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("parts", WEIGHED)
+def test_features_of_edges_weigh_where_the_forward_hands_them_on_as_weights(forward, parts):
+    data, model = graph(edge_attr=numbers(E)), net(forward, **WEIGHED[parts]())
+    whole = data.clone()
+    whole.edge_attr = data.edge_attr.double()
+
+    def call(m):
+        return m(whole) if forward is of_data else m(data.x, data.edge_index, whole.edge_attr)
+
+    budget = "90%" if parts in ("gcn", "mixed") else None
+    trainer = check(prepare(data), model, call, data, device_memory=budget)
+    again = hongtu.Trainer(trainer.artifact, [hongtu.nn.GCNConv(WIDTH, 4)])
+    assert again.artifact.topology.edge_weight is None, "another model gets what the directory has"
+
+
+def test_layers_of_one_graph_with_and_without_weights():
+    data = graph(edge_weight=numbers(E))
+    weight = data.edge_weight.double()
+    for strategy in ("full", "paper", "none"):
+        for parts in ("gcn", "mixed", "hops"):
+            model = net(
+                lambda s, x, edge_index, edge_weight: s.b(s.a(x, edge_index), edge_index, edge_weight),
+                **WEIGHED[parts](),
+            )
+            check(prepare(data), model, lambda m: m(data.x, data.edge_index, weight), data, strategy=strategy)
+    model = net(lambda s, x, edge_index: s.a(x, edge_index), a=pyg.GCNConv(WIDTH, 4))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index), data)
+
+
+def features(self, x, edge_index, edge_attr):
+    return self.b(self.a(x, edge_index, edge_attr).relu(), edge_index)
+
+
+def encoded(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, self.lin(edge_attr).tanh() * self.scale)
+
+
+READ = {
+    "gat": lambda: (features, {"a": pyg.GATConv(WIDTH, 8, edge_dim=1), "b": pyg.SAGEConv(8, 4)}),
+    "gatv2": lambda: (features, {"a": pyg.GATv2Conv(WIDTH, 8, edge_dim=1), "b": pyg.GCNConv(8, 4)}),
+    "transformer": lambda: (features, {"a": pyg.TransformerConv(WIDTH, 8, edge_dim=1), "b": pyg.SAGEConv(8, 4)}),
+    "gen": lambda: (features, {"a": pyg.GENConv(WIDTH, 8, edge_dim=1, norm="layer"), "b": pyg.SAGEConv(8, 4)}),
+    "nn": lambda: (features, {"a": pyg.NNConv(WIDTH, 4, Linear(1, 24), aggr="mean"), "b": pyg.SAGEConv(4, 4)}),
+    "gine": lambda: (
+        encoded,
+        {"a": pyg.GINEConv(Linear(WIDTH, 4)), "lin": Linear(1, WIDTH), "scale": torch.nn.Parameter(torch.ones(WIDTH))},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize("old", [False, True])
+def test_one_column_of_features_is_features(kind, old):
+    """Also of an artifact of an earlier version, which has it as weights."""
+    forward, parts = READ[kind]()
+    attributes = numbers(E, 1)
+    data = graph(edge_attr=attributes)
+    artifact = prepare(data)
+    if old:
+        artifact = prepare(graph(edge_weight=attributes.view(-1)))
+        del artifact.manifest["edge_forms"]
+    check(artifact, net(forward, **parts), lambda m: m(data.x, data.edge_index, attributes.double()), data)
+
+
+def by_code(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, self.lin(edge_attr.view(edge_attr.size(0), -1).squeeze(1)))
+
+
+def as_a_column(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, self.lin(edge_attr.unsqueeze(1).to(x.dtype)))
+
+
+def as_it_is(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, self.lin(edge_attr))
+
+
+def of_types(self, x, edge_index, edge_type):
+    return self.a(x, edge_index, self.lin(edge_type))
+
+
+@pytest.mark.parametrize(
+    ("form", "forward", "make"),
+    [
+        ("codes", as_it_is, lambda: Embedding(5, WIDTH)), ("codes [E, 1]", by_code, lambda: Embedding(5, WIDTH)),
+        ("[E]", as_a_column, lambda: Sequential(Linear(1, 8), GELU(), Linear(8, WIDTH))),
+        ("codes", as_a_column, lambda: Linear(1, WIDTH)), ("flags", as_a_column, lambda: Linear(1, WIDTH)),
+        ("[E, 3]", as_it_is, lambda: Linear(3, WIDTH)),
+    ],
+)  # fmt: skip
+def test_encoders_get_edge_features_in_the_form_of_the_data(form, forward, make):
+    data = graph(edge_attr=ATTRIBUTES[form])
+    given = data.edge_attr.double() if data.edge_attr.is_floating_point() else data.edge_attr
+    model = net(forward, a=pyg.GINEConv(Linear(WIDTH, 4)), lin=make())
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, given), data)
+
+
+def test_types_are_features_and_features_are_types():
+    data = graph(edge_type=ATTRIBUTES["codes"])
+    model = net(of_types, a=pyg.GINEConv(Linear(WIDTH, 4)), lin=Embedding(5, WIDTH))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_type), data)
+    data = graph(edge_attr=ATTRIBUTES["codes"])
+    model = net(features, a=pyg.RGCNConv(WIDTH, 8, 5), b=pyg.SAGEConv(8, 4))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_attr), data)
+
+
+def test_weights_and_features_beside_each_other():
+    data = graph(edge_weight=numbers(E), edge_attr=numbers(E, 1, low=-0.5))
+    given = data.edge_weight.double(), data.edge_attr.double()
+
+    def forward(self, x, edge_index, edge_attr, edge_weight):
+        x = self.a(x, edge_index, edge_attr).relu()
+        return self.c(self.b(x, edge_index, edge_weight), edge_index)
+
+    parts = {"a": pyg.GATConv(WIDTH, 8, edge_dim=1), "b": pyg.GCNConv(8, 8), "c": pyg.GCNConv(8, 4)}
+    check(prepare(data), net(forward, **parts), lambda m: m(data.x, data.edge_index, given[1], given[0]), data)
+
+    def swapped(self, x, edge_index, edge_weight):
+        return self.a(x, edge_index, edge_weight)
+
+    model = net(swapped, a=pyg.GATConv(WIDTH, 4, edge_dim=1))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, given[0]), data)
+
+
+def of_matrix(self, x, adj_t):
+    return self.b(self.a(x, adj_t).relu(), adj_t)
+
+
+def of_matrix_or_weights(self, x, adj_t, edge_weight=None):
+    return self.b(self.a(x, adj_t, edge_weight).relu(), adj_t, edge_weight)
+
+
+def of_edges_or_matrix(self, x, edge_index):
+    return self.b(self.a(x, edge_index).relu(), edge_index)
+
+
+def of_matrix_of_data(self, data):
+    return self.b(self.a(data.x, data.adj_t).relu(), data.adj_t)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("forward", [of_matrix, of_matrix_or_weights, of_edges_or_matrix, of_matrix_of_data])
+@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage"])
+def test_the_values_of_a_matrix_come_along(forward, parts):
+    made = {
+        "sum": lambda: {k: pyg.GCNConv(w, o, normalize=False) for k, w, o in (("a", WIDTH, 8), ("b", 8, 4))},
+        "graph": lambda: {"a": pyg.GraphConv(WIDTH, 8, aggr="mean"), "b": pyg.GraphConv(8, 4)},
+        "sage": lambda: {"a": pyg.SAGEConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
+    }.get(parts, WEIGHED.get(parts))
+    data, weight = graph(), numbers(E)
+    unique = torch.unique(data.edge_index[0] * N + data.edge_index[1])  # a matrix of torch adds equal entries up
+    edges = torch.stack([unique // N, unique % N])
+    edges = edges[:, edges[0] != edges[1]]  # of which it adds more
+    weight = weight[: edges.shape[1]]
+    matrix = to_torch_csr_tensor(edges.flip(0), weight, size=(N, N))
+    data = Data(x=data.x, adj_t=matrix, y=data.y, train_mask=data.train_mask)
+    whole = data.clone()
+    whole.adj_t = to_torch_csr_tensor(edges.flip(0), weight.double(), size=(N, N))
+    call = (lambda m: m(whole)) if forward is of_matrix_of_data else (lambda m: m(data.x, whole.adj_t))
+    check(prepare(data), net(forward, **made()), call, data)
+
+
+def may_weigh(self, x, edge_index, edge_weight=None):
+    return self.b(self.a(x, edge_index, edge_weight), edge_index)
+
+
+def test_what_is_optional_is_given_where_the_graph_has_it_by_that_name(capfd):
+    for beside, given in (({"edge_weight": numbers(E)}, True), ({"edge_attr": numbers(E)}, False), ({}, False)):
+        data = graph(**beside)
+        weight = data.edge_weight.double() if given else None
+        for model in (pyg.GCN(WIDTH, 8, 2, 4), net(may_weigh, **WEIGHED["gcn"]())):
+            check(prepare(data), model, lambda m, d=data, w=weight: m(d.x, d.edge_index, w), data)
+        said = capfd.readouterr().err
+        assert (
+            "its edge_weight is the forward's optional edge_weight, as in model(x, edge_index, edge_weight)" in said
+        ) is given
+    data = graph(edge_attr=numbers(E, 2))
+    model = pyg.GAT(WIDTH, 8, 2, 4, edge_dim=2)
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, edge_attr=data.edge_attr.double()), data)
+    model = net(
+        lambda s, x, edge_index, edge_attr=None: s.a(x, edge_index, edge_attr), a=pyg.GENConv(WIDTH, WIDTH, norm=None)
+    )
+    for given in (None, numbers(E, WIDTH)):
+        data = graph(edge_attr=given)
+        value = None if given is None else given.double()
+        check(prepare(data), model, lambda m, d=data, v=value: m(d.x, d.edge_index, v), data)
+
+
+def depends(self, x, edge_index, edge_weight=None):
+    if edge_weight is None:
+        x = x.relu()
+    return self.a(x, edge_index, edge_weight)
+
+
+def fills_in(self, x, edge_index, edge_weight=None):
+    if edge_weight is None:
+        raise ValueError("no weights")
+    return self.a(x, edge_index, edge_weight)
+
+
+def test_a_forward_that_does_something_else_without_weights(capfd):
+    data = graph(edge_weight=numbers(E))
+    model = net(depends, a=pyg.GCNConv(WIDTH, 4))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index), data)
+    assert "its edge_weight is not used: the forward calls" in capfd.readouterr().err
+    model, weight = net(fills_in, a=pyg.GCNConv(WIDTH, 4)), data.edge_weight.double()
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, weight), data)
+
+
+def learned(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, self.lin(edge_attr).sigmoid())
+
+
+class Ends(pyg.SAGEConv):
+    def forward(self, x, edge_index, ends=None):
+        return super().forward(x, edge_index)
+
+
+def unknown(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, ends=edge_attr)
+
+
+def two_kinds(self, x, edge_index, edge_attr):
+    return self.b(self.a(x, edge_index, edge_attr[:, 0]), edge_index, edge_attr[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("forward", "parts", "message"),
+    [
+        (own_weighs, WEIGHED["gcn"], r"edge_attr on as edge_weight, \(170, 2\), .*hand one column on, as edge_attr"),
+        (learned, lambda: {"a": pyg.GCNConv(WIDTH, 4), "lin": Linear(2, 1)}, "takes edge_weight made with parameters"),
+        (unknown, lambda: {"a": Ends(WIDTH, 4)}, "with edge_attr as its ends, which no layer takes of edges"),
+        (two_kinds, WEIGHED["gcn"], r"layers\[1\] \(GCNConv\): is called with another edge_weight than layers\[0\]"),
+        (features, lambda: {"a": pyg.RGCNConv(WIDTH, 8, 5), "b": pyg.SAGEConv(8, 4)}, "as edge_type"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_given_is_refused(forward, parts, message):
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(prepare(graph(edge_attr=numbers(E, 2))), hongtu.from_pyg(net(forward, **parts())))
+
+
+def test_a_graph_without_features_is_refused_by_the_name_of_the_field():
+    message = r"hands edge_attr on as edge_attr, and .* has no edge_features; give the Data an edge_attr"
+    model = net(features, a=pyg.GATConv(WIDTH, 8, edge_dim=1), b=pyg.SAGEConv(8, 4))
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
+    model = net(
+        encoded,
+        a=pyg.GINEConv(Linear(WIDTH, 4)),
+        lin=Sequential(Linear(1, WIDTH), Tanh()),
+        scale=torch.nn.Parameter(torch.ones(1)),
+    )
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
