@@ -57,31 +57,59 @@ class Workspace:
             another input, other settings, or from before a restart of the machine.
     """
 
-    @uninterrupted()
     def __init__(self, path: Path, identity: dict[str, Any] | None, *, force: bool, resume: bool) -> None:
         check_output(path, force=force)
         if resume and identity is None:
             raise InputError("resume: only a graph on disk can be continued; leave it out")
-        self.path, self.force, self.identity = path, force, identity
+        self.path, self.force, self.identity, self._resume = path, force, identity, resume
         self.origin: dict[str, Any] = {}  # what the artifact is made of
         self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
         self._finished: dict[str, dict[str, Any]] = {}
-        parent = path.absolute().parent
-        self._made = [folder for folder in (parent, *parent.parents) if not folder.exists()]  # the deepest first
+        self._directory: Path | None = None
+        self._lock: int | None = None
+        self._made: list[Path] = []  # around it, the deepest first
+        self._sync = ThreadPoolExecutor(max_workers=1)
+        self.watch, self.progress, self._shown = Watch(), Progress(), contextlib.ExitStack()
+
+    @property
+    def directory(self) -> Path:
+        assert self._directory is not None, "entered"
+        return self._directory
+
+    @property
+    def scratch(self) -> Path:
+        return self.directory / "scratch"
+
+    @property
+    def artifact(self) -> Path:
+        return self.directory / "artifact"
+
+    def __enter__(self) -> Workspace:
+        try:
+            with uninterrupted():
+                self._open()
+                self._shown.enter_context(self.watch)
+                self._shown.enter_context(self.progress)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def _open(self) -> None:
+        parent = self.path.absolute().parent
+        self._made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         make_directory(parent)
-        now = json.loads(json.dumps({"format": FORMAT, "input": identity, "boot": _boot()}))
+        now = json.loads(json.dumps({"format": FORMAT, "input": self.identity, "boot": _boot()}))
         old = self._locks(parent)
-        if resume and old:
+        if self._resume and old:
             self._continue(old, now)
         else:
             for folder, lock in old.items():
                 shutil.rmtree(folder)
                 os.close(lock)
             self._begin(parent, now)
-        self.scratch, self.artifact = self.directory / "scratch", self.directory / "artifact"
         for folder in (self.scratch, self.artifact):
             folder.mkdir(exist_ok=True)
-        self._sync = ThreadPoolExecutor(max_workers=1)
 
     def _unfinished(self, parent: Path) -> Iterator[Path]:
         """What runs that were stopped have left: real directories of this user's, with our mark."""
@@ -120,8 +148,8 @@ class Workspace:
         """A new directory, whatever others may have put in its place."""
         for name in (f".{self.path.name}.partial", f".{self.path.name}.partial-{secrets.token_hex(8)}"):
             with contextlib.suppress(FileExistsError):
-                self.directory = parent / name
-                self.directory.mkdir(mode=0o700)
+                (parent / name).mkdir(mode=0o700)
+                self._directory = parent / name
                 break
         self._lock = self._locked(self.directory)
         (self.directory / IDENTITY).write_text(json.dumps(identity))
@@ -136,32 +164,27 @@ class Workspace:
             inputs = [before.get("input") for before in found.values()]
             what = "a restart of the machine" if identity["input"] in inputs else "another input or settings"
             raise InputError(f"{self.path}: the unfinished run is of {what}; leave --resume out to start again")
-        self.directory, self._lock = same[0], old[same[0]]
+        self._directory, self._lock = same[0], old[same[0]]
         file = self.directory / "finished.jsonl"
         lines = [_parsed(line) for line in file.read_text().splitlines()] if file.exists() else []
         self._finished = {line["stage"]: line for line in lines if line is not None}
 
-    def __enter__(self) -> Workspace:
-        self.watch = Watch().__enter__()
-        self.progress = Progress().__enter__()
-        return self
-
     @uninterrupted()
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> None:
-        self.progress.__exit__(kind, error, at)
-        self.watch.__exit__(kind, error, at)
+        self._shown.close()
         self._sync.shutdown()
-        stopped = kind is not None and not issubclass(kind, Exception) and self.artifact.exists()
-        kept = stopped and self.identity is not None and bool(self._finished)
-        if not kept:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        stopped = error is not None and not isinstance(error, Exception)
+        if stopped and self.identity is not None and self._finished and self.artifact.exists():
+            words = str(error) or "interrupted"
+            error.args = (f"{words}; {self.directory} holds what is finished: pass --resume to continue, or remove it",)
+        else:
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty where the artifact is
                 for parent in self._made:
                     parent.rmdir()
-        os.close(self._lock)
-        if kept and error is not None:
-            words = str(error) or "interrupted"
-            error.args = (f"{words}; {self.directory} holds what is finished: pass --resume to continue, or remove it",)
+        if self._lock is not None:
+            os.close(self._lock)
         if isinstance(error, OSError) and error.filename is None:  # what numpy and mapped files say of a full disk
             raise OutputError(self.path, error) from error
 

@@ -91,15 +91,14 @@ class Sent:
     def _send(self) -> None:
         self.at = self.look()
         first, *others = self.numbers
-        for other in others:
-            if self.gap:
-                self._timer = threading.Timer(self.gap, os.kill, (os.getpid(), other))
-                self._timer.start()
         try:
             os.kill(os.getpid(), first)
         finally:
             for other in others:
-                if not self.gap:
+                if self.gap:
+                    self._timer = threading.Timer(self.gap, os.kill, (os.getpid(), other))
+                    self._timer.start()
+                else:
                     os.kill(os.getpid(), other)
 
     def end(self) -> None:

@@ -92,7 +92,7 @@ def test_every_signal_leaves_what_is_finished(number, code, words, heard, source
         patched.setattr(pipeline, "_write", lambda *_: os.kill(os.getpid(), number))
         assert preprocess(source, tmp_path / "out") == code
     err = capsys.readouterr().err
-    assert words in err and "pass --resume to continue" in err and err.count("\n") == 1
+    assert words in err and "pass --resume to continue" in err
     assert preprocess(source, tmp_path / "out", "--resume") == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in", "out"]
 

@@ -88,6 +88,43 @@ def test_a_line_that_is_not_whole_is_dropped(tmp_path):
     assert not make_trainer(artifact()).resume(tmp_path / "absent") and not (tmp_path / "absent").exists()
 
 
+DAMAGES = {  # the log of five epochs, what is left of it, and how many lines are lost
+    "missing": (lambda log: log.unlink(), 5),
+    "empty": (lambda log: log.write_bytes(b""), 5),
+    "zeros": (lambda log: log.write_bytes(bytes(log.stat().st_size)), 5),
+    "cut": (lambda log: log.write_bytes(log.read_bytes()[:-9]), 1),
+    "cut at a line": (lambda log: log.write_bytes(b"".join(log.read_bytes().splitlines(True)[:2])), 3),
+    "a hole": (lambda log: log.write_bytes(b"".join(log.read_bytes().splitlines(True)[::2])), 2),
+    "a directory": (lambda log: (log.unlink(), log.mkdir()), 5),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_log_that_lost_lines_is_said_to(damage, tmp_path):
+    whole = make_trainer(artifact())
+    whole.fit(7, run_dir=tmp_path / "whole", save_every=9)
+    trainer = make_trainer(artifact())
+    trainer.fit(5, run_dir=tmp_path / "run", save_every=9)
+    change, lost = DAMAGES[damage]
+    change(tmp_path / "run" / "epochs.jsonl")
+    again = make_trainer(artifact())
+    with pytest.warns(UserWarning, match=f"epochs.jsonl: {lost} of the 5 lines up to epoch 5 are missing or damaged"):
+        assert again.resume(tmp_path / "run")
+    assert again.epoch == 5 and again.history[-1]["loss"] == trainer.history[-1]["loss"]
+    if damage != "a directory":
+        assert again.fit(2, run_dir=tmp_path / "run")[-1].loss == whole.history[-1]["loss"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut at a line"])
+def test_the_command_tells_of_a_run_without_its_log(damage, tmp_path, capsys):
+    assert train(tmp_path / "run", epochs=5) == 0
+    loss = capsys.readouterr().out.splitlines()[-3]
+    DAMAGES[damage][0](tmp_path / "run" / "epochs.jsonl")
+    with pytest.warns(UserWarning, match="of the 5 lines"):
+        assert train(tmp_path / "run", "--resume", epochs=5) == 0
+    assert loss in capsys.readouterr().out and loss.startswith("loss ")
+
+
 def test_snapshots_of_another_run_are_not_mixed_in(tmp_path):
     make_trainer(artifact()).fit(3, run_dir=tmp_path, save_every=3)
     with pytest.raises(InputError, match=r"snapshot-3.pt: is of a later epoch than this run's 0; .*resume"):
