@@ -63,6 +63,19 @@ class LossTerm:
 
 
 Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
+MOST_TERMS = 8  # bits of a byte
+
+
+def terms_of(loss: Losses) -> list[LossTerm]:
+    """Those of which a loss is the weighted sum.
+
+    Raises:
+        InputError: for more or fewer than there may be.
+    """
+    given: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
+    if not 1 <= len(given) <= MOST_TERMS:
+        raise InputError(f"loss: a list of {len(given)} losses, expected 1 to {MOST_TERMS}")
+    return [term if isinstance(term, LossTerm) else LossTerm(term) for term in given]
 
 
 def balanced_weights(labels: np.ndarray, mask: np.ndarray, classes: int) -> Tensor:

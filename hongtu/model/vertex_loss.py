@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.model.loss_terms import Losses, LossTerm, PerVertex, check_alone, mask_of, vertex_loss, vertex_weight_of
-
-MOST_TERMS = 8  # bits of a byte
+from hongtu.model.loss_terms import Losses, PerVertex, check_alone, mask_of, terms_of, vertex_loss, vertex_weight_of
 
 
 class MeanLoss:
@@ -49,10 +47,7 @@ class MeanLoss:
         num_classes: int,
         original_id: np.ndarray,
     ) -> None:
-        given: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
-        if not 1 <= len(given) <= MOST_TERMS:
-            raise InputError(f"loss: a list of {len(given)} losses, expected 1 to {MOST_TERMS}")
-        self._terms = [term if isinstance(term, LossTerm) else LossTerm(term) for term in given]
+        self._terms = terms_of(loss)
         self._labels, self._task, self._num_classes = labels, task, num_classes
         self._losses = [vertex_loss(term.loss, task) for term in self._terms]
         self._weights = [vertex_weight_of(term.vertex_weight, original_id) for term in self._terms]
@@ -78,6 +73,13 @@ class MeanLoss:
         part._weights = [None if weight is None else weight[rows] for weight in self._weights]
         part.bits = np.where(owned, self.bits[rows], np.uint8(0))
         return part
+
+    def value(self, out: Tensor, first: int) -> Tensor:
+        """float64: the loss of consecutive vertices, from number ``first`` on, whose output is [D, C]."""
+        chosen = np.flatnonzero(self.bits[first : first + len(out)])
+        part = self.of_rows(first + chosen, np.ones(len(chosen), dtype=bool))
+        picked = out.index_select(0, torch.from_numpy(chosen))
+        return part.gradient(picked, torch.from_numpy(part.label_rows()), torch.from_numpy(part.bits))[1]
 
     predicted_bytes = 0  # beside what every vertex brings
 

@@ -19,6 +19,9 @@ from hongtu.model.link_scores import by_name
 from hongtu.ranks.together import Together
 from hongtu.train.scores import scores
 
+# Last words of names of scores that are the better the smaller they are.
+_ERRORS = ("error", "loss", "mse", "rmse", "mae", "mape", "nll", "perplexity", "deviance")
+
 Evaluator = Callable[[Tensor, Tensor], Any]
 Metric = str | Evaluator | Sequence[str] | Mapping[str, str | Evaluator] | None
 
@@ -78,6 +81,9 @@ class Evaluation:
             list of these names, or a dictionary of either. The first is the score that early stopping watches.
         task: of the artifact.
 
+    Attributes:
+        higher_is_better: of the first one.
+
     Raises:
         InputError: for anything else.
     """
@@ -99,6 +105,8 @@ class Evaluation:
         if metric is not None and not named:
             raise InputError("metric: none; leave it out for accuracy or micro-F1")
         self._task = task
+        first = next(iter(self._evaluators.items()), None)
+        self.higher_is_better = first is None or _higher_is_better(*first)
 
     def __call__(self, out: Tensor, labels: Tensor, masks: Mapping[str, Tensor], ranks: Together) -> dict[str, float]:
         """``{"train": ..., "val": ..., "test": ...}`` by the first evaluator, and ``"val NAME"`` and so on by the
@@ -118,6 +126,19 @@ class Evaluation:
             for k, (name, evaluator) in enumerate(self._evaluators.items()):
                 found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, *whole)
         return found
+
+
+def _higher_is_better(name: str, evaluator: Any) -> bool:
+    """What an evaluator says itself, as torchmetrics' do; else by its name, as scikit-learn has them: "..._error" and
+    "..._loss" are the better the smaller they are, and so are torch's losses."""
+    function = getattr(evaluator, "func", evaluator)  # of functools.partial
+    said = getattr(evaluator, "higher_is_better", getattr(function, "higher_is_better", None))
+    if said is not None:
+        return bool(said)
+    if "torch.nn" in (where := getattr(function, "__module__", "")) and where.endswith((".functional", ".loss")):
+        return False
+    words = {name, getattr(function, "__name__", "")}
+    return not any(word.lower().rpartition("_")[2] in _ERRORS for word in words)
 
 
 def _takes_two(evaluator: Evaluator) -> bool:

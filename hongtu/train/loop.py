@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.given import as_path
@@ -27,7 +27,8 @@ COMMON = ("epochs", "eval_every", "patience", "save_every", "keep_best", "restor
 
 @dataclass
 class Waiting:
-    """The best validation score of the regular evaluations, and how many came since, where there is a patience."""
+    """The best validation score of the regular evaluations (negative where smaller is better), and how many came since,
+    where there is a patience."""
 
     best: float = float("-inf")
     since: int = 0
@@ -105,6 +106,12 @@ class Trainable(Protocol):
     @property
     def validates(self) -> bool: ...
 
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def watched(self) -> str | None: ...
+
     def train_epoch(self) -> EpochRecord: ...
 
     def evaluate(self) -> dict[str, float]: ...
@@ -127,6 +134,7 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
             "patience, keep_best and restore_best need a validation score, and the artifact's val mask is empty (for "
             "links: no val_edges)"
         )
+    _check_plateau(trainer, scores=bool(options.eval_every) and trainer.validates)
     trainer.ranks.check_same({name: getattr(options, name) for name in COMMON})
     others = trainer.ranks.rank > 0  # the first rank writes
     directory = None if options.run_dir is None or others else RunDirectory(options.run_dir, options.keep)
@@ -226,7 +234,7 @@ class _Loop:
         trainer, options = self.trainer, self.options
         self._before = None
         better = regular and options.looks_at_scores and self._see(record.metrics["val"])
-        _step_scheduler(trainer.scheduler, record, regular=regular, scored=bool(options.eval_every))
+        self._step_scheduler(record, regular=regular)
         trainer.history.append(record.summary())
         self.records.append(record)
         if self.directory is not None:
@@ -238,7 +246,7 @@ class _Loop:
 
     def _see(self, score: float) -> bool:
         waiting, patience = self.trainer.waiting, self.options.patience
-        better = waiting.see(score)
+        better = waiting.see(score if self.trainer.higher_is_better else -score)
         if patience is None:
             waiting.since = 0
         elif waiting.since >= patience:
@@ -269,12 +277,30 @@ class _Loop:
             self.directory.save(self.trainer.epoch, state)
         self._saved = self.trainer.epoch
 
-
-def _step_scheduler(scheduler: Any, record: EpochRecord, *, regular: bool, scored: bool) -> None:
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        if not scored:
-            scheduler.step(record.loss)
+    def _step_scheduler(self, record: EpochRecord, *, regular: bool) -> None:
+        trainer = self.trainer
+        if not isinstance(trainer.scheduler, ReduceLROnPlateau):
+            if trainer.scheduler is not None:
+                trainer.scheduler.step()
+        elif not (self.options.eval_every and trainer.validates):
+            trainer.scheduler.step(record.loss)
         elif regular:
-            scheduler.step(record.metrics["val"])
-    elif scheduler is not None:
-        scheduler.step()
+            trainer.scheduler.step(record.metrics[trainer.watched])  # type: ignore[index]
+
+
+def _check_plateau(trainer: Trainable, *, scores: bool) -> None:
+    """Refuse a ReduceLROnPlateau for whose mode there is nothing to step it with."""
+    if not isinstance(trainer.scheduler, ReduceLROnPlateau):
+        return
+    mode = trainer.scheduler.mode
+    if scores and trainer.watched is None:
+        better, other = ("higher", "max") if trainer.higher_is_better else ("smaller", "min")
+        raise InputError(
+            f"scheduler: ReduceLROnPlateau with mode={mode!r}, and the validation score is the better the {better} it "
+            f"is; make it with mode={other!r}"
+        )
+    if not scores and mode == "max":
+        raise InputError(
+            "scheduler: ReduceLROnPlateau with mode='max', and fit has no validation score to step it with; pass "
+            "eval_every=1 to fit, with vertices in the val mask, or mode='min' for the training loss"
+        )

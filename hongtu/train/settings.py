@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.link_loss import LinkLoss
-from hongtu.model.loss_terms import Losses
+from hongtu.model.loss_terms import Losses, terms_of
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.share import Share
@@ -73,7 +76,22 @@ def make_scheduler(scheduler: Callable[[torch.optim.Optimizer], Any], optimizer:
         made = scheduler(optimizer)
     if not hasattr(made, "step"):
         raise InputError(f"scheduler gave {made!r}: expected a scheduler; {remedy}")
+    if not isinstance(made, ReduceLROnPlateau):
+        try:
+            inspect.signature(made.step).bind()
+        except TypeError:
+            raise InputError(
+                f"scheduler: the step of a {type(made).__name__} takes arguments, and fit gives none; derive it from "
+                "ReduceLROnPlateau, which is given a score or a loss, or give its arguments defaults"
+            ) from None
     return made
+
+
+def validation_loss(artifact: Artifact, loss: Losses) -> MeanLoss:
+    """The loss over the val mask: of the terms that are over the train mask, where any is, else of all."""
+    terms = terms_of(loss)
+    own = [term for term in terms if isinstance(term.mask, str) and term.mask == "train"] or terms
+    return _mean_loss(artifact, [replace(term, mask="val") for term in own])
 
 
 def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -142,9 +160,12 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     """The loss on the artifact's labels, or over edges."""
     if isinstance(loss, LinkLoss):
         return EdgeLoss(loss, artifact)
-    whole = artifact.whole
-    mean = MeanLoss(
+    mean = _mean_loss(artifact.whole, loss)
+    return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
+
+
+def _mean_loss(whole: Artifact, loss: Losses) -> MeanLoss:
+    return MeanLoss(
         loss, labels=whole.labels, masks=whole.masks, task=whole.task, num_classes=whole.num_classes,
         original_id=whole.original_id,
     )  # fmt: skip
-    return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean

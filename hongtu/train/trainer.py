@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hongtu.config import size
 from hongtu.device.backends import Backend, get_backend
@@ -74,11 +75,13 @@ from hongtu.train.settings import (
     make_loss,
     make_optimizer,
     make_scheduler,
+    validation_loss,
 )
 from hongtu.train.survey.widths import fill_widths
 
 T = TypeVar("T")
 FEW = 20  # vertices, which a message can name
+LOSS_OF_VAL = "val_loss"
 
 
 class Trainer(Resumable):
@@ -107,8 +110,9 @@ class Trainer(Resumable):
         autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,
             parameters, aggregates and gradients stay float32. Not exact.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
-            epoch (ReduceLROnPlateau: with the validation score at each regular evaluation, or with the loss every
-            epoch where ``fit`` does not evaluate).
+            epoch (ReduceLROnPlateau: at each regular evaluation with the validation score, or the validation loss
+            where its mode is "min" and a higher score is better; with the loss every epoch where ``fit`` does not
+            evaluate).
         clip_grad_norm: clip the gradient's total norm to this before each step.
         embedding_optimizer: as ``optimizer``, for the embeddings of an artifact made with ``features="embedding:D"``;
             it runs on the host. Default: ``optimizer``.
@@ -121,7 +125,9 @@ class Trainer(Resumable):
             epoch again with smaller groups of chunks, parameters and optimizer as they were.
         metric: what ``evaluate`` computes (``evaluators.py``): None for accuracy, micro-F1 of multi-label, R2;
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
-            torchmetrics; or several, a list of names or a dictionary of either. Of a LinkLoss "auc" (None), "mrr" or
+            torchmetrics; or several, a list of names or a dictionary of either. A smaller score is the better one of a
+            metric whose ``higher_is_better`` is False, of torch's losses, and of names that end in "error", "loss",
+            "mse", "mae" and the like. Of a LinkLoss "auc" (None), "mrr" or
             "hits@K", or several.
         dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
             depend on them; "comm" fetches what layers exchange and sends gradients back; "hybrid" fetches from that
@@ -225,6 +231,9 @@ class Trainer(Resumable):
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
             self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
+            self._validation = None
+            if self.watched == LOSS_OF_VAL and self.validates:
+                self._validation = validation_loss(self.artifact, loss)  # type: ignore[arg-type]
             self.ranks.take_model(self.model)
 
             self.epoch = 0
@@ -383,15 +392,25 @@ class Trainer(Resumable):
     @called_by_all(Resumable._check_whole)
     def evaluate(self) -> dict[str, float]:
         """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
-        micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; for links the
+        micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; the loss as
+        ``"val_loss"`` where a ReduceLROnPlateau is stepped with it; for links the
         AUC: the probability that an edge has a higher score than one of its negatives."""
         if isinstance(self._loss, EdgeLoss):
-            score = partial(self._loss.scores, seed=self._context.seed, metrics=self._link_scores)
-            return self._infer(self._runtime, lambda out, ids: score(out))
+            scores = partial(self._loss.scores, seed=self._context.seed, metrics=self._link_scores)
+            return self._infer(self._runtime, lambda out, ids: scores(out))
         own = self._share.span
         labels = torch.from_numpy(np.array(self.artifact.labels[own]))
         masks = {split: torch.from_numpy(np.array(mask[own])) for split, mask in self.artifact.masks.items()}
-        return self._infer(self._runtime, lambda out, ids: self._evaluation(out, labels, masks, self.ranks))
+
+        def score(out: Tensor, ids: Tensor) -> dict[str, float]:
+            found = self._evaluation(out, labels, masks, self.ranks)
+            if self._validation is not None:
+                loss = self._validation.value(out, own.start)
+                self.ranks.add_up([loss])
+                found[LOSS_OF_VAL] = float(loss)
+            return found
+
+        return self._infer(self._runtime, score)
 
     @names_known
     @called_by_all(Resumable._check_whole)
@@ -444,6 +463,20 @@ class Trainer(Resumable):
         if isinstance(self._loss, EdgeLoss):
             return self._loss.validates
         return bool(self.artifact.masks["val"].any())
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a higher score of ``evaluate`` is a better one: by ``metric``."""
+        return self._evaluation.higher_is_better
+
+    @property
+    def watched(self) -> str | None:
+        """Which number of ``evaluate`` a ReduceLROnPlateau is stepped with: the validation score where its mode is the
+        score's direction, the validation loss under mode "min"; None: neither."""
+        mode = getattr(self.scheduler, "mode", "") if isinstance(self.scheduler, ReduceLROnPlateau) else ""
+        if mode == ("max" if self.higher_is_better else "min"):
+            return "val"
+        return LOSS_OF_VAL if mode == "min" and isinstance(self._loss, MeanLoss) else None
 
     @torch.inference_mode(False)
     def _infer(self, runtime: Runtime, use: Callable[[Tensor, Tensor], T]) -> T:
