@@ -60,8 +60,8 @@ class PreprocessConfig:
         features: replaces the input's features: "random:F" (standard normal), "degree" (four columns) or
             "embedding:D" (D columns that training learns); None keeps the input's.
         labels: replaces the input's labels: "random:C" (uniform over C classes); None keeps the input's.
-        task: "regression" where float labels [N] or [N, C] are numbers to predict (a row of NaN: none); None: integers
-            [N] are one class per vertex, floats [N, C] from 0 to 1 many; "links": edges are predicted, and labels and
+        task: "regression" where labels [N] or [N, C] are numbers to predict (NaN: none); None: integers [N] are one
+            class per vertex, numbers [N, C] from 0 to 1 many; "links": edges are predicted, and labels and
             masks are not read.
         random_split: replaces the input's masks: train, val and test of the labelled vertices, each a share up to 1, a
             number of vertices from 2, or for test "rest", such as 0.6,0.2,0.2; None keeps the input's.

@@ -59,10 +59,11 @@ def preprocess_graph(
             vertices then have its order and names.
         features: numbers [V, F], kept as float32, a scipy sparse matrix of that shape, or "random:F", "degree" or
             "embedding:D".
-        labels: integers [V] (-1 = none), float [V, C] for multi-label, or "random:C"; with ``task="regression"`` float
-            [V] or [V, C] (NaN = none).
-        masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``); a missing "val" or
-            "test" is all False.
+        labels: integers [V] (-1 = none), numbers [V, C] from 0 to 1 for multi-label, or "random:C"; with
+            ``task="regression"`` numbers [V] or [V, C]. NaN is none, in all columns or in some. None for a graph to
+            predict on, without masks either.
+        masks: ``{"train": ..., "val": ..., "test": ...}`` of bool [V] (or [S, V] with ``split=k``), or vertex numbers;
+            a missing one is all False ("valid" is "val").
         edge_weight: float [E] or None.
         edge_features: float [E, F] or None.
         edge_type: integers [E] from 0, the relation of each edge, or None.
@@ -77,7 +78,11 @@ def preprocess_graph(
     known = [field.name for field in fields(PreprocessConfig)]
     for name in sorted(set(config) - set(known)):
         split, own = name.removesuffix("_mask"), inspect.signature(preprocess_graph).parameters
-        meant = f"; pass masks={{{split!r}: ...}}" if split in read.SPLITS else nearest(name, [*list(own)[:-1], *known])
+        meant = (
+            f"; pass masks={{{split!r}: ...}}"
+            if split in sum(read.SPLIT_NAMES.values(), ())
+            else nearest(name, [*list(own)[:-1], *known])
+        )
         raise InputError(f"preprocess_graph: no argument is named {name!r}{meant}; see hongtu.config.PreprocessConfig")
     if isinstance(features, str):
         config["features"], features = features, None

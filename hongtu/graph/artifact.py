@@ -46,7 +46,7 @@ class Artifact:
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
         features: float32 [V, F], or None where they are sparse or learned.
         sparse_features: features as CSR rows, or None.
-        labels: int64 [V] (-1 = none) or float32 [V, C] (all-NaN row = none), as ``task`` says.
+        labels: int64 [V] (-1 = none) or float32 [V, C] (NaN = none), as ``task`` says.
         masks: ``{"train" | "val" | "test": bool [V]}``.
         schedule_paper: int32 [m, n].
         topology: the chunks at the artifact's own (finest) grain.

@@ -2,12 +2,20 @@
 
 from hongtu.preprocess.read.arrays import from_arrays
 from hongtu.preprocess.read.directory import read_directory
-from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph
 from hongtu.preprocess.read.keep import features_of, to_pieces
 from hongtu.preprocess.read.open import read_data, read_input
 from hongtu.preprocess.read.synthesize import synthesize_features
 
 __all__ = [
-    "SPLITS", "RawGraph", "features_of", "from_arrays", "read_data", "read_directory", "read_input",
-    "synthesize_features", "to_pieces",
+    "SPLITS",
+    "SPLIT_NAMES",
+    "RawGraph",
+    "features_of",
+    "from_arrays",
+    "read_data",
+    "read_directory",
+    "read_input",
+    "synthesize_features",
+    "to_pieces",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.graph.given import as_array
 from hongtu.preprocess.read.collect import complete
-from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
+from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.sparse import to_csr, to_edges
 from hongtu.preprocess.read.typed import make_typed
 
@@ -30,7 +30,7 @@ def from_arrays(
     edge_type: Any = None,
     vertex_type: Any = None,
 ) -> RawGraph:
-    """A checked graph; a missing "val" or "test" mask is all False.
+    """A checked graph; a mask that is not given is all False.
 
     Raises:
         InputError: for everything the neutral format refuses.
@@ -80,13 +80,17 @@ def as_features(value: Any, vertex_type: Any = None) -> Any:
 
 
 def as_masks(masks: Any) -> dict[str, np.ndarray]:
-    """All three masks; one that is not given is all False."""
+    """Those that are given, by split; "valid" is "val", as OGB calls it."""
     if not isinstance(masks, Mapping):
         raise InputError(f"masks: a {type(masks).__name__}, expected a dictionary with train, val and test")
-    unknown = set(masks) - set(SPLITS)
+    known = {name for names in SPLIT_NAMES.values() for name in names}
+    unknown = set(masks) - known
     if unknown:
         raise InputError(f"masks: unknown key {sorted(map(str, unknown))[0]!r}, expected train, val and test")
-    given = {split: as_array(f"masks[{split!r}]", mask) for split, mask in masks.items() if mask is not None}
-    if "train" not in given:
-        raise InputError("masks: 'train' is missing; give it, or pass random_split=(0.6, 0.2, 0.2)")
-    return {split: given.get(split, blank_mask(given["train"])) for split in SPLITS}
+
+    def get(key: str) -> np.ndarray | None:
+        name = key.removesuffix("_mask")
+        return None if masks.get(name) is None else as_array(f"masks[{name!r}]", masks[name])
+
+    found = find_masks(get, lambda key: f"masks[{key.removesuffix('_mask')!r}]")
+    return {split: mask for split, (_, mask) in found.items()}

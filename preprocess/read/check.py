@@ -29,6 +29,10 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_missing(raw, config)
     _check_edge_form(raw)
     _check_vertices(raw, config)
+    predicts_only = raw.labels is None and not config.labels and config.task != "links"
+    if predicts_only:
+        shape, none = ((raw.num_vertices, 1), np.nan) if config.task == "regression" else (raw.num_vertices, -1)
+        raw.labels = np.full(shape, none)
     _check_vertex_ids(raw)
     rounded = _rounded(raw)
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
@@ -46,7 +50,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         check_numbers(raw)
     else:
         check_labels(raw)
-    labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels[:, 0])
+    labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels).all(axis=1)
     if config.task == "links":
         raw.masks = {split: np.full(raw.num_vertices, split == "train") for split in SPLITS}
     elif config.random_split:
@@ -57,23 +61,29 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         classes = raw.labels if config.stratify else None
         raw.masks = synthesize_split(config.random_split, labelled, config.seed, classes)
     else:
+        given = set(raw.masks or ())
         choose_split(raw, config.split)
-        check_masks(raw, labelled)
+        check_masks(raw, labelled, given)
+        if "train" not in given:
+            found = "no labels and no masks" if predicts_only else f"no {raw.name('train')}"
+            note(f"{found}: a model predicts on this graph, and is not trained on it")
     for name, dtype in rounded.items():
         note(f"{name}: {dtype}, rounded to the float32 of an artifact")
     return raw
 
 
 def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
-    links = config.task == "links"
+    links, split = config.task == "links", raw.masks is not None or config.random_split is not None
     for piece, given, flag in (
         ("features", raw.features is not None or config.features, "--features random:F (or degree)"),
-        ("labels", raw.labels is not None or config.labels or links, "--labels random:C (or --task links)"),
-        ("masks", raw.masks is not None or config.random_split or links, "--random-split 0.6,0.2,0.2"),
+        (
+            "labels",
+            raw.labels is not None or config.labels or links or not split,
+            "--labels random:C (or --task links)",
+        ),
     ):
         if not given:
-            name = f"{raw.name('train')} and the other masks" if piece == "masks" else raw.name(piece)
-            raise InputError(f"{name}: missing; supply {piece} or pass {flag}")
+            raise InputError(f"{raw.name(piece)}: missing; supply {piece} or pass {flag}")
 
 
 def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:

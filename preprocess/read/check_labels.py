@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from hongtu.errors import InputError, note
@@ -15,16 +17,20 @@ NAMES_REMEDY = "number the classes, with numpy.unique(labels, return_inverse=Tru
 
 def check_labels(raw: RawGraph) -> None:
     """Classes int64 [V], or many per vertex float32 [V, C], and how many."""
-    if raw.labels.dtype.kind in "iu" and raw.labels.shape[1:] == (1,):
-        raw.labels = raw.labels[:, 0]  # as OGB has them
-    elif raw.labels.ndim == 1:
-        raw.labels = _as_classes(raw)
     labels, vertices = raw.labels, raw.num_vertices
-    kind, rank = labels.dtype.kind, labels.ndim
-    good = labels.shape[:1] == (vertices,) and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
+    whole = labels.dtype.kind in "biu"
+    one_hot = whole and labels.ndim == 2 and labels.shape[1] > 1 and bool((labels.sum(axis=1) == 1).all())
+    if whole and labels.shape[1:] == (1,):
+        raw.labels = labels[:, 0]  # as OGB has them
+    elif whole and labels.ndim == 2 and not one_hot:
+        raw.labels = np.where(labels == -1, np.float32(np.nan), labels.astype(np.float32))
+    if raw.labels.ndim == 1:
+        raw.labels = _as_classes(raw)
+    kind, rank = raw.labels.dtype.kind, raw.labels.ndim
+    good = len(labels) == vertices and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
     remedy = NAMES_REMEDY if kind in "UO" and rank == 1 else LABEL_REMEDY
-    if rank == 2 and kind in "biu" and (labels.sum(axis=1) == 1).all():
-        remedy = "they are one-hot: pass labels.argmax(1)"
+    if one_hot:
+        remedy = "they are one-hot: pass labels.argmax(1), or labels.astype(numpy.float32) for multi-label"
     expect(
         raw, "labels", labels, good,
         f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {remedy}",
@@ -63,7 +69,7 @@ def _check_multiclass(raw: RawGraph) -> None:
         )
     raw.labels = labels.astype(np.int64)
     if raw.classes is None:
-        raw.classes = int(labels.max()) + 1
+        raw.classes = max(int(labels.max()) + 1, 1)
 
 
 def _check_multilabel(raw: RawGraph) -> None:
@@ -85,8 +91,8 @@ def _check_multilabel(raw: RawGraph) -> None:
 def check_numbers(raw: RawGraph) -> None:
     """Labels to regress on: [V] or [V, C]."""
     labels, vertices = raw.labels, raw.num_vertices
-    good = labels.dtype.kind == "f" and labels.ndim in (1, 2) and len(labels) == vertices
-    remedy = "save them with .astype(numpy.float32), nan where there is none, or leave --task out"
+    good = labels.dtype.kind in "biuf" and labels.ndim in (1, 2) and len(labels) == vertices
+    remedy = "save a number for each vertex, nan where there is none, or leave --task out"
     expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
     raw.labels = labels.reshape(vertices, -1)
     _check_columns(raw)
@@ -100,7 +106,7 @@ def check_numbers(raw: RawGraph) -> None:
 
 
 def _check_columns(raw: RawGraph) -> None:
-    """One for each class, and each row full or empty."""
+    """One for each class."""
     labels, name = raw.labels, raw.name("labels")
     if labels.shape[1] == 0 or raw.classes not in (None, labels.shape[1]):
         remedy = "save them, or pass --labels random:C"
@@ -108,21 +114,13 @@ def _check_columns(raw: RawGraph) -> None:
             remedy = 'save as many, or correct "classes" in meta.json'
         expected = f"expected {raw.classes or 'at least one'}, one for each class"
         raise InputError(f"{name}: {labels.shape[1]} columns, {expected}; {remedy}")
-    missing = np.isnan(labels)
-    partial = np.argwhere(missing & ~missing.all(axis=1, keepdims=True))
-    if len(partial):
-        row, column = partial[0]
-        raise InputError(
-            f"{name}: [{row}, {column}] is nan in a row that is not all nan, expected a full row or an all-nan row "
-            "(no label); fill the row or empty it"
-        )
 
 
 def choose_split(raw: RawGraph, split: int | None) -> None:
-    """One mask bool [V] of each split, of several the one that is asked for."""
+    """One mask bool [V] of each split, of several the one that is asked for; without any it is all False."""
     vertices, several = raw.num_vertices, False
-    chosen = {}
-    for name, mask in raw.masks.items():
+    chosen = {split: np.zeros(vertices, dtype=bool) for split in SPLITS}
+    for name, mask in (raw.masks or {}).items():
         mask = of_numbers(mask, vertices, raw.name(name))
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
         remedy = "save one value for each vertex"
@@ -173,13 +171,13 @@ def of_numbers(mask: np.ndarray, vertices: int, title: str) -> np.ndarray:
     return chosen
 
 
-def check_masks(raw: RawGraph, labelled: np.ndarray) -> None:
-    """Masks that overlap, or hold what has no label; without a train vertex."""
+def check_masks(raw: RawGraph, labelled: np.ndarray, given: Collection[str]) -> None:
+    """Masks that overlap, or hold what has no label; one that is given for train, without a vertex."""
     masks = raw.masks
-    if not masks["train"].any():
+    if "train" in given and not masks["train"].any():
         raise InputError(
             f"{raw.name('train')}: no vertex is True (empty train mask), expected at least one; "
-            "mark some, or pass --random-split 0.6,0.2,0.2"
+            "mark some, or pass --random-split 0.6,0.2,0.2; leave it out for a graph to predict on"
         )
     for first, second in (("train", "val"), ("train", "test"), ("val", "test")):
         both = np.flatnonzero(masks[first] & masks[second])

@@ -57,13 +57,13 @@ def refuse_relabel(raw: RawGraph, config: PreprocessConfig) -> None:
 
 def rows_beside(raw: RawGraph) -> tuple[int, str] | None:
     """How many vertices have features, else labels, else masks, and which; None where there are none of these."""
-    train = None if raw.masks is None else raw.masks["train"]
+    split, mask = next(iter((raw.masks or {}).items()), ("train", None))
     typed = isinstance(raw.features, TypedFeatures)
     for piece, array in (("vertex_type" if typed else "features", raw.features), ("labels", raw.labels)):
         if array is not None and array.ndim >= 1:
             return array.shape[0], f"{raw.name(piece)} has {array.shape[0]} rows"
-    if train is not None and train.ndim >= 1:
-        return train.shape[-1], f"{raw.name('train')} has {train.shape[-1]} rows"
+    if mask is not None and mask.ndim >= 1:
+        return mask.shape[-1], f"{raw.name(split)} has {mask.shape[-1]} rows"
     return None
 
 

@@ -16,7 +16,7 @@ from hongtu.files import open_npy
 from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
-from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
+from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.source import NotIntegers, array_blocks, as_integers, as_names
 from hongtu.preprocess.read.typed import make_typed
 
@@ -37,13 +37,14 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         InputError: when a file is missing, unreadable, or wrong.
     """
     meta = _meta(path / "meta.json")
+    masks = {} if config.random_split else _masks(path)
     pieces = {
         "features": None if config.features else _features(path),
         "labels": None if config.labels else _optional(path / "labels.npy"),
-        "masks": None if config.random_split else _masks(path),
+        "masks": {split: mask for split, (_, mask) in masks.items()} or None,
         **{piece: _optional(path / f"{piece}.npy") for piece in ("edge_weight", "edge_features", "edge_type")},
         "classes": None if config.labels else meta.get("classes"),
-        "names": _names(path),
+        "names": _names(path) | {split: str(path / f"{key}.npy") for split, (key, _) in masks.items()},
     }
     raw = _edges(path, config, have_rows=any(pieces[name] is not None for name in ("features", "labels", "masks")))
     for piece, value in pieces.items():
@@ -162,17 +163,10 @@ def _typed_files(path: Path) -> list[Path]:
     return list(itertools.takewhile(Path.is_file, files))
 
 
-def _masks(path: Path) -> dict[str, np.ndarray] | None:
-    """Those that are there; without any of val, or of test, it is all False."""
-    masks = {split: _optional(path / f"{split}_mask.npy") for split in SPLITS}
-    train, missing = masks["train"], [split for split in SPLITS if masks[split] is None]
-    if len(missing) == len(SPLITS):
-        return None
-    if train is None:
-        raise InputError(
-            f"{path / 'train_mask.npy'}: missing although other masks are there; save it (bool [N]), or pass "
-            "--random-split 0.6,0.2,0.2"
-        )
-    if missing:
-        note(f"{path}: no {' and no '.join(f'{split}_mask.npy' for split in missing)}: no vertex is scored there")
-    return {split: blank_mask(train) if mask is None else mask for split, mask in masks.items()}
+def _masks(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    """By split the name of the file and the mask, of those that are there."""
+    found = find_masks(lambda key: _optional(path / f"{key}.npy"), lambda key: str(path / f"{key}.npy"))
+    missing = [f"{split}_mask.npy" for split in SPLITS[1:] if split not in found]
+    if found and missing:
+        note(f"{path}: no {' and no '.join(missing)}: no vertex is scored there")
+    return found

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.errors import InputError
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
-SPLITS = ("train", "val", "test")
+SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+SPLITS = tuple(SPLIT_NAMES)
 
 
 @dataclass(kw_only=True)
@@ -28,8 +30,8 @@ class RawGraph:
         num_vertices: V; None until it is inferred.
         vertices_from: where V comes from, for messages; "" until that is known.
         features: float [V, F], a scipy CSR matrix of that shape, or None when ``--features`` synthesises them.
-        labels: int64 [V] (-1 = none) or float32 [V, C] (an all-NaN row = none); before the check possibly float [V].
-        masks: ``{"train" | "val" | "test": bool [V]}``; before the check possibly [S, V].
+        labels: int64 [V] (-1 = none) or float32 [V, C] (NaN = none); before the check other forms, or None.
+        masks: ``{"train" | "val" | "test": bool [V]}``; before the check possibly [S, V], or not all, or None.
         edge_weight: float [E] or None.
         edge_features: float [E, F] or None; possibly memory-mapped.
         edge_type: integers [E], from 0, or None; possibly memory-mapped.
@@ -80,6 +82,28 @@ class RawGraph:
         return f"{self.title}: edge {edge}"
 
 
-def blank_mask(train: np.ndarray) -> np.ndarray:
-    """A mask of no vertex, in the form of the train mask: flags, or numbers of vertices."""
-    return np.zeros(train.shape if train.dtype == bool else 0, dtype=train.dtype)
+def find_masks(get: Callable[[str], Any], title: Callable[[str], str]) -> dict[str, tuple[str, Any]]:
+    """Of each split that has a mask its name and the mask: "valid_mask" is that of "val", and "train_idx" and the like,
+    vertex numbers, are looked at where there is no mask.
+
+    >>> find_masks({"train_mask": [True], "valid_mask": [False]}.get, str)
+    {'train': ('train_mask', [True]), 'val': ('valid_mask', [False])}
+
+    Args:
+        get: a piece by its name; None where there is none.
+        title: what messages call a piece.
+
+    Raises:
+        InputError: where there are two of one split that differ.
+    """
+    found = {}
+    for split, names in SPLIT_NAMES.items():
+        for suffix in ("_mask", "_idx"):
+            named = [(name + suffix, mask) for name in names if (mask := get(name + suffix)) is not None]
+            for other, mask in named[1:]:
+                if not np.array_equal(named[0][1], mask):
+                    both = f"{title(named[0][0])} and {title(other)}"
+                    raise InputError(f"{both}: are different masks of one split, {split}; remove one")
+            if named and split not in found:
+                found[split] = named[0]
+    return found

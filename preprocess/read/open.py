@@ -59,7 +59,8 @@ def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) 
     own pieces."""
     data = from_dgl(data) if is_dgl(data) else data
     if is_hetero(data):
-        raw = from_hetero(data, needs_features=config.features is None and given.get("features") is None)
+        needs_features = config.features is None and given.get("features") is None
+        raw = from_hetero(data, needs_features=needs_features, numbers=config.task == "regression")
     else:
         raw = from_networkx(data) if is_networkx(data) else from_data(data)
     convert: dict[str, Callable[[Any], Any]] = {"features": as_features, "masks": as_masks}

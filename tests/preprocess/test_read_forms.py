@@ -181,9 +181,9 @@ def test_in_memory_refusals():
         ({"num_vertices": 20}, "edges: .* is vertex 2[0-3], expected 0 to 19"),
         ({"num_vertices": 2.5}, "num_vertices is 2.5"),
         ({"num_vertices": 0}, "num_vertices=0: a graph of 0 vertices"),
-        ({"masks": None}, r"masks\['train'\] and the other masks: missing"),
-        ({"masks": {"val": None}}, "'train' is missing"),
-        ({"masks": {"train": np.ones(24, bool), "validation": None}}, "unknown key 'validation'"),
+        ({"labels": None}, "labels: missing; supply labels or pass --labels random:C"),
+        ({"masks": {"train": np.ones(24, bool), "dev": None}}, "unknown key 'dev'"),
+        ({"masks": {"train": [0], "val": [1], "valid": [2]}}, r"masks\['val'\] and masks\['valid'\]: are different"),
         ({"features": [[1.0], [1.0, 2.0]]}, "features: not convertible"),
         ({"features": None}, "features: missing"),
     ):

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.graph import SPLITS
+from hongtu.preprocess.read.graph import SPLIT_NAMES
 
 # what DGL's datasets call them, the first that is there
 OF_VERTICES = {"x": ("feat", "features", "x"), "y": ("label", "labels", "y")} | {
-    f"{split}_mask": (f"{split}_mask",) for split in SPLITS
+    name + suffix: (name + suffix,) for names in SPLIT_NAMES.values() for name in names for suffix in ("_mask", "_idx")
 }
 OF_EDGES = {
     "edge_weight": ("weight", "w", "edge_weight"), "edge_attr": ("feat", "features", "edge_attr"),

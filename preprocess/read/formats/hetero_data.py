@@ -15,8 +15,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.check_labels import of_numbers
-from hongtu.preprocess.read.formats.pyg_data import FIELDS, Ends, edges_of, vertex_fields
-from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, vertex_fields
+from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.typed import make_typed
 
@@ -26,11 +26,12 @@ def is_hetero(data: Any) -> bool:
     return all(hasattr(data, name) for name in ("node_types", "edge_types", "metadata"))
 
 
-def from_hetero(data: Any, *, needs_features: bool, name: str = "data") -> RawGraph:
+def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name: str = "data") -> RawGraph:
     """One graph of all types; labels and masks are those of the one type that has some.
 
     Args:
         needs_features: nobody gives others, so that every type must have its own.
+        numbers: labels are numbers to predict.
 
     Raises:
         InputError: for what one graph cannot hold, with what to do.
@@ -69,15 +70,15 @@ def from_hetero(data: Any, *, needs_features: bool, name: str = "data") -> RawGr
         both = " and ".join(f"{kinds[kind]}.y" for kind in labelled[:2])
         raise InputError(f"{both}: labels of two vertex types, expected one; delete the other")
     for kind in labelled:
-        span = slice(first[kind], first[kind] + counts[kind])
-        raw.labels = _spread(fields[kind]["labels"], span, vertices, axis=0)
-        if fields[kind]["masks"] is not None:
-            masks = {
-                split: of_numbers(mask, counts[kind], f"{kinds[kind]}.{FIELDS[split]}")
-                for split, mask in fields[kind]["masks"].items()
-            }
+        span, labels = slice(first[kind], first[kind] + counts[kind]), fields[kind]["labels"]
+        if labels.dtype.kind in "biu":  # which have no NaN for vertices of other types
+            labels = labels.astype(np.float32 if numbers else np.int64)
+        raw.labels = _spread(labels, span, vertices, axis=0)
+        own = masks_of(data[kind], kinds[kind])
+        if own.masks is not None:
+            masks = {split: of_numbers(mask, counts[kind], own.names[split]) for split, mask in own.masks.items()}
             raw.masks = {split: _spread(mask, span, vertices, axis=-1) for split, mask in masks.items()}
-        raw.names = {piece: f"{kinds[kind]}.{FIELDS[piece]}" for piece in ("labels", *SPLITS)}
+        raw.names = {"labels": f"{kinds[kind]}.y"} | own.names
     return raw
 
 
@@ -124,7 +125,7 @@ def _spread(rows: np.ndarray, span: slice, vertices: int, axis: int) -> np.ndarr
     if rows.ndim == 0 or rows.shape[axis] != span.stop - span.start:
         return rows  # whose form is refused with its name
     shape = (*rows.shape[:-1], vertices) if axis else (vertices, *rows.shape[1:])
-    blank = {"f": np.nan, "i": -1, "u": -1}.get(rows.dtype.kind, 0)
-    spread = np.full(shape, blank, dtype=np.int64 if rows.dtype.kind == "u" else rows.dtype)
+    blank = {"f": np.nan, "i": -1}.get(rows.dtype.kind, 0)
+    spread = np.full(shape, blank, dtype=rows.dtype)
     spread[(..., span) if axis else span] = rows
     return spread

@@ -10,11 +10,11 @@ import numpy as np
 
 from hongtu.errors import InputError, note
 from hongtu.graph.given import as_array
-from hongtu.preprocess.read.graph import SPLITS, RawGraph, blank_mask
+from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.sparse import DENSE, to_csr, to_edges
 
-FIELDS = {"features": "x", "labels": "y", **{split: f"{split}_mask" for split in SPLITS}}
+FIELDS = {"features": "x", "labels": "y"}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
 
 
@@ -50,7 +50,7 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
     Raises:
         InputError: when there is no edge list, or a field is no array.
     """
-    edges, vertices = edges_of(data, name), _num_vertices(data, name)
+    edges, vertices, masks = edges_of(data, name), _num_vertices(data, name), masks_of(data, name)
     return RawGraph(
         title=name,
         blocks=array_blocks(edges.title, edges.source, edges.destination, edges.weight),
@@ -58,7 +58,8 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
         edge_features=edges.features,
         edge_type=_field(data, name, "edge_type"),
         edge_forms=edges.forms,
-        names={piece: f"{name}.{key}" for piece, key in (FIELDS | EDGE_FIELDS).items()},
+        names={piece: f"{name}.{key}" for piece, key in (FIELDS | EDGE_FIELDS).items()} | masks.names,
+        masks=masks.masks,
         **vertex_fields(data, name),
     )
 
@@ -114,16 +115,27 @@ def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray
 
 
 def vertex_fields(data: Any, name: str) -> dict[str, Any]:
-    """``x``, ``y`` and the masks, as features, labels and masks."""
+    """``x`` and ``y``, as features and labels."""
     labels, sparse = _field(data, name, "y"), to_csr(_get(data, "x"), f"{name}.x")
-    masks = {split: _field(data, name, FIELDS[split]) for split in SPLITS}
-    turned = {split: mask.T if mask is not None and mask.ndim == 2 else mask for split, mask in masks.items()}
-    train = turned["train"]
     return {
         "features": _field(data, name, "x") if sparse is None else sparse,
         "labels": labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
-        "masks": None if train is None else {s: blank_mask(train) if m is None else m for s, m in turned.items()},
     }
+
+
+class Masks(NamedTuple):
+    """Masks by split, None where there are none, and what messages call them."""
+
+    masks: dict[str, np.ndarray] | None
+    names: dict[str, str]
+
+
+def masks_of(data: Any, name: str) -> Masks:
+    """``train_mask``, ``val_mask`` (or ``valid_mask``) and ``test_mask``, bool [V] or of several splits [S, V]."""
+    found = find_masks(lambda key: _field(data, name, key), lambda key: f"{name}.{key}")
+    masks = {split: mask.T if mask.ndim == 2 else mask for split, (_, mask) in found.items()}
+    keys = {split: f"{split}_mask" for split in SPLITS} | {split: key for split, (key, _) in found.items()}
+    return Masks(masks or None, {split: f"{name}.{key}" for split, key in keys.items()})
 
 
 def _field(data: Any, name: str, key: str) -> np.ndarray | None:
