@@ -1,13 +1,14 @@
 """What ``Trainer.evaluate`` computes: the task's own scores, or any callable of outputs and labels.
 
-A callable takes (out [T, C], target [T] or [T, C]) of one split and returns a number: a function, a metric of
-torchmetrics (reset before every use), or an :class:`OGBEvaluator`.
+A callable takes (out [T, C], target [T] or [T, C], NaN where there is none) of one split and returns a number: a
+function, a metric of torchmetrics (reset before every use), or an :class:`OGBEvaluator`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from hongtu.config import METRICS
 from hongtu.errors import InputError
 from hongtu.model.link_scores import by_name
 from hongtu.ranks.together import Together
-from hongtu.train.scores import scores
+from hongtu.train.scores import chosen_class, scores
 
 # Last words of names of scores that are the better the smaller they are.
 _ERRORS = ("error", "loss", "mse", "rmse", "mae", "mape", "nll", "perplexity", "deviance")
@@ -26,48 +27,61 @@ Evaluator = Callable[[Tensor, Tensor], Any]
 Metric = str | Evaluator | Sequence[str] | Mapping[str, str | Evaluator] | None
 
 
-def accuracy(out: Tensor, target: Tensor) -> float:
-    """Share of largest outputs [T, C] that are the class [T]; of multi-label [T, C], of signs that are right."""
-    right = out.argmax(dim=1) == target if target.ndim == 1 else (out > 0) == (target > 0)
-    return float(right.double().mean())
+def accuracy(out: Tensor, target: Tensor, threshold: float = 0.0) -> float:
+    """Share of classes [T] that are chosen: the largest of outputs [T, C], of one column 1 above the threshold; of
+    multi-label [T, C] the share of entries that are right, of those that are not NaN."""
+    if target.ndim == 1:
+        return float((chosen_class(out, threshold) == target).double().mean())
+    chosen, true = _yes_or_no(out, target, threshold)
+    return float((chosen == true)[~target.isnan()].double().mean())
 
 
-def f1(out: Tensor, target: Tensor) -> float:
-    """Micro-averaged F1; of one class per vertex that is the accuracy."""
-    return _f1(*_yes_or_no(out, target), dims=(0, 1))
+def f1(out: Tensor, target: Tensor, threshold: float = 0.0) -> float:
+    """F1 of class 1, where there are two; micro-averaged of more, which of one class per vertex is the accuracy, and of
+    multi-label."""
+    chosen, true = _yes_or_no(out, target, threshold)
+    if target.ndim == 1 and chosen.shape[1] == 2:
+        chosen, true = chosen[:, 1:], true[:, 1:]
+    return float(_f1(chosen, true, dims=(0, 1)))
 
 
-def macro_f1(out: Tensor, target: Tensor) -> float:
-    """Mean over classes of each one's F1; a class that is neither there nor predicted counts as 0."""
-    return _f1(*_yes_or_no(out, target), dims=(0,))
+def macro_f1(out: Tensor, target: Tensor, threshold: float = 0.0) -> float:
+    """Mean over classes of each one's F1, over those that are there or chosen; over all columns of multi-label."""
+    chosen, true = _yes_or_no(out, target, threshold)
+    met = (chosen | true).any(dim=0) if target.ndim == 1 else slice(None)
+    return float(_f1(chosen, true, dims=(0,))[met].mean())
 
 
 def auc(out: Tensor, target: Tensor) -> float:
-    """Area under the ROC curve: of two classes by the difference of their outputs, else the mean over classes of each
-    one against the others, over those with positives and negatives."""
+    """Area under the ROC curve: of two classes by the difference of their outputs, or by the only one, else the mean
+    over classes of each one against the others, over those with positives and negatives."""
     from scipy.stats import rankdata
 
-    _, true = _yes_or_no(out, target)
     score = (out - out.flip(1))[:, 1:] if target.ndim == 1 and out.shape[1] == 2 else out
-    true = true[:, -score.shape[1] :]
-    ranks = torch.from_numpy(rankdata(score.double().numpy(), axis=0))
-    positives = true.sum(dim=0)
-    negatives = len(true) - positives
-    wins = (ranks * true).sum(dim=0) - positives * (positives + 1) / 2
-    return float((wins / (positives * negatives))[(positives > 0) & (negatives > 0)].mean())
+    _, true = _yes_or_no(out, target, 0.0)
+    areas = []
+    for k, (column, is_true) in enumerate(zip(score.T, true[:, -score.shape[1] :].T, strict=True)):
+        known = slice(None) if target.ndim == 1 else ~target[:, k].isnan()
+        column, is_true = column[known], is_true[known]
+        ranks, positives = torch.from_numpy(rankdata(column.double().numpy())), int(is_true.sum())
+        negatives = len(is_true) - positives
+        if positives and negatives:
+            wins = (ranks * is_true).sum() - positives * (positives + 1) / 2
+            areas.append(wins / (positives * negatives))
+    return float(torch.stack(areas).mean()) if areas else float("nan")
 
 
-def _yes_or_no(out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [T, C]: the classes that are chosen, and those that are true."""
+def _yes_or_no(out: Tensor, target: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """bool [T, C]: the classes that are chosen, and those that are true; neither where a label is NaN."""
     if target.ndim == 2:
-        return out > 0, target > 0.5
-    classes = torch.arange(out.shape[1])
-    return out.argmax(dim=1, keepdim=True) == classes, target.unsqueeze(1) == classes
+        return (out > threshold) & ~target.isnan(), target > 0.5
+    classes = torch.arange(max(out.shape[1], 2))
+    return chosen_class(out, threshold).unsqueeze(1) == classes, target.unsqueeze(1) == classes
 
 
-def _f1(chosen: Tensor, true: Tensor, dims: tuple[int, ...]) -> float:
+def _f1(chosen: Tensor, true: Tensor, dims: tuple[int, ...]) -> Tensor:
     hits, both = (chosen & true).sum(dim=dims), chosen.sum(dim=dims) + true.sum(dim=dims)
-    return float((2 * hits.double() / both.clamp(min=1)).mean())
+    return 2 * hits.double() / both.clamp(min=1)
 
 
 NAMED: dict[str, Evaluator] = dict(zip(METRICS, (accuracy, f1, macro_f1, auc), strict=True))
@@ -83,6 +97,7 @@ class Evaluation:
 
     Attributes:
         higher_is_better: of the first one.
+        threshold: above which an output is a yes.
 
     Raises:
         InputError: for anything else.
@@ -104,7 +119,7 @@ class Evaluation:
             self._evaluators[name] = evaluator
         if metric is not None and not named:
             raise InputError("metric: none; leave it out for accuracy or micro-F1")
-        self._task = task
+        self._task, self.threshold = task, 0.0
         first = next(iter(self._evaluators.items()), None)
         self.higher_is_better = first is None or _higher_is_better(*first)
 
@@ -119,11 +134,13 @@ class Evaluation:
             ranks: who has the other vertices, where these are not all.
         """
         if not self._evaluators:
-            return scores(out, labels, masks, self._task, ranks)
+            return scores(out, labels, masks, self._task, ranks, self.threshold)
         found = {}
         for split, mask in masks.items():
             whole = [torch.cat(list(ranks.each(rows[mask]))) for rows in (out, labels)]
             for k, (name, evaluator) in enumerate(self._evaluators.items()):
+                if evaluator in (accuracy, f1, macro_f1):
+                    evaluator = partial(evaluator, threshold=self.threshold)
                 found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, *whole)
         return found
 
@@ -195,5 +212,6 @@ class OGBEvaluator:
         """The dataset's own score of outputs [T, C]: accuracy of the largest, or ROC-AUC per column."""
         labels = target.unsqueeze(1) if target.ndim == 1 else target
         predicted = out.argmax(dim=1, keepdim=True) if self._key == "acc" else out
-        result = self._official.eval({"y_true": labels.to(torch.int64), "y_pred": predicted})
+        true = labels if labels.is_floating_point() and labels.isnan().any() else labels.to(torch.int64)
+        result = self._official.eval({"y_true": true, "y_pred": predicted})
         return float(result[self._key])
