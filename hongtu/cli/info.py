@@ -63,8 +63,9 @@ def summary(artifact: Artifact) -> dict[str, Any]:
 
 def brief(info: dict[str, Any]) -> str:
     """What was written, and what comes next."""
-    path = info["path"]
-    following = f"Train it: `hongtu train {path}`; what moves meanwhile: `hongtu info {path}`."
+    path, trains = info["path"], info["statistics"]["train"] or info["task"] == "links"
+    use = f"Train it: `hongtu train {path}`" if trains else "Predict on it in Python: Trainer.load_weights, predict"
+    following = f"{use}; what moves meanwhile: `hongtu info {path}`."
     return "\n".join([*_graph(info), "", following])
 
 

@@ -71,6 +71,7 @@ def _run(config: TrainConfig, ranks: Together, *, json_only: bool) -> None:
     directory = None if config.run is None else Path(config.run)
     resumes = directory is not None and ranks.first(partial(check_run, directory, config))
     trainer = make_trainer(config)
+    trainer.check_trains()
     if directory is not None and resumes and not trainer.resume(directory) and ranks.rank == 0:
         note(f"{directory}: holds no snapshot; the run begins again")
     stopped = config.patience is not None and trainer.waiting.since >= config.patience

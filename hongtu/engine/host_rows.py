@@ -43,7 +43,7 @@ def make_host(
             drop_pages(artifact.features, cached=True)
     if isinstance(loss, EdgeLoss):
         host.count_pageable(loss.nbytes)
-    elif loss is not None:
+    elif loss is not None and loss.trains:
         host.keep_pageable("labels", torch.from_numpy(loss.label_rows()))
         host.keep_pageable("loss_bits", torch.from_numpy(loss.bits))
     host.keep_pageable("ids", torch.from_numpy(np.array(artifact.original_id)).long())

@@ -36,6 +36,7 @@ class EdgeLoss:
     """
 
     label_bytes = 0
+    trains = True
     watch: Any = None  # it is one number, of whole vertex rows: nobody is shown its parts
 
     def __init__(self, given: LinkLoss, artifact: Artifact) -> None:

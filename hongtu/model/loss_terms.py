@@ -5,7 +5,6 @@ Legend: V vertices, T those with a loss, C columns of the output.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from hongtu.config import LOSSES
 from hongtu.errors import InputError, names_known
 from hongtu.graph.given import as_array
 from hongtu.model.link_loss import LinkLoss
+from hongtu.model.torch_losses import PerVertex, as_module, is_torchs
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
 Loss = str | VertexLoss  # modules are callables
@@ -38,9 +38,9 @@ class LossTerm:
     """One part of a training loss.
 
     Attributes:
-        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these
-            with its options, whose reduction over the vertices of the mask is torch's own; or a callable (out [T, C],
-            target [T] or [T, C]) -> losses [T], whose mean is taken.
+        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; a loss of torch.nn or
+            torch.nn.functional, or a functools.partial of it, whose reduction over the vertices of the mask is torch's
+            own; or a callable (out [T, C], target [T] or [T, C]) -> losses [T], whose plain mean is taken.
         weight: what the term is multiplied by.
         mask: the vertices it is over: "train", "val", "test" or bool [N] in the original order.
         vertex_weight: [N] in the original order, at least 0: multiplies each vertex's loss; a mean is then divided by
@@ -88,35 +88,6 @@ def balanced_weights(labels: np.ndarray, mask: np.ndarray, classes: int) -> Tens
     return torch.from_numpy(np.where(count, count.sum() / (classes * np.maximum(count, 1)), 0).astype(np.float32))
 
 
-class PerVertex:
-    """A torch loss module as losses [T] and the way in which it reduces them."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = copy.deepcopy(module)
-        self.mean = module.reduction == "mean"
-        self.module.reduction = "none"
-        self._on: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
-
-    def __call__(self, out: Tensor, target: Tensor) -> Tensor:
-        key = (out.device, out.dtype)
-        if key not in self._on:
-            self._on[key] = copy.deepcopy(self.module).to(*key)
-        losses = self._on[key](out, target)
-        return losses if losses.ndim == 1 else losses.mean(dim=1) if self.mean else losses.sum(dim=1)
-
-    def class_weights(self, classes: int) -> np.ndarray | None:
-        """float64 [classes], what each vertex counts for in a mean by its class; None: all of them 1."""
-        if not isinstance(self.module, nn.CrossEntropyLoss):
-            return None
-        weight, ignored = self.module.weight, self.module.ignore_index
-        if weight is None and not 0 <= ignored < classes:
-            return None
-        counts = np.ones(classes) if weight is None else weight.double().cpu().numpy()[:classes].copy()
-        if 0 <= ignored < classes:
-            counts[ignored] = 0
-        return counts
-
-
 def vertex_loss(loss: Any, task: str) -> VertexLoss:
     """What a term's loss is per vertex.
 
@@ -129,14 +100,16 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
         if loss not in MODULES:
             raise InputError(f"loss {loss!r}: expected {', '.join(map(repr, MODULES))}, a torch loss or a callable")
         numbers = loss not in ("cross_entropy", "bce_with_logits")
-        if loss != DEFAULT[task] and not (numbers and task == "regression"):
+        if task != "multiclass" and loss != DEFAULT[task] and not (numbers and task == "regression"):
             raise InputError(
                 f"loss {loss!r} does not fit the labels ({KINDS[task]}): use loss={DEFAULT[task]!r} or a callable"
             )
         return PerVertex(MODULES[loss]())
-    if isinstance(loss, nn.Module) and isinstance(loss, tuple(MODULES.values())) and loss.reduction != "none":
-        if task == "multiclass" and not isinstance(loss, nn.CrossEntropyLoss):
-            raise InputError(f"loss {loss!r} does not fit the labels ({KINDS[task]}): use torch.nn.CrossEntropyLoss")
+    loss = as_module(loss)
+    if is_torchs(loss):
+        return PerVertex(loss)
+    own = isinstance(loss, nn.Module) and not any(p.requires_grad for p in loss.parameters())
+    if own and getattr(loss, "reduction", None) in ("mean", "sum"):
         return PerVertex(loss)
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}: expected a loss; pass {loss.__name__}()")
@@ -148,6 +121,31 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
     if not callable(loss):
         raise InputError(f"loss {loss!r}: expected a name, a torch loss, a callable, a LossTerm or a list of these")
     return loss
+
+
+def checked(title: str, losses: Any, count: int) -> Tensor:
+    """Losses [T], one for each of ``count`` vertices.
+
+    Raises:
+        InputError: for anything else, and for those that do not depend on the output.
+    """
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
+        remedy = "return losses per vertex, whose plain mean over the mask is taken"
+        if isinstance(losses, Tensor) and losses.ndim == 0:
+            remedy = (
+                "pass torch's loss itself, such as torch.nn.CrossEntropyLoss(weight=...), whose mean over the mask is "
+                f"then as torch takes it; or {remedy}"
+            )
+        elif isinstance(losses, Tensor) and losses.ndim == 2 and len(losses) == count:
+            remedy = "return their mean(dim=1)"
+        raise InputError(f"{title} returned {what}, expected one loss per vertex: ({count},); {remedy}")
+    if not losses.requires_grad:
+        raise InputError(
+            f"{title} does not depend on the output, so that nothing would be trained; leave out detach(), .data and "
+            "no_grad()"
+        )
+    return losses
 
 
 def mask_of(mask: Any, masks: Mapping[str, np.ndarray], original_id: np.ndarray) -> np.ndarray:

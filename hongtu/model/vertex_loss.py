@@ -14,8 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hongtu.errors import InputError
-from hongtu.model.loss_terms import Losses, PerVertex, check_alone, mask_of, terms_of, vertex_loss, vertex_weight_of
+from hongtu.errors import InputError, refused_as
+from hongtu.model.loss_terms import (
+    KINDS,
+    Losses,
+    check_alone,
+    checked,
+    mask_of,
+    terms_of,
+    vertex_loss,
+    vertex_weight_of,
+)
+from hongtu.model.torch_losses import PerVertex
 
 
 class MeanLoss:
@@ -31,6 +41,8 @@ class MeanLoss:
 
     Attributes:
         bits: uint8 [V], bit k set where term k has a loss.
+        trains: there is a vertex with a loss; there need be none for a loss over the train mask, whose artifact is then
+            one to predict on.
         watch: sees every gradient, where it is set: how one is computed, of what, and what came of it.
 
     Raises:
@@ -49,17 +61,30 @@ class MeanLoss:
     ) -> None:
         self._terms = terms_of(loss)
         self._labels, self._task, self._num_classes = labels, task, num_classes
-        self._losses = [vertex_loss(term.loss, task) for term in self._terms]
+        self._names = [_name(term.loss) for term in self._terms]
         self._weights = [vertex_weight_of(term.vertex_weight, original_id) for term in self._terms]
         self.bits = np.zeros(len(labels), dtype=np.uint8)
         self.watch: Callable[..., None] | None = None
+        elsewhere = any(not isinstance(term.mask, str) or term.mask != "train" for term in self._terms)
+        self.trains = elsewhere or bool(np.any(masks["train"]))
+        judged = task if self.trains or task == "links" else "multiclass"  # whose losses are judged by the output alone
+        self._losses = [vertex_loss(term.loss, judged) for term in self._terms]
         self._scale = []
+        held = dict(masks)
         for k, term in enumerate(self._terms):
+            if not self.trains:
+                self._scale.append(0.0)
+                continue
             mask = mask_of(term.mask, masks, original_id)
-            if isinstance(self._losses[k], PerVertex):
-                self._check_labelled(mask, original_id)
+            if isinstance(loss := self._losses[k], PerVertex):
+                self._check_labelled(loss, mask, original_id)
+                loss.has_holes = labels.ndim == 2 and bool(np.isnan(labels[mask]).any())
+                held["loss's" if not isinstance(term.mask, str) else term.mask] = mask
             self._scale.append(self._scale_of(k, mask))
             self.bits[mask] |= 1 << k
+        of_classes = labels.ndim == 1
+        counts = {split: labels[mask & (labels >= 0)] for split, mask in held.items()} if of_classes else {}
+        self._held = {split: np.bincount(own) for split, own in counts.items()}  # vertices of each class
 
     def of_rows(self, rows: np.ndarray, owned: np.ndarray) -> MeanLoss:
         """The part of the loss that some vertices have; means stay those over the whole graph.
@@ -84,9 +109,15 @@ class MeanLoss:
     predicted_bytes = 0  # beside what every vertex brings
 
     @property
-    def loss_vertices(self) -> np.ndarray:
-        """bool [V], in new order: those with a loss of any term."""
-        return self.bits != 0
+    def loss_vertices(self) -> np.ndarray | None:
+        """bool [V], in new order: those with a loss of any term; None where nothing is trained."""
+        return self.bits != 0 if self.trains else None
+
+    @property
+    def threshold(self) -> float:
+        """Above which an output is a yes: probabilities, where a loss takes such, or logits."""
+        of_probabilities = any(isinstance(loss, PerVertex) and loss.of_probabilities for loss in self._losses)
+        return 0.5 if of_probabilities else 0.0
 
     @property
     def loss_rows(self) -> int:
@@ -108,7 +139,7 @@ class MeanLoss:
     @property
     def repeats(self) -> bool:
         """Whether every epoch does the same operations: the losses are torch's, and nobody looks."""
-        return self.watch is None and all(isinstance(loss, PerVertex) for loss in self._losses)
+        return self.watch is None and all(isinstance(loss, PerVertex) and loss.is_torchs for loss in self._losses)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -117,32 +148,82 @@ class MeanLoss:
         return [term.loss for term, loss in pairs if isinstance(loss, PerVertex) and isinstance(term.loss, nn.Module)]
 
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
-        """Refuse a model whose output does not fit the labels or the loss, and a loss that mixes vertices.
+        """Refuse a model whose output does not fit the labels or the loss, and a loss that gives no losses of vertices,
+        mixes them, or reduces them in a way of its own: by running it on a few vertices.
 
         Raises:
             InputError: naming both widths, or the loss.
         """
-        for k, loss in enumerate(self._losses):
+        for k, loss in enumerate(self._losses if self.trains else ()):
+            title = f"loss {self._names[k]}:"
             if isinstance(loss, PerVertex):
-                self._check_columns(loss.module, columns)
-            elif (vertices := np.flatnonzero(self.bits & (1 << k))[:2]).size:
-                labels = torch.from_numpy(np.resize(self._labels[vertices], (2, *self._labels.shape[1:])))
-                out = torch.sin(torch.arange(2 * columns, dtype=dtype)).reshape(2, columns).requires_grad_()
-                title = f"loss {getattr(loss, '__name__', type(loss).__name__)}:"
-                check_alone(title, loss, out, labels.to(dtype) if labels.is_floating_point() else labels)
+                self._check_columns(title, loss, columns)
+            vertices = np.flatnonzero(self.bits & (1 << k))[:6]
+            if not vertices.size:
+                continue
+            labels = torch.from_numpy(np.resize(self._labels[vertices], (6, *self._labels.shape[1:])))
+            out = torch.sin(torch.arange(6 * columns, dtype=dtype)).reshape(6, columns) * 0.4 + 0.5  # as probabilities
+            given = out.requires_grad_(), labels.to(dtype) if labels.is_floating_point() else labels
+            shown = " and ".join(f"{name} {_form(x)}" for name, x in zip(("outputs", "targets"), given, strict=True))
+            remedy = f"it is called with {shown}, and gives 6 losses; see docs/training.md for those that can be given"
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
+                losses = checked(title, loss(*given), 6)
+            check_alone(title, loss, *(x[:2] for x in given))
+            if isinstance(loss, PerVertex):
+                self._check_reduction(title, loss, losses, *given)
 
-    def _check_columns(self, module: nn.Module, columns: int) -> None:
+    def _check_reduction(self, title: str, loss: PerVertex, losses: Tensor, out: Tensor, target: Tensor) -> None:
+        """That the reduced loss is what the losses of vertices make."""
+        if loss.has_holes or loss.reduction == "none":
+            return
+        whole = loss.whole(out, target).detach()
+        if loss.reduction == "mean" and whole.shape == losses.shape:
+            return  # it gives losses of vertices whatever its reduction says
+        own = losses.detach().sum()
+        if loss.reduction != "sum":
+            own = own / float(loss.counts(target.numpy()).sum())
+        if whole.shape != () or not torch.allclose(own, whole, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise InputError(
+                f"{title} with reduction={loss.reduction!r} it is no mean or sum of what it gives with "
+                "reduction='none'; pass a function that returns losses per vertex, whose plain mean is taken"
+            )
+
+    def _check_columns(self, title: str, loss: PerVertex, columns: int) -> None:
         classes = self._num_classes
-        if columns < classes or (columns > classes and self._task != "multiclass"):
+        if self._labels.ndim == 2 and columns != classes:
             what = "columns" if self._task == "regression" else "classes"
             raise InputError(f"the last layer has {columns} columns, the labels have {classes} {what}")
+        if self._labels.ndim == 1:
+            self._check_classes(title, loss, columns)
         for name, fits in (("weight", (columns,)), ("pos_weight", (1, columns))):
-            weight = getattr(module, name, None)
-            if weight is not None and weight.numel() not in fits:
+            weight = getattr(loss.module, name, None)
+            if isinstance(weight, Tensor) and weight.numel() not in fits:
                 raise InputError(
-                    f"loss {type(module).__name__}: {name} has {weight.numel()} numbers, expected one for each of the "
-                    f"last layer's {columns} columns"
+                    f"loss {type(loss.module).__name__}: {name} has {weight.numel()} numbers, expected one for each of "
+                    f"the last layer's {columns} columns"
                 )
+
+    def _check_classes(self, title: str, loss: PerVertex, columns: int) -> None:
+        """Refuse outputs that cannot be a label of some mask; labels that no mask holds do not count."""
+        binary = loss.compares_numbers and columns == 1
+        if loss.compares_numbers and not binary and loss.is_torchs:
+            raise InputError(
+                f"{title} does not fit the labels ({KINDS[self._task]}): use loss='cross_entropy', or, for classes 0 "
+                "and 1, a last layer of one column"
+            )
+        end = 2 if binary else columns
+        beyond = {
+            split: int(count[end:].sum())
+            for split, held in self._held.items()
+            for count in [np.where(loss.ignores(np.arange(len(held))), 0, held)]
+        }
+        found = " and ".join(f"{count} vertices of the {split} mask" for split, count in beyond.items() if count)
+        if found:
+            of_one = "; with one column use classes 0 and 1, and loss='bce_with_logits'" if columns == 1 else ""
+            raise InputError(
+                f"the last layer has {columns} columns, the labels have {self._num_classes} classes, and {found} have "
+                f"one of {end} or above; give it more columns, or take these vertices out of the masks{of_one}"
+            )
 
     def gradient(
         self, out: Tensor, label_bytes: Tensor, bits: Tensor, known: np.ndarray | None = None
@@ -185,17 +266,7 @@ class MeanLoss:
             picked = out.detach().index_select(0, rows).requires_grad_()
             own = label_bytes.index_select(0, rows)
             losses = self._losses[k](picked, self._targets(own, out.dtype))
-            if not isinstance(losses, Tensor) or losses.shape != (len(rows),):
-                what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
-                raise InputError(
-                    f"the loss returned {what}, expected one loss per vertex: ({len(rows)},); "
-                    "pass reduction='none', and a mean over columns where there are several"
-                )
-            if not losses.requires_grad:
-                raise InputError(
-                    "the loss does not depend on the output, so that nothing would be trained; leave out detach(), "
-                    ".data and no_grad()"
-                )
+            losses = checked(f"loss {self._names[k]}:", losses, len(rows))
             if self._weights[k] is not None:
                 losses = losses * self._weights_of(k, own).to(losses.dtype)
             (found,) = torch.autograd.grad(losses, picked, torch.full_like(losses, self._scale[k]), allow_unused=True)
@@ -217,26 +288,34 @@ class MeanLoss:
     def _scale_of(self, k: int, mask: np.ndarray) -> float:
         """What the sum of the losses over a mask is multiplied by."""
         loss, weight = self._losses[k], self._weights[k]
-        if isinstance(loss, PerVertex) and not loss.mean:
+        if isinstance(loss, PerVertex) and loss.reduction == "sum":
             return self._terms[k].weight
-        of_class = loss.class_weights(self._num_classes) if isinstance(loss, PerVertex) else None
         counts = np.ones(int(mask.sum())) if weight is None else weight[mask]
-        if of_class is not None and self._labels.ndim == 1:
-            counts = counts * of_class[self._labels[mask]]
+        if isinstance(loss, PerVertex):
+            counts = counts * loss.counts(self._labels[mask])
         total = float(counts.sum())
         if total <= 0:
             raise InputError("loss: the weights of the vertices in its mask add up to 0; expected more")
         return self._terms[k].weight / total
 
-    def _check_labelled(self, mask: np.ndarray, original_id: np.ndarray) -> None:
+    def _check_labelled(self, loss: PerVertex, mask: np.ndarray, original_id: np.ndarray) -> None:
         labels = self._labels[mask]
-        bad = np.flatnonzero(labels < 0 if labels.ndim == 1 else np.isnan(labels[:, 0]))
+        bad = np.flatnonzero((labels < 0) & ~loss.ignores(labels) if labels.ndim == 1 else np.isnan(labels).all(axis=1))
         if len(bad):
             vertex = int(original_id[np.flatnonzero(mask)[bad[0]]])
             raise InputError(
                 f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "
                 "clear the mask there, or use a callable that looks at no target"
             )
+
+
+def _name(loss: Any) -> str:
+    function = getattr(loss, "func", loss)
+    return repr(loss) if isinstance(loss, str) else getattr(function, "__name__", type(function).__name__)
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _positions(chosen: Tensor, count: int) -> Tensor:

@@ -109,6 +109,8 @@ class Trainable(Protocol):
     @property
     def higher_is_better(self) -> bool: ...
 
+    def check_trains(self) -> None: ...
+
     @property
     def watched(self) -> str | None: ...
 
@@ -134,6 +136,7 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
             "patience, keep_best and restore_best need a validation score, and the artifact's val mask is empty (for "
             "links: no val_edges)"
         )
+    trainer.check_trains()
     _check_plateau(trainer, scores=bool(options.eval_every) and trainer.validates)
     trainer.ranks.check_same({name: getattr(options, name) for name in COMMON})
     others = trainer.ranks.rank > 0  # the first rank writes

@@ -91,8 +91,9 @@ class Trainer(Resumable):
         artifact: an opened artifact or its path.
         layers: graph layers (:class:`hongtu.nn.Layer`) with row-wise ``torch.nn`` modules and normalisations anywhere
             between them; a pair of one and a header such as "x, x0 -> x" takes and gives values by name.
-        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; the torch module of one of these,
-            with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex losses [T]; or a
+        loss: "cross_entropy", "bce_with_logits", "mse", "l1", "huber" or "smooth_l1"; a loss of torch.nn or
+            torch.nn.functional, with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex
+            losses [T], whose plain mean is taken; or a
             :class:`~hongtu.model.loss_terms.LossTerm`, or a list of all these, whose weighted sum is meant; or a
             :class:`~hongtu.model.link_loss.LinkLoss` over edges.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
@@ -231,6 +232,8 @@ class Trainer(Resumable):
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
             self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
+            if isinstance(self._loss, MeanLoss):
+                self._evaluation.threshold = self._loss.threshold
             self._validation = None
             if self.watched == LOSS_OF_VAL and self.validates:
                 self._validation = validation_loss(self.artifact, loss)  # type: ignore[arg-type]
@@ -463,6 +466,16 @@ class Trainer(Resumable):
         if isinstance(self._loss, EdgeLoss):
             return self._loss.validates
         return bool(self.artifact.masks["val"].any())
+
+    def check_trains(self) -> None:
+        """Refuse to train where nothing can be."""
+        self._check_whole()
+        if not self._loss.trains:
+            raise InputError(
+                f"{self.artifact.path}: no vertex has a loss, for there is no train mask; predict, embed and evaluate "
+                "work. To train, add a train_mask to the input or pass --random-split 0.6,0.2,0.2 (random_split), and "
+                "preprocess it again; or give the loss a mask of its own, hongtu.LossTerm(loss, mask=...)"
+            )
 
     @property
     def higher_is_better(self) -> bool:

@@ -234,6 +234,29 @@ def test_losses_in_several_terms():
     check_ranks(2, dataclasses.replace(SIX[1], loss=terms), problem)
 
 
+@pytest.mark.parametrize("dependencies", ("cache", "comm"))
+def test_validation_losses_and_graphs_to_predict_on(dependencies):
+    """Validation losses, and predictions without a train mask, are one process's."""
+    problem = problems.awkward()
+    pieces = {"features": problem.features, "labels": problem.labels, "edge_weight": problem.weights}
+    bare = hongtu.preprocess_graph(
+        problem.edges, 64, problems.new_path(), **pieces, masks={"test": problem.masks["test"]}, partitions=4, chunks=3
+    )
+
+    def run(group):
+        options = {"ranks": group, "dtype": torch.float64} | ({"dependencies": dependencies} if group else {})
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        trainer = hongtu.Trainer(problems.prepare(problem, 4, 3), DEEP.build(problem), scheduler=plateau, **options)
+        losses = [record.metrics["val_loss"] for record in trainer.fit(2, eval_every=1)]
+        predictor = hongtu.Trainer(bare, DEEP.build(problem), **options)
+        return losses, predictor.predict(), predictor.evaluate()["test"]
+
+    alone = run(None)
+    for losses, out, score in run_ranks(2, run):
+        assert losses == pytest.approx(alone[0], rel=1e-12) and score == alone[2]
+        torch.testing.assert_close(out, alone[1], rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("problem", (problems.multi_label, problems.regression))
 def test_scores_of_other_tasks(problem):
     loss = "bce_with_logits" if problem is problems.multi_label else "mse"

@@ -219,9 +219,9 @@ WRONG = {
         "lambda p: torch.optim.Adam(p",
     ),
     "a loss that is a mean": (
-        lambda: make(loss=nn.functional.cross_entropy).train_epoch(),
+        lambda: make(loss=lambda out, target: nn.functional.cross_entropy(out, target)),
         "expected one loss per vertex",
-        "reduction='none'",
+        "pass torch's loss itself",
     ),
     "a loss that does not fit the labels": (
         lambda: make(loss="bce_with_logits"),
@@ -231,7 +231,7 @@ WRONG = {
     "no epochs": (lambda: make().fit(0), "epochs 0", "at least 1"),
     "epochs as text": (lambda: make().fit("10"), "epochs is '10'", "a whole number"),
     "an optimizer's name": (lambda: make(optimizer="adam"), "optimizer is 'adam'", "expected a function"),
-    "a loss of nothing": (lambda: make(loss=lambda out, target: None).train_epoch(), "returned None", "per vertex"),
+    "a loss of nothing": (lambda: make(loss=lambda out, target: None), "returned None", "per vertex"),
     "a loss with parameters": (
         lambda: make(loss=nn.Sequential(nn.Linear(C, C))),
         "loss Sequential: has parameters, which nothing would train",

@@ -59,6 +59,7 @@ def network_shape(
         edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
+        trains=loss.trains,
         loss_rows=loss.loss_rows,
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,
