@@ -100,11 +100,11 @@ def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int 
     from hongtu.train.budget import budget_bytes
     from hongtu.train.planning import plan_model
 
-    def unlimited() -> ExecutionPlan:
-        loss, layers = DEFAULT[artifact.task], make_layers(config, artifact)
-        return plan_model(artifact, layers, loss=loss, strategy=config.strategy, hardware=hardware)
+    def plan(limit: int | None) -> ExecutionPlan:
+        options: dict[str, Any] = {"loss": DEFAULT[artifact.task], "strategy": config.strategy, "hardware": hardware}
+        return plan_model(artifact, make_layers(config, artifact), device_memory=limit, **options)
 
-    return budget_bytes(config.device_memory, unlimited)
+    return budget_bytes(config.device_memory, plan)
 
 
 def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artifact, hardware: Hardware) -> None:

@@ -60,6 +60,11 @@ class DeviceMemory(ABC):
         """Memory of the device."""
 
     @property
+    def workspace(self) -> int:
+        """Bytes that layers took and that are still in use."""
+        return self._workspace.live
+
+    @property
     def workspace_peak(self) -> int:
         """Highest bytes that layers took."""
         return self._workspace.peak

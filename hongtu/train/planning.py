@@ -64,4 +64,4 @@ def plan_model(
         make_embedding_optimizer=optimizer,
     )  # fmt: skip
     with using(NumbaKernels.of_graph(artifact.size)):
-        return make(budget_bytes(device_memory, lambda: make(None)), limit=limit)
+        return make(budget_bytes(device_memory, make), limit=limit)

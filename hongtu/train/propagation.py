@@ -119,7 +119,7 @@ class Propagation:
             self.artifact.original_id, torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
         )
         network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
-        budget = budget_bytes(device_memory, lambda: self._plan(network=network, budget=None, correct=None))
+        budget = budget_bytes(device_memory, lambda limit: self._plan(network=network, budget=limit, correct=None))
         self._runtime = Runtime(
             self.artifact, network, None, self._plan, rows=self._rows, budget=budget, dtype=dtype, backend=backend
         )

@@ -154,8 +154,8 @@ def plan_ranks(
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(
         device_memory,
-        lambda: plan_network(
-            artifact, network, make_loss(artifact, loss), optimizer, savings, None, torch.float32, hardware
+        lambda limit: plan_network(
+            artifact, network, make_loss(artifact, loss), optimizer, savings, limit, torch.float32, hardware
         ),
     )
 

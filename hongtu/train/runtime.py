@@ -147,7 +147,7 @@ class Runtime:
         """Within the budget; where there is none, without a limit if the devices have so much free."""
         plan = self._plan_with(None)
         memory = self._backend.memory(self._partitions)
-        if self._budget is None and memory is not None and plan.likely_bytes > memory:
+        if self._budget is None and memory is not None and _tried(lambda: plan.likely_bytes, self._backend)() > memory:
             self._budget = memory
             plan = self._plan_with(None)
         return plan

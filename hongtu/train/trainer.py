@@ -228,7 +228,9 @@ class Trainer(Resumable):
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
                 make_rows_optimizer = embedding_optimizer or optimizer
-                self._budget = budget_bytes(device_memory, lambda: self._plan_unlimited(loss, make_rows_optimizer))
+                self._budget = budget_bytes(
+                    device_memory, lambda limit: self._plan_whole(loss, make_rows_optimizer, limit)
+                )
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
             self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
@@ -246,12 +248,14 @@ class Trainer(Resumable):
             self._gradients: dict[str, Tensor] = {}
             self._resting: Resting = []
 
-    def _plan_unlimited(self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory) -> ExecutionPlan:
+    def _plan_whole(
+        self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, budget: int | None
+    ) -> ExecutionPlan:
         """Of the whole graph in one process."""
         self.model.cpu()  # where plans are tried
         with self._backend.trial():
             return plan_network(
-                self.artifact, self._network, make_loss(self.artifact, loss), self.optimizer, self.strategy, None,
+                self.artifact, self._network, make_loss(self.artifact, loss), self.optimizer, self.strategy, budget,
                 self._dtype, self.hardware, make_embedding_optimizer,
             )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -40,6 +40,7 @@ class PlannedMemory:
         writers: who writes first, by gradient tensor on the host, where there may be several or none.
         workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
         known: the orders of rows on a disk that were found.
+        probe: finds the same of a plan without a limit, with what all chunks keep until backward.
     """
 
     topology: Topology
@@ -54,6 +55,7 @@ class PlannedMemory:
     writers: dict[str, Writers] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
     known: Known = field(default_factory=dict)
+    probe: Callable[[Any], dict[str, int]] = lambda plan: plan.workspace
 
     @property
     def spilled(self) -> Mapping[str, int]:
@@ -129,17 +131,26 @@ class PlannedMemory:
     @cached_property
     def device_bytes(self) -> dict[str, int]:
         """Planned peak bytes of every device, "device 0", ...: buffers and, where it was probed, the workspace."""
+        return self._device_bytes(self.workspace)
+
+    @cached_property
+    def likely_bytes(self) -> int:
+        """About the most that one device holds without a limit: the same with what layers take then, which is probed
+        where it is asked for."""
+        return max(self._device_bytes(self.probe(self)).values())
+
+    def _device_bytes(self, workspace: Mapping[str, int]) -> dict[str, int]:
         peaks = {}
         for i in range(self.topology.partitions):
-            taken = (self.pass_arena(p, i) + self.taken_beside(p) for p in self.passes.every)
+            taken = (self.pass_arena(p, i) + self.taken_beside(p, workspace) for p in self.passes.every)
             peaks[f"device {i}"] = max(taken)
         return peaks
 
-    def taken_beside(self, p: Pass) -> int:
+    def taken_beside(self, p: Pass, workspace: Mapping[str, int] | None = None) -> int:
         """Bytes that layers take at most beside the planned buffers of a pass, where they were probed. A slab is there
         in all of its passes, so that beside it is what layers take in any of these."""
         passes = [q for q in self.passes.every if self._in_slab(q)] if self._in_slab(p) else [p]
-        return max(self.workspace.get(q.name, 0) for q in passes)
+        return max((self.workspace if workspace is None else workspace).get(q.name, 0) for q in passes)
 
     def _in_slab(self, p: Pass) -> bool:
         """Whether the buffers of a pass lie in a slab: it runs again and again where devices have their own memory."""
@@ -148,16 +159,6 @@ class PlannedMemory:
     def keeps_scripts(self, p: Pass) -> bool:
         """Whether what one copy brings in a batch of a pass is packed once."""
         return self.choice.staging > 0 and self.choice.scripts and p.when == "train"
-
-    @property
-    def likely_bytes(self) -> int:
-        """About the most that one device holds, with what stages keep until backward, which is not planned."""
-        kept = 0
-        for p in self.passes.train:
-            if p.saves and p.direction == "forward":
-                kept += sum(self.passes.width[name] for name in (*p.inputs, *p.outputs))
-        own = int(np.diff(self.topology.partition_start).max())
-        return max(self.device_bytes.values()) + 2 * own * kept * self.shape.itemsize
 
     def tightest_pass(self, device: int) -> Pass:
         """The pass that needs the most memory on a device."""

@@ -14,7 +14,7 @@ from hongtu.plan.passes.choice import ONCE, View
 from hongtu.plan.search.build import sketch_plan
 
 LITTLE = 0.02  # beside what an epoch computes
-Probe = Callable[[ExecutionPlan], dict[str, int]]
+Probe = Callable[..., dict[str, int]]
 
 
 def smallest_budget(plan: ExecutionPlan) -> int:

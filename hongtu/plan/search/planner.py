@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -49,7 +50,7 @@ def plan_run(
         topology: the artifact's chunks, the finest grain.
         paper_schedule: int32 [m, n], Algorithm 4's order.
         budget: bytes per device, or None for no limit.
-        probe: returns the bytes that layers take at most inside each pass of a plan.
+        probe: returns the bytes that layers take at most inside each pass of a plan; ``whole``: of one without a limit.
         hardware: what plans are compared for.
         original_id: int32 [V], to name a vertex in a refusal; None: its new id.
         loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
@@ -67,6 +68,7 @@ def plan_run(
         if budget is None:
             choice = Choice(fields=fields, halo=halo, staging=staging[0])
             chosen = _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
+            chosen = replace(chosen, probe=partial(probe, whole=True))
         else:
             orders = _orders(topology, paper_schedule, strategy)
             fuses = (False, True)[: 1 + strategy.fuse_last_layer]
@@ -229,11 +231,7 @@ def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -
     given, least = in_bytes(budget), size(smallest, up=True)
     if isinstance(budget, BudgetShare):
         given += f", {100 * budget.share:g}% of the {size(budget.whole)} that are likely to be held without a limit"
-        least += (
-            f", {budget.percent(smallest)}"
-            if smallest < budget.whole
-            else "; layers take memory besides, while they compute"
-        )
+        least += f", {budget.percent(smallest)}" if smallest < budget.whole else ", 100%"
     return BudgetError(
         f"device_memory is {given}, the smallest that works is {smallest} ({least}): "
         f"device {i} in pass '{p.name}' takes {plan.pass_arena(p, i)} bytes and its layers up to "

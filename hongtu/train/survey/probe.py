@@ -1,14 +1,16 @@
 """Bounds the memory that layers take inside a stage, by running them once on a block as large as any chunk.
 
 What a layer allocates grows with the destinations, sources, edges and largest in-degree of its block; the probe's
-block has the largest of each over all chunks, no source in common with its destinations but one, and every vertex in
-the mask of every term of the loss.
+block has the largest of each over all chunks, no source in common with its destinations but one, and as many vertices
+with a loss as any chunk, in the mask of every term.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +28,23 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.choice import Choice
-from hongtu.plan.passes.definition import FEATURES
+from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.search.build import make_plan
 
 Correct = Callable[[str, int], int]
+
+
+SAMPLE = 1 << 15  # destinations, sources or edges of a block from which larger ones follow
+
+
+class Taken(NamedTuple):
+    """Bytes that layers hold before a pass, behind it, and at most inside it."""
+
+    before: int
+    behind: int
+    most: int
 
 
 def probe_workspace(
@@ -41,6 +54,8 @@ def probe_workspace(
     vertices: int,
     dtype: torch.dtype,
     correct: Correct | None = None,
+    *,
+    whole: bool = False,
 ) -> dict[str, int]:
     """Bytes that layers take at most inside each pass, by pass name, in training and in evaluation; runs on a copy of
     the model.
@@ -48,15 +63,64 @@ def probe_workspace(
     Args:
         vertices: of the whole graph, by which normalisations may choose their statistics.
         correct: what layers take in a pass, by its name and what is found here; None: that.
+        whole: with what all chunks of a device keep until a later pass, as without a limit; found on blocks of at most
+            SAMPLE, from which it grows in proportion.
     """
     workspace: dict[str, int] = {}
+    every: dict[str, tuple[int, int, int]] = {}  # by pass, what one chunk takes, and what it and all leave
     for key, view in plan.views.items():
         names = {p.name for p in plan.passes.every if plan.view_of(p) == key}
-        found = _probe_view(plan, view, network, loss, vertices, dtype)
         # rows of a part of the graph are put into resident tensors by an int64 copy of their positions
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())
-        workspace |= {name: taken + positions for name, taken in found.items() if name in names}
+        if whole:
+            part = min(1.0, SAMPLE / max(1, *(int(x.max()) for x in _sizes(view))))
+            large, small = (_probe_view(plan, view, network, loss, vertices, dtype, x) for x in (part, part / 2))
+            for name in names & large.keys():
+                one, left, left_by_all = _of_chunks(small[name], large[name], part, view)
+                every[name] = one + positions, left, left_by_all
+        else:
+            taken = _probe_view(plan, view, network, loss, vertices, dtype)
+            workspace |= {name: taken[name].most + positions for name in names & taken.keys()}
+    if whole:
+        kept = _add_up(workspace, plan.passes.setup, every, 0)
+        for passes in (plan.passes.train, plan.passes.evaluate):
+            _add_up(workspace, passes, every, kept)
     return workspace if correct is None else {name: correct(name, taken) for name, taken in workspace.items()}
+
+
+def _sizes(view: Topology) -> tuple[np.ndarray, ...]:
+    """Of every chunk, what the memory that layers take for it grows with: its destinations, sources and edges."""
+    return view.num_dst, view.num_sources, view.chunk_edges
+
+
+def _of_chunks(small: Taken, large: Taken, part: float, view: Topology) -> tuple[int, int, int]:
+    """Bytes that layers take for the largest chunk beyond what they held before, that it leaves behind it, and that all
+    chunks of a device do, given those of blocks of half a part and of a part of it: a constant and a share."""
+
+    def at(first: int, second: int, chunks: float, times: float) -> int:
+        share = (second - first) / (part / 2)
+        return int(chunks * (second - share * part) + times * share)
+
+    per_device = (x.reshape(view.partitions, view.chunks) for x in _sizes(view))
+    times = max(float(x.sum(axis=1).max()) / max(int(x.max()), 1) for x in per_device)
+    left = small.behind - small.before, large.behind - large.before
+    return (
+        at(small.most - small.before, large.most - large.before, 1, 1),
+        at(*left, 1, 1),
+        at(*left, view.chunks, times),
+    )
+
+
+def _add_up(
+    workspace: dict[str, int], passes: Sequence[Pass], every: dict[str, tuple[int, int, int]], kept: int
+) -> int:
+    """Fill in what layers take in passes that come after one another, of which the first finds so many bytes kept;
+    returns those behind the last."""
+    for p in passes:
+        one, left, left_by_all = every.get(p.name, (0, 0, 0))
+        workspace[p.name] = kept + max(left_by_all - left, 0) + one
+        kept = max(kept + left_by_all, 0)
+    return kept
 
 
 def _probe_view(
@@ -66,17 +130,22 @@ def _probe_view(
     loss: MeanLoss | EdgeLoss | None,
     vertices: int,
     dtype: torch.dtype,
-) -> dict[str, int]:
-    """The workspace of every pass on the largest block of one view."""
-    topology = _largest_block(view, plan.shape)
+    part: float | None = None,
+) -> dict[str, Taken]:
+    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit."""
+    topology = _largest_block(view, plan.shape, 1.0 if part is None else part)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
     shape = plan.shape
     if shape.sparse_input is not None:
-        rows = _largest_rows(int(shape.sparse_input.numbers(view).max()), int(topology.chunk_start[1]), topology)
+        numbers = int((1.0 if part is None else part) * shape.sparse_input.numbers(view).max())
+        rows = _largest_rows(numbers, int(topology.chunk_start[1]), topology)
         shape = replace(shape, sparse_input=replace(rows, width=shape.features))
-    small = make_plan(topology, schedule, shape, plan.strategy, choice=Choice(fuse=plan.choice.fuse, padded=plan.apart))
-    host = _placeholder_rows(small, dtype)
-    device = CpuDevice("probe", None, Traffic())
+    choice = Choice(fuse=plan.choice.fuse, padded=plan.apart)
+    if part is not None:
+        choice = replace(choice, save=plan.choice.save, resident=plan.resident)
+    small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
+    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)))
+    device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
         for parameter in twin.modules.parameters():
@@ -85,18 +154,19 @@ def _probe_view(
         scored = _Unscored() if isinstance(loss, EdgeLoss) else loss
         executor = Executor(program, [twin], host, [device], scored, topology.num_edges, vertices)
 
-        def run(passes: Sequence[PassProgram], *, training: bool) -> dict[str, int]:
+        def run(passes: Sequence[PassProgram], *, training: bool) -> dict[str, Taken]:
             twin.modules.train(training)
             found = {}
             for p in passes:
                 device.reset_peaks()
+                before = device.workspace
                 executor.run((p,))
-                found[p.name] = device.workspace_peak
+                found[p.name] = Taken(before, device.workspace, device.workspace_peak)
             return found
 
         try:
             workspace = run(program.setup, training=False) | run(program.train, training=True)
-            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0
+            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part
             if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
                 view.memo[evaluation] = run(program.evaluate, training=False)
             return workspace | view.memo[evaluation]
@@ -104,14 +174,17 @@ def _probe_view(
             device.empty_out()
 
 
-def _largest_block(topology: Topology, shape: NetworkShape) -> Topology:
-    """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations."""
-    d, s, e = (int(x.max()) for x in (topology.num_dst, topology.num_sources, topology.chunk_edges))
+def _largest_block(topology: Topology, shape: NetworkShape, part: float) -> Topology:
+    """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations; or
+    those of a part of it."""
+    d, s, e = (ceil(part * int(x.max())) for x in _sizes(topology))
     s = max(s, 1)
     source = np.empty(e + 1, dtype=np.int32)
     source[0] = 0  # a self-loop of destination 0
     source[1:] = d + np.arange(e) % s
-    hub = min(e, int(np.diff(topology.in_edge_start).max(initial=0))) + 1  # destination 0 has the most in-edges
+    hub = (
+        min(e, ceil(part * int(np.diff(topology.in_edge_start).max(initial=0)))) + 1
+    )  # destination 0 has the most in-edges
     in_edge_start = np.full(d + s + 1, e + 1, dtype=np.int64)
     in_edge_start[0] = 0
     in_edge_start[1 : d + 1] = np.linspace(hub, e + 1, d).astype(np.int64)
@@ -129,6 +202,13 @@ def _largest_rows(numbers: int, rows: int, topology: Topology) -> SparseRows:
     start = np.full(topology.num_vertices + 1, numbers, dtype=np.int64)
     start[: rows + 1] = np.linspace(0, numbers, rows + 1).astype(np.int64)
     return SparseRows(start, np.zeros(numbers, dtype=np.int32), np.zeros(numbers, dtype=np.float32), 1)
+
+
+class _Cleared(CpuDevice):
+    """Rows that no chunk has written are zero here, too."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
 
 class _Unscored:
@@ -153,15 +233,26 @@ class _Zeros(HostStore):
         return torch.from_numpy(numbers)
 
 
-def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype) -> HostStore:
+def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
+    """Vertices of a chunk that have a loss, at most."""
+    if not isinstance(loss, MeanLoss):
+        return 0
+    first = np.minimum(view.chunk_start[:-1], view.num_vertices - 1)
+    return int(np.add.reduceat(loss.loss_vertices, first, dtype=np.int64).max())
+
+
+def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int) -> HostStore:
+    """What the host has for the probe, the first vertices with a loss."""
     v = plan.topology.num_vertices
+    loss_bits = torch.zeros((v,), dtype=torch.uint8)
+    loss_bits[:with_loss] = 255
     host = _Zeros(v, dtype)
     if plan.shape.sparse_input is not None:
         host.keep_sparse(plan.shape.sparse_input)
     else:
         host.keep(FEATURES, host.zeros(plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
-    host.keep_pageable("loss_bits", torch.full((v,), 255, dtype=torch.uint8))
+    host.keep_pageable("loss_bits", loss_bits)
     host.keep_pageable("ids", torch.arange(v))
     host.keep_pageable("statistics", torch.ones((v, max(3, plan.shape.statistics_columns)), dtype=dtype))
     host.keep_pageable("factors", torch.ones((v, 2), dtype=dtype))
