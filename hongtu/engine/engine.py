@@ -62,7 +62,8 @@ class Engine:
         ranks: Together,
         spill: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_host(needed(plan, has_devices=backend.on_host))
+        there = 0 if embedding is None or backend.pinned is not None else embedding.weight.nbytes
+        check_host(needed(plan, has_devices=backend.on_host) - there)
         if plan.spilled:
             assert spill is not None
             check_disk(spill, plan.disk.nbytes)

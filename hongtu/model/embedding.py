@@ -75,7 +75,7 @@ class Embedding(VertexRows):
         rows = torch.randn((whole.num_vertices, whole.feature_width), generator=generator)
         super().__init__(artifact.original_id, rows)
         self._artifact, self._each = artifact, each
-        self._whole = VertexRows(whole.original_id, rows[:0])
+        self._whole = VertexRows(whole.original_id, rows.new_empty(0))
         self.weight = nn.Parameter(self.renumbered(rows).to(dtype))
         self.optimizer = make_optimizer([self.weight])
 
@@ -126,24 +126,6 @@ class Embedding(VertexRows):
     def state_bytes(self) -> int:
         """Bytes of the optimizer's state."""
         return state_bytes(self.optimizer)
-
-
-def predict_state_bytes(
-    make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-    num_vertices: int,
-    width: int,
-    dtype: torch.dtype,
-) -> int:
-    """Bytes of optimizer state after a step on [V, width], learned from a step on two rows and one on three."""
-    taken = []
-    for rows in (2, 3):
-        trial = nn.Parameter(torch.zeros((rows, width), dtype=dtype))
-        optimizer = make_optimizer([trial])
-        trial.grad = torch.zeros_like(trial)
-        optimizer.step()
-        taken.append(state_bytes(optimizer))
-    per_row = taken[1] - taken[0]
-    return taken[0] + per_row * (num_vertices - 2)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

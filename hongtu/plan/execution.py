@@ -9,7 +9,7 @@ from typing import Any
 from hongtu.config import size
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.passes.definition import FEATURES, Pass
+from hongtu.plan.passes.definition import FEATURES, Pass, gradient
 from hongtu.plan.program.compile import compile_pass, compile_plan
 from hongtu.plan.program.predict import device_peaks, device_traffic, disk_bytes, host_peaks, kept_bytes
 from hongtu.plan.program.program import PassProgram, Program
@@ -103,7 +103,7 @@ class ExecutionPlan(PlannedMemory):
         for group in (self.program.train, self.program.evaluate):
             passes = (*setup, *group)
             devices = (device_peaks(passes, i, item) for i in self._devices)
-            lasting = self._given | {"scripts": self.script_bytes}
+            lasting = self._lasting(group)
             for p, pinned, *placed in zip(passes, host_peaks(passes, lasting, item), *devices, strict=True):
                 beside = self.shape.model_bytes + self.workspace.get(p.name, 0)
                 found.append((pinned, *(nbytes + beside for nbytes in placed)))
@@ -139,12 +139,17 @@ class ExecutionPlan(PlannedMemory):
 
     def _pinned(self, passes: tuple[PassProgram, ...]) -> int:
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
-        setup, lasting = self.program.setup, self._given | {"scripts": self.script_bytes if passes else 0}
-        peaks = list(host_peaks((*setup, *passes), lasting, self.shape.itemsize))
+        setup = self.program.setup
+        peaks = list(host_peaks((*setup, *passes), self._lasting(passes), self.shape.itemsize))
         return max(peaks[len(setup) :] if passes else peaks)
 
-    @property
-    def _given(self) -> dict[str, int]:
-        """Bytes of vertex rows that the host has before the first pass."""
-        features = self.in_memory(FEATURES) * self.passes.width[FEATURES] * self.shape.itemsize
-        return {FEATURES: features} if self.shape.sparse_input is None else {}  # else pageable
+    def _lasting(self, passes: tuple[PassProgram, ...]) -> dict[str, int]:
+        """Bytes of what the host has before the first of some passes: vertex rows, the gradient of learned ones, which
+        stays until the next epoch, and scripts."""
+        found = {"scripts": self.script_bytes if passes else 0}
+        rows, shape = self.in_memory(FEATURES) * self.passes.width[FEATURES] * self.shape.itemsize, self.shape
+        if shape.sparse_input is None:  # else pageable
+            found[FEATURES] = rows
+        if shape.learned_input and shape.trains and not shape.copies_learned and passes is self.program.evaluate:
+            found[gradient(FEATURES)] = rows
+        return found

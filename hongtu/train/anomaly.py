@@ -23,6 +23,7 @@ from hongtu.nn.block import Rows
 from hongtu.ranks.together import Together
 from hongtu.train.survey.edges import tensors_in
 
+BLOCK = 1 << 20  # numbers that are looked at together: what is found of them takes memory, too
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"
 
 
@@ -141,7 +142,8 @@ def _finite(x: Tensor) -> bool:
     if not x.is_floating_point():
         return True
     if x.device.type == "cpu":
-        return bool(np.isfinite(_numpy(x)).all())
+        numbers = _numpy(x).reshape(-1)
+        return all(np.isfinite(numbers[k : k + BLOCK]).all() for k in range(0, len(numbers), BLOCK))
     return bool(torch.isfinite(x).all())
 
 

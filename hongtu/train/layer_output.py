@@ -71,7 +71,8 @@ def layer_runtime(
         plan_network, artifact, loss=loss, optimizer=optimizer, strategy=strategy, dtype=dtype, hardware=hardware,
         limit=limit,
     )  # fmt: skip
+    rows = None if embedding is None else lambda: embedding
     return Runtime(
-        artifact, network, loss, make_plan, rows=embedding, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom,
+        artifact, network, loss, make_plan, rows=rows, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom,
         ranks=ranks, spill=spill,
     )  # fmt: skip

@@ -24,7 +24,6 @@ from hongtu.host import available_bytes, drop_pages, return_freed_memory, reuse_
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.embedding import predict_state_bytes
 from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.cost.seconds import predict_seconds, sketch_seconds
@@ -35,9 +34,9 @@ from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import plan_run
-from hongtu.train.settings import OptimizerFactory, adam
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.shape import check_edge_data, network_shape
+from hongtu.train.survey.stepping import PLAINLY, Stepping, learned_bytes, step_rows
 
 LARGE = 1 << 20  # edges of a graph whose plans take tens of MiB
 ABOUT = 1.02  # times the best: as fast, for what is saved is worth more than an estimate's error
@@ -53,7 +52,7 @@ def plan_network(
     budget: int | None,
     dtype: torch.dtype,
     hardware: Hardware = CPU,
-    make_embedding_optimizer: OptimizerFactory = adam,
+    stepping: Stepping = PLAINLY,
     correct: Correct | None = None,
     limit: HostLimit | None = None,
 ) -> ExecutionPlan:
@@ -70,7 +69,7 @@ def plan_network(
     """
     check_default_device()
     planner = NetworkPlanner(
-        artifact, network, loss, optimizer, strategy, budget, dtype, hardware, make_embedding_optimizer, correct, limit
+        artifact, network, loss, optimizer, strategy, budget, dtype, hardware, stepping, correct, limit
     )
     return planner.plan()
 
@@ -89,7 +88,7 @@ class NetworkPlanner:
         budget: int | None,
         dtype: torch.dtype,
         hardware: Hardware,
-        make_embedding_optimizer: OptimizerFactory,
+        stepping: Stepping,
         correct: Correct | None,
         limit: HostLimit | None,
     ) -> None:
@@ -101,10 +100,14 @@ class NetworkPlanner:
             edge_features=any(layer.uses_edge_features for layer in network.layers),
             edge_type=any(layer.uses_edge_type for layer in network.layers),
         )
-        self._learned_bytes = 0
+        self._clips = stepping.clips or hardware.staged  # a GPU's optimizers may change gradients where a CPU's do not
+        self._learned: dict[str, Any] = {}
         if artifact.learns_features:
-            rows = artifact.num_vertices, artifact.feature_width
-            self._learned_bytes = predict_state_bytes(make_embedding_optimizer, *rows, dtype)
+            rows, columns = artifact.num_vertices, artifact.feature_width
+            stepped = step_rows(stepping.make_rows_optimizer, rows, columns, dtype)
+            stepped = replace(stepped, changes=stepping.clips or stepped.changes)
+            taken = learned_bytes(stepped, rows * columns * dtype.itemsize)
+            self._learned = {"learned_bytes": taken, "copies_learned": stepped.changes}
         self._probe = partial(
             probe_workspace, network=network, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype,
             correct=correct,
@@ -152,9 +155,10 @@ class NetworkPlanner:
         if choices not in self._traced:
             with as_on_gpu() if self._hardware.staged else nullcontext():  # what layers do there is counted
                 shape = network_shape(
-                    self._artifact, network, self._loss, self._optimizer, self._dtype, looks=not self._traced
-                )
-            shape = replace(shape, learned_bytes=self._learned_bytes) if shape.learned_input else shape
+                    self._artifact, network, self._loss, self._optimizer, self._dtype,
+                    looks=not self._traced, clips=self._clips,
+                )  # fmt: skip
+            shape = replace(shape, **self._learned) if shape.learned_input else shape
             self._traced[choices] = shape, network.forms
         shape, network.forms = self._traced[choices]
         return shape

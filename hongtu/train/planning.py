@@ -22,6 +22,7 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.train.budget import budget_bytes
 from hongtu.train.network_plan import plan_network
 from hongtu.train.settings import OptimizerFactory, adam, host_limit, make_loss, make_optimizer
+from hongtu.train.survey.stepping import Stepping
 from hongtu.train.survey.widths import fill_widths
 
 
@@ -61,7 +62,7 @@ def plan_model(
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     make = partial(
         plan_network, artifact, network, mean_loss, made, get_strategy(strategy), dtype=dtype, hardware=hardware,
-        make_embedding_optimizer=optimizer,
+        stepping=Stepping(make_rows_optimizer=optimizer),
     )  # fmt: skip
     with using(NumbaKernels.of_graph(artifact.size)):
         return make(budget_bytes(device_memory, make), limit=limit)

@@ -121,8 +121,9 @@ class Propagation:
         network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
         budget = budget_bytes(device_memory, lambda limit: self._plan(network=network, budget=limit, correct=None))
         self._runtime = Runtime(
-            self.artifact, network, None, self._plan, rows=self._rows, budget=budget, dtype=dtype, backend=backend
-        )
+            self.artifact, network, None, self._plan, rows=lambda: self._rows, budget=budget, dtype=dtype,
+            backend=backend,
+        )  # fmt: skip
         self._runtime.engine.count_once(self._beside)
         self.record: EpochRecord | None = None
 

@@ -16,13 +16,14 @@ from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.host import available_bytes
+from hongtu.host import available_bytes, check_host
 from hongtu.model.checks import check_default_device
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.search.host import needed
 from hongtu.ranks.together import Alone, Together
 from hongtu.threads import shared_cores
 from hongtu.train.excess import SHARES, Excess
@@ -51,7 +52,7 @@ class Runtime:
         network: the model; planning decides how its layers are run.
         loss: of its output, or None where nothing is trained.
         make_plan: plans the run.
-        rows: features that are on the host and change: embeddings, propagated rows.
+        rows: makes or gives features that are on the host and change, where there is room: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
         on_oom: "raise", or "replan": run again with smaller groups of chunks.
         ranks: as for ``Engine``; None: this process is alone.
@@ -69,7 +70,7 @@ class Runtime:
         loss: MeanLoss | EdgeLoss | None,
         make_plan: MakePlan,
         *,
-        rows: VertexRows | None,
+        rows: Callable[[], VertexRows] | None,
         budget: int | None,
         dtype: torch.dtype,
         backend: Backend,
@@ -84,13 +85,15 @@ class Runtime:
         self._partitions, self._ranks = artifact.topology.partitions, ranks or Alone()
         probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
         self._probe = _tried(probe, backend)
-        self._make_engine = partial(
-            Engine, artifact, network, loss, embedding=rows, budget=budget, dtype=dtype, backend=backend,
-            ranks=self._ranks, spill=spill,
-        )  # fmt: skip
         self._budget = budget
         self._excess = Excess()
         self._plan = self._plan_first()
+        if rows is not None:
+            check_host(needed(self._plan, has_devices=backend.on_host))
+        self._make_engine = partial(
+            Engine, artifact, network, loss, embedding=None if rows is None else rows(), budget=budget, dtype=dtype,
+            backend=backend, ranks=self._ranks, spill=spill,
+        )  # fmt: skip
         self._engine: Engine | None = self._make_engine(self._plan)
         self._whole = True  # else something stopped a run, which may have left anything behind
         self._frozen = self._untrained()

@@ -21,7 +21,7 @@ from hongtu.errors import InputError, names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import Hardware, load_hardware
 from hongtu.host import check_disk
-from hongtu.kernels.torch_private import parameter_hooks
+from hongtu.kernels.torch_private import parameter_hooks, times_written
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
 from hongtu.model.edge_inputs import bind_edges
@@ -77,6 +77,7 @@ from hongtu.train.settings import (
     make_scheduler,
     validation_loss,
 )
+from hongtu.train.survey.stepping import Stepped, Stepping, learned_bytes, taken_inside
 from hongtu.train.survey.widths import fill_widths
 
 T = TypeVar("T")
@@ -227,13 +228,11 @@ class Trainer(Resumable):
                 self.optimizer = make_optimizer(optimizer, iter(self._learned))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
-                make_rows_optimizer = embedding_optimizer or optimizer
-                self._budget = budget_bytes(
-                    device_memory, lambda limit: self._plan_whole(loss, make_rows_optimizer, limit)
-                )
+                stepping = Stepping(make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None)
+                self._budget = budget_bytes(device_memory, lambda limit: self._plan_whole(loss, stepping, limit))
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
-            self._share, self._loss, self._runtime = self._make_runtime(loss, make_rows_optimizer, on_oom)
+            self._share, self._loss, self._runtime = self._make_runtime(loss, stepping, on_oom)
             if isinstance(self._loss, MeanLoss):
                 self._evaluation.threshold = self._loss.threshold
             self._validation = None
@@ -246,17 +245,17 @@ class Trainer(Resumable):
             self.history: list[dict[str, Any]] = []
             self.waiting = Waiting()
             self._gradients: dict[str, Tensor] = {}
+            self._written: dict[str, int] = {}  # how often each of these had been, before the step
+            self._copies = False  # gradients before a step
             self._resting: Resting = []
 
-    def _plan_whole(
-        self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, budget: int | None
-    ) -> ExecutionPlan:
+    def _plan_whole(self, loss: Losses | LinkLoss, stepping: Stepping, budget: int | None) -> ExecutionPlan:
         """Of the whole graph in one process."""
         self.model.cpu()  # where plans are tried
         with self._backend.trial():
             return plan_network(
                 self.artifact, self._network, make_loss(self.artifact, loss), self.optimizer, self.strategy, budget,
-                self._dtype, self.hardware, make_embedding_optimizer,
+                self._dtype, self.hardware, stepping,
             )  # fmt: skip
 
     def _sketch(self, loss: Losses | LinkLoss) -> ExecutionPlan:
@@ -266,7 +265,7 @@ class Trainer(Resumable):
         return sketch_network(self.artifact, self._network, whole, self.optimizer, self.strategy, self._dtype)
 
     def _make_runtime(
-        self, loss: Losses | LinkLoss, make_embedding_optimizer: OptimizerFactory, on_oom: str
+        self, loss: Losses | LinkLoss, stepping: Stepping, on_oom: str
     ) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
         """This rank's share of the artifact, its loss, and what runs them."""
         layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
@@ -279,7 +278,7 @@ class Trainer(Resumable):
             of_share = make_loss(share, loss)
             return share, of_share, partial(
                 plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=self._dtype,
-                hardware=self.hardware, make_embedding_optimizer=make_embedding_optimizer, limit=self._limit,
+                hardware=self.hardware, stepping=stepping, limit=self._limit,
             )  # fmt: skip
 
         def tried(stages: Stages) -> list[Tried]:
@@ -297,14 +296,19 @@ class Trainer(Resumable):
             stages = choose_stages(layers_on_ranks, self.dependencies if self.ranks.size > 1 else "cache", tried)
         with self.ranks.agreed():
             share, of_share, make_plan = share_and_plan(stages)
-            if self.artifact.learns_features:
-                self.embedding = Embedding(share, make_embedding_optimizer, seed, self._dtype, self.ranks.each)
+
+            def learned() -> Embedding:
+                make_optimizer = stepping.make_rows_optimizer
+                self.embedding = Embedding(share, make_optimizer, seed, self._dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
+                return self.embedding
+
             if isinstance(of_share, EdgeLoss):
                 of_share.check_scores(self._link_scores)
+            rows = learned if self.artifact.learns_features else None
             runtime = Runtime(
-                share, self._network, of_share, make_plan, rows=self.embedding, budget=self._budget,
+                share, self._network, of_share, make_plan, rows=rows, budget=self._budget,
                 dtype=self._dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=self._spill,
             )  # fmt: skip
         if self.embedding is not None:
@@ -326,6 +330,7 @@ class Trainer(Resumable):
     @torch.inference_mode(False)
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
+        self._gradients = {}  # the next ones take their memory
         start, loss, parameters = self._runtime.run(self._differentiate)
         with self._whole_or_torn(f"the step of epoch {self.epoch + 1}"):
             return self._step(start, loss, parameters)
@@ -336,13 +341,28 @@ class Trainer(Resumable):
             clip_gradients(parameters, self.clip_grad_norm, self.embedding, self.ranks)
         self.optimizer.step()
         if self.embedding is not None:
-            self.embedding.step()
-            self.embedding.weight.grad = None
-            self._engine.drop_input_gradient()
-            self._engine.count_once(self.embedding.state_bytes)
+            self._step_rows(self.embedding)
+        self._copies |= self._changed != []
         self.record = self._engine.record(self.epoch + 1, loss, perf_counter() - start)
         self.epoch += 1
         return self.record
+
+    def _step_rows(self, rows: Embedding) -> None:
+        """Update learned rows, and count what that takes."""
+        beside, copied = taken_inside(rows.step), self._copies_learned
+        if NAME not in self._gradients or copied:
+            self._engine.drop_input_gradient()
+        stepped = Stepped(rows.state_bytes, copied, beside)
+        self._engine.count_once(learned_bytes(stepped, rows.weight.nbytes))
+
+    @property
+    def _changed(self) -> list[str]:
+        """The gradients that were written to since they were computed."""
+        return [name for name, gradient in self._gradients.items() if times_written(gradient) != self._written[name]]
+
+    @property
+    def _copies_learned(self) -> bool:
+        return self._copies or self.clip_grad_norm is not None or self.plan.shape.copies_learned
 
     def _differentiate(self, engine: Engine) -> tuple[float, float, list[nn.Parameter]]:
         """When it began, the loss, and all that is learned, with its gradients."""
@@ -354,13 +374,15 @@ class Trainer(Resumable):
             named = [*self.model.named_parameters()]
             if self.decoder is not None:
                 named += self.decoder.named_parameters(prefix=DECODER)
-            self._gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
+            copies = self._copies or self.clip_grad_norm is not None or self.plan.shape.copies_gradients
+            found = {name: p.grad.clone() if copies else p.grad for name, p in named if p.grad is not None}
             if self.embedding is not None and self.embedding.weight.requires_grad:
                 rows = self.embedding.weight
                 rows.grad = engine.host[gradient(FEATURES)]
                 call_hooks(rows, parameter_hooks(rows))
-                self._gradients[NAME] = rows.grad.clone()
+                found[NAME] = rows.grad.clone() if self._copies_learned else rows.grad
                 parameters.append(rows)
+            self._gradients, self._written = found, {name: times_written(grad) for name, grad in found.items()}
             if self.detect_anomaly:
                 check_epoch(engine, self.epoch, loss, parameters, Alone() if self.embedding is None else self.ranks)
         return start, loss, parameters
@@ -390,11 +412,21 @@ class Trainer(Resumable):
         return dict(self._engine.peaks)
 
     def gradients(self) -> dict[str, Tensor]:
-        """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay."""
-        if self.embedding is None or NAME not in self._gradients:
-            return self._gradients
-        with self.ranks.call(f"gradients{self.title}"):
-            return self._gradients | {NAME: self.embedding.ordered(self._gradients[NAME])}
+        """``{"0.lin.weight": ...}``: gradient of the last epoch's loss, before clipping and weight decay.
+
+        Raises:
+            InputError: for gradients that somebody has written to since.
+        """
+        if changed := self._changed:
+            raise InputError(
+                f"gradients: {changed[0]}.grad was written to after the epoch, by a hook of the optimizer's step, or "
+                "zero_grad(set_to_none=False); call gradients() before, or train_epoch() again: copies are kept now"
+            )
+        found = {name: gradient.clone() for name, gradient in self._gradients.items() if name != NAME}
+        if self.embedding is not None and NAME in self._gradients:
+            with self.ranks.call(f"gradients{self.title}"):
+                found[NAME] = self.embedding.ordered(self._gradients[NAME])
+        return found
 
     @called_by_all(Resumable._check_whole)
     def evaluate(self) -> dict[str, float]:

@@ -76,6 +76,55 @@ def test_anonymous_memory_grows_by_the_budget_at_most(tmp_path):
     assert free["taken"] > limit + ALLOWED, (free, limit)
 
 
+LEARNED = """
+import gc, json, sys, torch, hongtu
+from hongtu.nn import SAGEConv
+from hongtu.host import anonymous_bytes, trim_freed_memory
+from hongtu.preprocess.workspace.watch import Watch
+
+def train(path, kind, directory, **options):
+    artifact = hongtu.open_artifact(path)
+    layers = [SAGEConv(artifact.feature_width, 8, activation="relu"), SAGEConv(8, artifact.num_classes)]
+    make = lambda p: getattr(torch.optim, kind)(p, lr=0.01)
+    trainer = hongtu.Trainer(artifact, layers, optimizer=make, device_memory=32 << 20, **options)
+    for _ in range(2):
+        trainer.train_epoch()
+        trainer.evaluate()
+    trainer.save(directory + "/snapshot.pt")
+    counted = sum(trainer.peak_bytes.values())
+    assert counted <= sum(trainer.plan.peak_bytes.values())
+    return counted
+
+small, large, directory, kind, clip = sys.argv[1:6]
+options = {"clip_grad_norm": 1.0} if clip == "clip" else {}
+train(small, kind, directory, **options)
+gc.collect(), trim_freed_memory()
+before = anonymous_bytes()
+with Watch() as watch:
+    counted = train(large, kind, directory, **options)
+    print(json.dumps({"counted": counted, "taken": watch.peak - before}))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "clip"), [("Adam", "plain"), ("SGD", "plain"), ("Adagrad", "clip")])
+def test_learned_rows_take_what_is_counted(tmp_path, kind, clip):
+    paths = []
+    for vertices in (2000, 40_000):
+        rng = np.random.default_rng(0)
+        hongtu.preprocess_graph(
+            rng.integers(0, vertices, (2, 4 * vertices)), vertices, tmp_path / str(vertices), features="embedding:256",
+            labels=np.arange(vertices) % 4, random_split=(0.6, 0.2, 0.2), partitions=1, chunks=8, order="input",
+            partitioner="range",
+        )  # fmt: skip
+        paths.append(str(tmp_path / str(vertices)))
+    arguments = [*paths, str(tmp_path), kind, clip]
+    done = subprocess.run([sys.executable, "-c", LEARNED, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["counted"] * 0.6 <= found["taken"] <= found["counted"] + ALLOWED, found
+
+
 GAPS = """
 import numpy as np
 from hongtu.host import KEPT_BESIDE_DISK, anonymous_bytes, reuse_freed_memory, trim_beyond

@@ -187,10 +187,12 @@ class NetworkShape:
         takes: per stage, the numbers of the values of earlier ones that it takes, -1 for the features; () for none.
         itemsize: bytes per number.
         model_bytes: parameters, their gradients, buffers and optimizer state, per device.
+        copies_gradients: gradients are copied before a step that changes them, also among ``model_bytes``.
         edges: what lies beside the graph's edges.
         label_bytes: bytes of one vertex's label (8 for a class id, 4 * C for multi-label).
         learned_input: the features are embeddings that training learns: on the host, with a gradient.
-        learned_bytes: optimizer state of those embeddings.
+        learned_bytes: what their optimizer, copies of their gradient and snapshots take beside them.
+        copies_learned: their gradient is copied before a step; else it is there until the next epoch.
         sparse_input: the features in CSR: they stay on the host and reach devices as rows of stage 0 only.
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
@@ -214,6 +216,8 @@ class NetworkShape:
     edges: EdgeData = NO_EDGE_DATA
     learned_input: bool = False
     learned_bytes: int = 0
+    copies_gradients: bool = False
+    copies_learned: bool = False
     sparse_input: SparseRows | None = None
     constant_layers: int = 0
     stage_work: tuple[StageWork, ...] = ()

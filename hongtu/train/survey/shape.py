@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.embedding import state_bytes
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import key_bytes
@@ -20,6 +18,7 @@ from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.train.survey.mixing import refuse_mixing
 from hongtu.train.survey.stages import Function, stage_sweeps
+from hongtu.train.survey.stepping import step_model
 from hongtu.train.survey.tracing import constant_layers, trace
 
 
@@ -31,11 +30,13 @@ def network_shape(
     dtype: torch.dtype,
     *,
     looks: bool = True,
+    clips: bool = False,
 ) -> NetworkShape:
     """All that plans depend on, found by running the model on a few rows; lazy parameters get their shapes.
 
     Args:
         looks: refuse a model that mixes rows, which the sides of linear maps have no part in.
+        clips: gradients are changed before they are stepped by, or may be.
     """
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
     traced = trace(network, artifact.feature_width, dtype, edges)
@@ -43,7 +44,9 @@ def network_shape(
         weights = artifact.topology.edge_weight is not None
         refuse_mixing(network, artifact.feature_width, dtype, edges, weights=weights)
     network.check_vertices(artifact.whole.num_vertices)
-    layers = traced.layers
+    layers, stepped = traced.layers, step_model(optimizer)
+    copies = clips or stepped.changes
+    model_bytes = _model_bytes(network.modules, copies=copies) + stepped.state + _statistics_bytes(layers)
     if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
         layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
@@ -53,7 +56,8 @@ def network_shape(
         values=traced.values,
         takes=tuple(network.wiring.takes),
         itemsize=dtype.itemsize,
-        model_bytes=_model_bytes(network.modules) + _optimizer_bytes(optimizer) + _statistics_bytes(traced.layers),
+        model_bytes=model_bytes,
+        copies_gradients=copies,
         label_bytes=loss.label_bytes,
         autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
         edges=edges,
@@ -137,29 +141,11 @@ def _entry(module: nn.Module) -> Products:
     return sum((*own, *map(_entry, module.children())), Products())
 
 
-def _model_bytes(model: nn.Module) -> int:
-    """Bytes of parameters, their gradients and buffers, and of what dropout reads of the epoch."""
-    parameters = sum(p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters())
+def _model_bytes(model: nn.Module, *, copies: bool) -> int:
+    """Bytes of parameters, their gradients, once more where there are copies, and buffers, and of what dropout reads of
+    the epoch."""
+    parameters = sum(p.nbytes * (2 + copies if p.requires_grad else 1) for p in model.parameters())
     return parameters + sum(b.nbytes for b in model.buffers()) + key_bytes(model)
-
-
-def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of optimizer state after a step, learned from a step of a copy on copies of the parameters."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
-        return state_bytes(optimizer)
-    trial = copy.deepcopy(optimizer)
-    for group in trial.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    try:
-        trial.step()
-    except (TypeError, RuntimeError, AssertionError) as error:
-        name = type(optimizer).__name__
-        raise InputError(
-            f"optimizer {name}: must step without a closure, and by dense gradients ({error}); use torch.optim.Adam"
-        ) from error
-    return state_bytes(trial)
 
 
 def _statistics_bytes(layers: Iterable[LayerShape]) -> int:

@@ -1,0 +1,110 @@
+"""What steps of optimizers take beside the parameters, found by steps on copies and on a few rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hongtu.device.layer_memory import WorkspaceTracker
+from hongtu.errors import InputError
+from hongtu.kernels.torch_private import times_written
+from hongtu.model.embedding import state_bytes
+from hongtu.train.settings import OptimizerFactory, adam
+
+STEPS = 8  # of a few rows: some optimizers do other things in their first ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepping:
+    """What is done with gradients: clipped or not, and those of learned rows by which optimizer."""
+
+    make_rows_optimizer: OptimizerFactory = adam
+    clips: bool = False
+
+
+PLAINLY = Stepping()
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What steps of an optimizer take.
+
+    Attributes:
+        state: bytes of its state.
+        changes: it writes to gradients, so that what they were has to be copied before.
+        beside: bytes of what else is there inside a step, at most, where that was looked at.
+    """
+
+    state: int
+    changes: bool
+    beside: int = 0
+
+
+def taken_inside(step: Callable[[], object]) -> int:
+    """Bytes that a step takes at most and gives back."""
+    tracker = WorkspaceTracker(lambda live: None)
+    with tracker:
+        step()
+    return tracker.peak - tracker.live
+
+
+def step_model(optimizer: torch.optim.Optimizer) -> Stepped:
+    """Of a step of a copy on copies of the parameters, where the optimizer has not made its state yet.
+
+    Raises:
+        InputError: for one that cannot step.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
+        return Stepped(state_bytes(optimizer), changes=False)
+    trial = copy.deepcopy(optimizer)
+    stepped = [p for group in trial.param_groups for p in group["params"]]
+    for parameter in stepped:
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    try:
+        changes = _changes(trial, stepped)
+    except (TypeError, RuntimeError, AssertionError) as error:
+        name = type(optimizer).__name__
+        raise InputError(
+            f"optimizer {name}: must step without a closure, and by dense gradients ({error}); use torch.optim.Adam"
+        ) from error
+    return Stepped(state_bytes(trial), changes)
+
+
+def step_rows(make_optimizer: OptimizerFactory, num_vertices: int, width: int, dtype: torch.dtype) -> Stepped:
+    """Of steps on [V, width], learned from those on two rows and on three."""
+    found = []
+    for rows in (2, 3):
+        trial = nn.Parameter(torch.zeros((rows, width), dtype=dtype))
+        optimizer, beside = make_optimizer([trial]), 0
+        for _ in range(STEPS):
+            trial.grad = torch.zeros_like(trial)
+            beside = max(beside, taken_inside(optimizer.step))
+        found.append(Stepped(state_bytes(optimizer), _changes(optimizer, [trial]), beside))
+    two, three = found
+    state, beside = (
+        a + (b - a) * (num_vertices - 2) for a, b in ((two.state, three.state), (two.beside, three.beside))
+    )
+    return Stepped(state, two.changes, beside)
+
+
+def _changes(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> bool:
+    """Whether a step writes to gradients."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    before = [times_written(gradient) for gradient in gradients]
+    optimizer.step()
+    return before != [times_written(gradient) for gradient in gradients]
+
+
+def learned_bytes(stepped: Stepped, rows: int) -> int:
+    """Bytes of the host beside learned rows and their gradient: the optimizer's state, a copy of a gradient that is
+    changed, and the most of what a step takes and a snapshot, which has rows and state in the original order.
+
+    Args:
+        rows: bytes of the rows.
+    """
+    return stepped.state + stepped.changes * rows + max(stepped.beside, rows + stepped.state)
