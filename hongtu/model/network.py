@@ -347,7 +347,9 @@ class Network:
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         if self.modules.training and self._random[number]:
             with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
-                seed = torch.manual_seed if rows.ids.is_cuda else torch.default_generator.manual_seed  # 100 times faster
+                seed = (
+                    torch.manual_seed if rows.ids.is_cuda else torch.default_generator.manual_seed
+                )  # 100 times faster
                 seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
                 looks = self.must_not_draw or self.drawn is not None
                 before = torch.get_rng_state() if looks else None

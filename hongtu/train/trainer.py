@@ -228,7 +228,9 @@ class Trainer(Resumable):
                 self.optimizer = make_optimizer(optimizer, iter(self._learned))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
-                stepping = Stepping(make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None)
+                stepping = Stepping(
+                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None
+                )
                 self._budget = budget_bytes(device_memory, lambda limit: self._plan_whole(loss, stepping, limit))
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)

@@ -223,7 +223,7 @@ MIXING: dict[str, Callable[[], Any]] = {
     "similar": lambda: lambda h: h * torch.cosine_similarity(h, h.roll(1, 0)).unsqueeze(1),
     "centred gradients": lambda: Of(Centred.apply),
     "gradients of norm 1": lambda: Of(hooked(lambda grad: grad / (1e-9 + grad.norm()))),
-    "squeezed": lambda: Of(lambda h, lin: (h * lin(h).squeeze().softmax(-1).unsqueeze(-1)), nn.Linear(F, 1)),
+    "squeezed": lambda: Of(lambda h, lin: h * lin(h).squeeze().softmax(-1).unsqueeze(-1), nn.Linear(F, 1)),
 }
 CONVOLUTIONS = (pyg.GCNConv, pyg.SAGEConv, pyg.GATConv, pyg.GraphConv)
 LAYERS = (hnn.GCNConv, hnn.SAGEConv, hnn.GATConv, hnn.GraphConv)

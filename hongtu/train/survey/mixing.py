@@ -195,7 +195,9 @@ def _check(network: Network, part: _Part, training: bool) -> None:
         mixture = replace(mixture, size=torch.inf)
     if mixture.size < PLAIN:
         return
-    first, again, second = (_watched(network, part.run, given) for given in (mixture.first, mixture.first, mixture.second))
+    first, again, second = (
+        _watched(network, part.run, given) for given in (mixture.first, mixture.first, mixture.second)
+    )
     for row in range(ROWS):
         if (title := _culprit(first, again, (row, row), (ROWS, ROWS))) is not None:
             raise InputError(
@@ -249,6 +251,10 @@ def _culprit(first: Seen, second: Seen, rows: tuple[int, int], counts: tuple[int
                 x, y = x.select(dimension, rows[0]), y.select(dimension, rows[1])
             elif x.numel() % counts[0] == 0:  # rows put together in some other way
                 continue
-            if distance(x, y, x) > ROUNDING * torch.finfo(x.dtype).eps if x.is_floating_point() else bool((x != y).any()):
+            if (
+                distance(x, y, x) > ROUNDING * torch.finfo(x.dtype).eps
+                if x.is_floating_point()
+                else bool((x != y).any())
+            ):
                 return title
     return first[len(second)][0] if len(second) < len(first) else None

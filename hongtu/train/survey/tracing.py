@@ -53,7 +53,12 @@ def trace(
         norm.forget()
     network.forms = Forms([None] * len(network.layers))
     try:
-        with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), network.without_autocast():
+        with (
+            modes_kept(network.modules),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            network.without_autocast(),
+        ):
             versions = _buffer_versions(network)
             found = _run(network, features, dtype, edges, training=False)
             with torch.enable_grad():  # to see what depends on a parameter that is trained
