@@ -17,6 +17,7 @@ from hongtu.errors import InputError, OutputError, uninterrupted
 
 Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
 PARTIAL = ".partial-"  # in the name of a file that is not complete
+LOCK = ".running"  # in a directory that a run writes in
 
 
 def open_npy(file: Path, remedy: str) -> np.ndarray:

@@ -21,7 +21,7 @@ class Process:
 
     def __init__(self) -> None:
         context = get_context("spawn")  # with nothing of this one's memory
-        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=inside.print_to_stderr)
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=inside.begin)
         self.numbers = count(FIRST)
         self.submit = self._pool.submit
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import OURS, Model, Run, named_strategy
+from hongtu.ranks.parent import end_with_parent
 
 FIRST = 1  # number of a process's first system
 
@@ -168,6 +169,7 @@ def _memory_of_imports(order: Order) -> int:
     return peak_resident()
 
 
-def print_to_stderr() -> None:
-    """Keep stdout for results: what libraries print goes to stderr."""
+def begin() -> None:
+    """Keep stdout for results, what libraries print goes to stderr; and end with whoever started this process."""
     os.dup2(2, 1)
+    end_with_parent()

@@ -13,6 +13,7 @@ from hongtu import __version__
 from hongtu.cli.stopping import Signals, describe, exit_code, stoppable
 from hongtu.cli.streams import drop_unread, own_streams
 from hongtu.errors import InputError, nearest, printable
+from hongtu.ranks.parent import end_with_torchrun
 from hongtu.ranks.words import end_early
 from hongtu.threads import shared_cores
 
@@ -75,6 +76,7 @@ def _run(argv: list[str] | None, signals: Signals) -> int:
     try:
         try:
             with shared_cores:
+                end_with_torchrun()
                 _execute(argv)
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -12,7 +12,7 @@ from hongtu.cli.settings import read_run_file
 from hongtu.cli.train_config import DECIDING, TrainConfig
 from hongtu.cli.trust import without_secrets
 from hongtu.errors import InputError, note
-from hongtu.files import PARTIAL, whole_file
+from hongtu.files import LOCK, PARTIAL, whole_file
 
 OPTIONS = "options.json"
 
@@ -26,7 +26,8 @@ def check_run(directory: Path, config: TrainConfig) -> bool:
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
-    empty = not directory.exists() or all(file.name.startswith(f".{OPTIONS}{PARTIAL}") for file in directory.iterdir())
+    own = LOCK, f".{OPTIONS}{PARTIAL}"
+    empty = not directory.exists() or all(file.name.startswith(own) for file in directory.iterdir())
     if config.resume and not empty:
         _check_deciding(directory / OPTIONS, config)
     elif config.resume:

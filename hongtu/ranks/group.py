@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hongtu.errors import InputError, RankLost
 from hongtu.host import available_bytes
+from hongtu.ranks.parent import end_with_torchrun
 from hongtu.ranks.together import OUTSIDE, Alone, Calls, Together
 from hongtu.ranks.wire import FRAME, check_places, checked_shape, decode, encode, pack, unpack
 from hongtu.ranks.words import Heard, own_pulse
@@ -42,6 +43,7 @@ class Ranks(Together):
                 "that torchrun starts"
             )
         _import_without_group()
+        end_with_torchrun()
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise InputError("hongtu.Ranks: this process is not in the group")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
@@ -141,15 +141,17 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
     trainer.ranks.check_same({name: getattr(options, name) for name in COMMON})
     others = trainer.ranks.rank > 0  # the first rank writes
     directory = None if options.run_dir is None or others else RunDirectory(options.run_dir, options.keep)
-    with trainer.ranks.agreed():
-        if directory is not None:
-            directory.check_newest(trainer.epoch)
-    loop = _Loop(trainer, options, directory)
-    loop.callbacks.begin(trainer)
-    try:
-        loop.run()
-    finally:
-        loop.callbacks.end(trainer)
+    with ExitStack() as held:
+        with trainer.ranks.agreed():
+            if directory is not None:
+                held.enter_context(directory.held())
+                directory.check_newest(trainer.epoch)
+        loop = _Loop(trainer, options, directory)
+        loop.callbacks.begin(trainer)
+        try:
+            loop.run()
+        finally:
+            loop.callbacks.end(trainer)
     return loop.records
 
 

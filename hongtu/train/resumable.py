@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +162,14 @@ class Resumable:
             found = directory.newest()
             return None if found is None else (str(found[0]), found[1])
 
-        found = self.ranks.first(newest)
-        if found is not None:
-            self._restore(*found)
-        self.ranks.first(lambda: directory.rewind(self.epoch))
+        with ExitStack() as held:
+            with self.ranks.agreed():
+                if self.ranks.rank == 0:
+                    held.enter_context(directory.held(make=False))
+            found = self.ranks.first(newest)
+            if found is not None:
+                self._restore(*found)
+            self.ranks.first(lambda: directory.rewind(self.epoch))
         return found is not None
 
     def state(self) -> dict[str, Any]:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import socket
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hongtu.errors import InputError, OutputError
-from hongtu.files import PARTIAL, make_directory, not_linked, sync, whole_file
+from hongtu.errors import InputError, OutputError, note
+from hongtu.files import LOCK, PARTIAL, make_directory, not_linked, sync, whole_file
 from hongtu.metrics import EpochRecord
+from hongtu.ranks.parent import GRACE, watched_parent
 from hongtu.train.snapshot import read_snapshot, write_snapshot
 
 LOG = "epochs.jsonl"
+ENDING = GRACE + 5.0  # seconds that a process has to end whose torchrun has
 _SNAPSHOT = re.compile(r"snapshot-(\d+)\.pt")
+
+
+_held: dict[str, int] = {}  # what this process holds: how many times
 
 
 class RunDirectory:
@@ -31,6 +41,38 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 3) -> None:
         self.path, self._keep = Path(path), keep
+
+    @contextmanager
+    def held(self, *, make: bool = True) -> Iterator[None]:
+        """Inside, no other process writes here; this one may ask again.
+
+        Args:
+            make: the directory, where it is not there; else nothing is held then.
+
+        Raises:
+            InputError: at once, naming who writes here.
+        """
+        there, place = self.path.is_dir(), os.path.realpath(self.path)
+        if make and not there:
+            with suppress(OSError):  # whoever writes here says so
+                self.path.mkdir(parents=True)
+        lock = _lock(self.path) if place not in _held and self.path.is_dir() else None
+        if lock is None and place not in _held:
+            yield
+            return
+        _held[place] = _held.get(place, 0) + 1
+        try:
+            yield
+        finally:
+            _held[place] -= 1
+            if lock is not None:
+                del _held[place]
+                with suppress(OSError):
+                    os.unlink(self.path / LOCK)
+                os.close(lock)
+                if not there:
+                    with suppress(OSError):  # it is not empty, as a rule
+                        self.path.rmdir()
 
     def log(self, record: EpochRecord) -> None:
         """Append the line of one epoch."""
@@ -160,6 +202,68 @@ class RunDirectory:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}); choose another directory") from None
         found = {self.path / name: _SNAPSHOT.fullmatch(name) for name in names}
         return {file: int(match[1]) for file, match in found.items() if match}
+
+
+def _lock(directory: Path) -> int | None:
+    """The descriptor of a file with a lock, which the system lets go of when the process ends, however it does; None
+    where there can be none.
+
+    Raises:
+        InputError: when another process has it.
+    """
+    until = time.monotonic() + ENDING
+    while True:
+        try:
+            lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError:  # whoever writes here says so
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), os.stat(directory / LOCK)):  # else its holder removed it meanwhile
+                who = {"host": socket.gethostname(), "pid": os.getpid(), "parent": watched_parent()}
+                with suppress(OSError):
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, json.dumps(who).encode(), 0)
+                return lock
+            os.close(lock)
+        except FileNotFoundError:
+            os.close(lock)
+        except BlockingIOError:
+            said = os.pread(lock, 4096, 0)
+            os.close(lock)
+            host, pid, parent = _holder(said)
+            if time.monotonic() > until or not _is_ending(host, pid, parent):
+                raise InputError(
+                    f"{directory}: another run is writing here (pid {pid} on {host}); wait for its end or stop it, or "
+                    "choose another directory"
+                ) from None
+            time.sleep(0.1)
+        except OSError as error:
+            os.close(lock)
+            with suppress(OSError):
+                os.unlink(directory / LOCK)
+            note(f"{directory}: cannot be locked here ({error.strerror}); start no other run in it meanwhile")
+            return None
+
+
+def _holder(said: bytes) -> tuple[Any, Any, Any]:
+    """Host, process and the process that this ends with, as a lock's file says."""
+    try:
+        found = json.loads(said)
+        return found["host"], found["pid"], found["parent"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "an unknown host", "unknown", None
+
+
+def _is_ending(host: Any, pid: Any, parent: Any) -> bool:
+    """Whether a process of this machine has lost the one that it ends with."""
+    if host != socket.gethostname() or not isinstance(parent, int):
+        return False
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return int(fields[1]) != parent
 
 
 def newest_snapshot(path: str | os.PathLike[str]) -> Path:

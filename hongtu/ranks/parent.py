@@ -1,0 +1,59 @@
+"""A process that another one started to work for it, torchrun or a benchmark, ends with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+LOOK = 0.2  # seconds between two looks at the parent
+GRACE = 5.0  # seconds that a process has from SIGTERM on
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable, of all that torchrun starts
+INIT = Path("/proc/1/cmdline")
+
+_watched: int | None = None  # process that this one ends with
+
+
+def watched_parent() -> int | None:
+    """The process that this one ends with, or None."""
+    return _watched
+
+
+def end_with_torchrun() -> None:
+    """Where torchrun has started this process."""
+    if TORCHRUN in os.environ:
+        end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Get SIGTERM as soon as the process that started this one has ended, also where it has already, and SIGKILL where
+    that does not do."""
+    global _watched
+    if _watched is not None:
+        return
+    told = multiprocessing.parent_process()
+    _watched = told.pid if told is not None and told.pid is not None else _parent()
+    threading.Thread(target=_watch, args=(_watched,), name="hongtu parent", daemon=True).start()
+
+
+def _parent() -> int:
+    """The process that started this one; 0 where that has ended and init has taken its place."""
+    parent = os.getppid()
+    if parent == 1:
+        try:
+            command = INIT.read_bytes()
+        except OSError:
+            return parent
+        return parent if b"python" in command or b"torchrun" in command else 0  # torchrun may be a container's init
+    return parent
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)  # some wait for others where no signal is handled
+    os.kill(os.getpid(), signal.SIGKILL)
