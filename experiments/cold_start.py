@@ -1,0 +1,79 @@
+"""What a first use costs where nothing has been compiled yet: processor seconds of `hongtu preprocess` and of a first
+`hongtu train`, and which kernels were compiled in how many of them.
+
+    HONGTU_DATA=DIR python -m experiments.cold_start [GRAPH ...] [--models gcn gat] [--train "--epochs 1"] [--warm]
+
+GRAPH is a directory of HONGTU_DATA or a path (default: planetoid-cora planetoid-citeseer ogbn-arxiv). Every command
+runs in a process of its own, with NUMBA_CACHE_DIR an empty directory; with ``--warm`` once more with what the first
+left there. Seconds are those of the processor, which others on the machine change less; those of compiling are by the
+clock. ``HONGTU_COMPILE=always`` shows what plain kernels save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+GRAPHS = ("planetoid-cora", "planetoid-citeseer", "ogbn-arxiv")
+
+ONE = """
+import json, sys, time
+from hongtu.cli.main import main
+from hongtu.compiled import seconds
+code = main(sys.argv[2:])
+loaded = sorted({"torch", "numba"} & set(sys.modules))
+with open(sys.argv[1], "w") as out:
+    json.dump({"code": code, "processor": time.process_time(), "loaded": loaded, "kernels": seconds}, out)
+"""
+
+
+def measure(command: list[str], cache: Path) -> dict[str, Any]:
+    """One command of hongtu in a new process: exit code, processor seconds, libraries that were loaded, and by kernel
+    the seconds that it took to compile."""
+    with tempfile.NamedTemporaryFile() as out:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE)}
+        call = [sys.executable, "-c", ONE, out.name, *command]
+        done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+        found: dict[str, Any] = json.loads(Path(out.name).read_text() or "{}")
+    if found.get("code") != 0:
+        raise SystemExit(f"hongtu {shlex.join(command)}:\n{done.stderr}")
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, and print a line for every command and every kernel."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("graphs", nargs="*", default=GRAPHS)
+    parser.add_argument("--models", nargs="+", default=["gcn", "gat"])
+    parser.add_argument("--train", default="--epochs 1", help="further options of `hongtu train`")
+    parser.add_argument("--warm", action="store_true")
+    options = parser.parse_args(argv)
+    for name in options.graphs:
+        graph = Path(name) if Path(name).exists() else Path(os.environ.get("HONGTU_DATA", "."), name)
+        with tempfile.TemporaryDirectory() as folder:
+            artifact = str(Path(folder, "artifact"))
+            commands = [["preprocess", str(graph), artifact, "--force"]]
+            commands += [["train", artifact, "--model", m, *shlex.split(options.train)] for m in options.models]
+            for state in ("cold", "warm") if options.warm else ("cold",):
+                for k, command in enumerate(commands):
+                    _print(graph.name, state, command, measure(command, Path(folder, f"cache {k}")))
+
+
+def _print(graph: str, state: str, command: list[str], found: dict[str, Any]) -> None:
+    what = command[0] if command[0] == "preprocess" else f"train {command[3]}"
+    own = {kernel: seconds for kernel, seconds in found["kernels"].items() if kernel.startswith("hongtu.")}
+    print(f"{graph} {state} {what}: {found['processor']:.1f} s of processor time, {len(own)} kernels compiled")
+    for kernel, seconds in sorted(own.items(), key=lambda item: -item[1]):
+        print(f"  {seconds:6.2f} s  {kernel.removeprefix('hongtu.')}")
+
+
+if __name__ == "__main__":
+    main()
