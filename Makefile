@@ -13,7 +13,7 @@ TESTS = $(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests hongtu --i
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/test_run_directory.py tests/graph/test_artifact.py \
-	tests/kernels/test_bounds.py tests/graph/test_neighbour_sets.py tests/preprocess/test_clean.py tests/preprocess/test_csc.py tests/preprocess/test_fuzz.py tests/preprocess/test_order.py \
+	tests/kernels/test_bounds.py tests/kernels/test_plain_forms.py tests/plan/test_plain_forms.py tests/graph/test_neighbour_sets.py tests/preprocess/test_clean.py tests/preprocess/test_csc.py tests/preprocess/test_fuzz.py tests/preprocess/test_order.py \
 	tests/preprocess/test_partition.py tests/preprocess/test_reorganize.py tests/graph/test_topology.py \
 	tests/plan/test_transfer_plan.py tests/preprocess/test_volume.py tests/pyg/test_draw.py
 
@@ -45,7 +45,7 @@ gpu-check:  ## on a machine with a GPU: tests, links, epochs against torch_geome
 	$(ANY_PYTHON) -m experiments.gpu_check --out "$(or $(OUT),gpu-check)" $(CHECK)
 
 bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (minutes)
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)
+	HONGTU_COMPILE=always NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)
 
 docs: $(VENV)/.docs  ## build the documentation in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

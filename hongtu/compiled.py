@@ -165,6 +165,7 @@ class _Kept:
 
 _said: list[str] = []
 _loaded: list[str] = []
+_own: list[str] = []  # directories of this process
 
 
 def _say(what: str) -> None:
@@ -183,10 +184,21 @@ def _own_directory() -> bool:
     except OSError:
         made = ""
     else:
+        _own.append(made)
         atexit.register(_remove, made, os.getpid())
         numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"] = made
     _say("there is no directory where compiled code can be kept")
     return bool(made)
+
+
+def kept_in() -> str | None:
+    """Where numba keeps what it compiles of this package; None where there is no such place that stays."""
+    from numba.core.caching import FunctionCache
+
+    try:
+        return None if _own else str(FunctionCache(kept_in).cache_path)
+    except RuntimeError:
+        return None
 
 
 def _remove(directory: str, owner: int) -> None:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from hongtu import __version__
+from hongtu.compiled import kept_in
 from hongtu.config import size
 from hongtu.errors import InputError, note
 
@@ -119,7 +120,7 @@ def _links(hops: Mapping[str, int], path: Path) -> str:
 
 
 def examine() -> dict[str, Any]:
-    """Versions, cores, bytes of memory, GPUs and optional packages (None = absent)."""
+    """Versions, cores, bytes of memory, GPUs, where compiled code is kept and optional packages (None = absent)."""
     import torch
 
     gpus = []
@@ -137,6 +138,7 @@ def examine() -> dict[str, Any]:
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "memory_available": _available_memory(),
         "gpus": gpus,
+        "compiled_code": kept_in(),
         "packages": {name: _version(name) for name in (*packages, *CUDA_PACKAGES)},
     }
 
@@ -166,6 +168,11 @@ def report(found: dict[str, Any]) -> str:
     if lacking:
         lines += ["It cannot, which training on the CPU does not need:"]
         lines += [line for does, remedy in lacking for line in (f"  {does}", f"      {remedy}")]
+    if found["compiled_code"] is None:
+        lines += [
+            "It cannot keep compiled code, so that every run on a graph that needs some compiles it anew, for minutes:",
+            "      set NUMBA_CACHE_DIR to a directory that can be written and stays",
+        ]
     if "hardware" in found:
         lines += _measured(found["hardware"], found["profile"])
         from hongtu.bench.host_load import BUSY

@@ -10,7 +10,7 @@ from hongtu.nn import Dropout, Layer
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import Mask, _apply_mask, dropout_key, epoch_key, keep_mask
+from hongtu.nn.dropout import Mask, _apply_mask, _dropout, dropout_key, epoch_key, keep_mask
 
 
 def bound(p=0.5, seed=0, epoch=0, ids=None, sites=1):
@@ -28,7 +28,10 @@ def mask(dropout, ids, width=64, call=0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 2, 3, 47, 128, 130])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.97, 1.0])
-def test_kernel_equals_the_torch_reference(width, p, dtype):
+@pytest.mark.parametrize("form", ["plain", "dispatcher"])
+def test_kernel_equals_the_torch_reference(width, p, dtype, form, monkeypatch):
+    monkeypatch.setattr("hongtu.nn.dropout._dropout", getattr(_dropout, form))
+    monkeypatch.setattr("hongtu.nn.dropout.AT_ONCE", 500)
     ids = torch.cat([torch.arange(200), torch.tensor([2**31, 2**40 + 1, 2**62])])
     for key, site, call in ((0, 0, 0), (1, 2, 3), (-1, 4, 7 << 16), (-(2**63), 0, 2**40)):
         of, whole = Mask(torch.tensor([key]), site, call, p), dropout_key(site, call, key=key % 2**64)

@@ -1,0 +1,46 @@
+"""Rows are moved by numpy or by compiled loops, with the same bits; a graph's size says which kernels it gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hongtu import compiled
+from hongtu.kernels import dispatch, reference, rows, sums
+from tests.plain_forms import assert_same
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count, width", [(0, 3), (1, 1), (6, 47), (40, 130)])
+def test_rows(count, width, dtype):
+    rng = np.random.default_rng(count)
+    src, dst = (rng.standard_normal((50, width)).astype(dtype) for _ in range(2))
+    src[0], dst[1] = -0.0, np.inf
+    index, at = (rng.permutation(50)[:count].astype(np.int32) for _ in range(2))
+    assert_same(rows.zero_rows, dst, at)
+    for stores in (rng.random(count) < 0.5, np.ones(count, np.bool_), np.zeros(count, np.bool_)):
+        assert_same(rows.put_rows, src, index, dst, at, stores)
+        assert_same(rows.put_rows_alone, src[:count].copy(), dst, at, stores)
+    for name, given in (("copy_rows", (src, index)), ("add_rows", (src, index))):
+        found, expected = dst.copy(), dst.copy()
+        getattr(rows, name)(*given, found, at)
+        getattr(reference, name)(*given, expected, at)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_size_of_a_graph_chooses_once_for_all_its_chunks(monkeypatch):
+    calls = []
+    monkeypatch.setattr(sums, "gather_rows", lambda *args: calls.append("compiled"))
+    monkeypatch.setattr(reference, "gather_rows", lambda *args: calls.append("plain"))
+
+    def gather(kernels, length):
+        kernels.gather_rows(torch.ones(2, 3), torch.zeros(length, dtype=torch.int32), torch.empty(length, 3))
+        return calls.pop()
+
+    limit = dispatch.SMALL
+    expected = "compiled" if compiled.ALWAYS else "plain"
+    for length in (0, 1, limit, limit + 1):
+        assert gather(dispatch.NumbaKernels.of_graph(limit), length) == expected
+        assert gather(dispatch.NumbaKernels.of_graph(limit + 1), length) == "compiled"
+        assert gather(dispatch.NumbaKernels.of_graph(None), length) == (expected if length <= limit else "compiled")

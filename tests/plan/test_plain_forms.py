@@ -1,0 +1,49 @@
+"""Planning a small graph compiles nothing: the numpy forms of the planner's sweeps give the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hongtu.graph.topology import build_topology
+from hongtu.plan.cache import gaps, intervals, reuse
+from hongtu.plan.passes import prune
+from tests.plain_forms import assert_same
+
+SIZES = [(0, 1, 1), (1, 1, 1), (3, 9, 0), (5, 40, 7), (32, 300, 90)]  # batches, vertices, most rows of a batch
+
+
+@pytest.fixture(params=SIZES, ids=str)
+def requests(request):
+    """Where each batch's rows begin, the rows, ascending in every batch, and how many vertices there are."""
+    batches, vertices, most = request.param
+    rng = np.random.default_rng(batches)
+    rows = [np.sort(rng.choice(vertices, min(most, int(rng.integers(0, most + 1))), False)) for _ in range(batches)]
+    start = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return start, np.concatenate([[], *rows]).astype(np.int32), vertices
+
+
+def test_gaps(requests):
+    start, row, vertices = requests
+    following = intervals.next_uses(start, row, vertices)
+    for allowed in (gaps.ALL, np.random.default_rng(1).random(len(row)) < 0.7):
+        found = gaps.Gaps(*assert_same(gaps._count_gaps, start, following, allowed))
+        for room in (0, 3, 50):
+            for prefetch in (0, 1, 4):
+                kept = assert_same(gaps.choose_gaps, found, np.full(len(start) - 1, room), prefetch)
+                assert_same(gaps.bridged, start, following, allowed, found, kept)
+
+
+@pytest.mark.parametrize("vertices, devices, chunks", [(1, 1, 1), (12, 2, 3), (90, 3, 8)])
+def test_what_chunks_read(vertices, devices, chunks):
+    rng = np.random.default_rng(vertices)
+    start = np.concatenate([[0], np.cumsum(rng.integers(0, 5, vertices))])
+    bounds = np.linspace(0, vertices, devices * chunks + 1).astype(np.int64)
+    topology = build_topology(devices, bounds, start, rng.integers(0, vertices, start[-1]))
+    schedule = np.arange(devices * chunks).reshape(devices, chunks)[:, ::-1].copy()
+    for lo, hi in ((0, vertices), (vertices // 3, vertices // 2), (0, 0)):
+        assert_same(reuse._transition_requests, topology.source_start, topology.sources, schedule, lo, hi)
+    for part in (0.0, 0.2, 1.0):
+        mask, t = rng.random(vertices) < part, topology
+        of_chunks = t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source
+        assert_same(prune._sources_of, *of_chunks, mask)
