@@ -109,7 +109,7 @@ def _arrays(topology: Topology) -> tuple[np.ndarray, ...]:
     )  # fmt: skip
 
 
-@compiled
+@compiled(plain=True)
 def _mark(chunk_start, in_edge_start, source_start, sources, local_source, rows, found):
     for c in range(len(chunk_start) - 1):
         for v in range(chunk_start[c], chunk_start[c + 1]):
@@ -118,7 +118,7 @@ def _mark(chunk_start, in_edge_start, source_start, sources, local_source, rows,
                     found[sources[source_start[c] + local_source[e]]] = True
 
 
-@compiled
+@compiled(plain=True)
 def _add(chunk_start, in_edge_start, source_start, sources, local_source, values, found):
     for c in range(len(chunk_start) - 1):
         for v in range(chunk_start[c], chunk_start[c + 1]):
@@ -126,7 +126,7 @@ def _add(chunk_start, in_edge_start, source_start, sources, local_source, values
                 found[v] += values[sources[source_start[c] + local_source[e]]]
 
 
-@compiled
+@compiled(plain=True)
 def _count_uses(chunk_start, in_edge_start, source_start, sources, local_source, depth, hop, partition, at, uses):
     for c in range(len(chunk_start) - 1):
         for v in range(chunk_start[c], chunk_start[c + 1]):
@@ -137,7 +137,7 @@ def _count_uses(chunk_start, in_edge_start, source_start, sources, local_source,
                         uses[at[u], partition[v]] += 1
 
 
-@compiled
+@compiled(plain=True)
 def _edges_of(in_edge_start, source_start, sources, local_source, rows, chunk, degree, row_of):
     count = degree.sum()
     source, position = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int64)
