@@ -3,7 +3,8 @@
 
     HONGTU_DATA=DIR python -m experiments.cold_start [GRAPH ...] [--models gcn gat] [--train "--epochs 1"] [--warm]
 
-GRAPH is a directory of HONGTU_DATA or a path (default: planetoid-cora planetoid-citeseer ogbn-arxiv). Every command
+GRAPH is a directory of HONGTU_DATA or a path (default: planetoid-cora planetoid-citeseer ogbn-arxiv); one without
+features gets 128 random ones. Every command
 runs in a process of its own, with NUMBA_CACHE_DIR an empty directory; with ``--warm`` once more with what the first
 left there. Seconds are those of the processor, which others on the machine change less; those of compiling are by the
 clock. ``HONGTU_COMPILE=always`` shows what plain kernels save.
@@ -60,7 +61,8 @@ def main(argv: list[str] | None = None) -> None:
         graph = Path(name) if Path(name).exists() else Path(os.environ.get("HONGTU_DATA", "."), name)
         with tempfile.TemporaryDirectory() as folder:
             artifact = str(Path(folder, "artifact"))
-            commands = [["preprocess", str(graph), artifact, "--force"]]
+            given = [] if any(graph.glob("features.*")) else ["--features", "random:128"]
+            commands = [["preprocess", str(graph), artifact, "--force", *given]]
             commands += [["train", artifact, "--model", m, *shlex.split(options.train)] for m in options.models]
             for state in ("cold", "warm") if options.warm else ("cold",):
                 for k, command in enumerate(commands):
