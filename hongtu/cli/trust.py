@@ -18,7 +18,7 @@ TAKES = {"WandbLogger": {"project", "name", "group", "job_type", "tags", "notes"
 HIDDEN = "***"
 _LOGIN = re.compile(r"(://)[^/@\s'\"]+@")
 _SECRET = re.compile(
-    r"(\w*(?:key|token|secret|password|passwd|credential|auth)\w*['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,'\")&]+)",
+    r"(\w*(?:key|token|secret|password|passwd|credential|authorization)\w*['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,'\")&]+)",
     re.I,
 )
 
@@ -48,6 +48,8 @@ def _check_logger(file: Path, text: str, run: str | None) -> None:
     from hongtu.cli.build import named_call
     from hongtu.train import callbacks
 
+    if HIDDEN in text:
+        raise InputError(f"{file}: loggers {text!r}: a run does not keep secrets; pass --loggers with it")
     call = named_call(text, (callbacks,), f"{file}: loggers")
     name = call.func.__name__
     try:
@@ -72,4 +74,9 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("WandbLogger(api_key='1a', project='x')")
     "WandbLogger(api_key='***', project='x')"
     """
-    return _SECRET.sub(rf"\1'{HIDDEN}'", _LOGIN.sub(rf"\1{HIDDEN}@", text))
+
+    def hidden(found: re.Match[str]) -> str:
+        quote = found[2][0] if found[2][0] in "'\"" else ""
+        return f"{found[1]}{quote}{HIDDEN}{quote}"
+
+    return _SECRET.sub(hidden, _LOGIN.sub(rf"\1{HIDDEN}@", text))

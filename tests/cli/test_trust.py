@@ -111,7 +111,7 @@ def test_loggers_that_are_typed_write_where_they_say(artifact, here, capsys):
     ("text", "kept"),
     [
         ("CSVLogger('monkeys.csv')", "CSVLogger('monkeys.csv')"),
-        ("WandbLogger(project='x', api_key = \"a'b\")", "WandbLogger(project='x', api_key = '***')"),
+        ("WandbLogger(project='x', api_key = \"a'b\")", "WandbLogger(project='x', api_key = \"***\")"),
         ("WandbLogger(config={'password': 'x', 'lr': 1})", "WandbLogger(config={'password': '***', 'lr': 1})"),
         ("MLflowLogger('e', 'https://u:p@host/a')", "MLflowLogger('e', 'https://***@host/a')"),
         ("MLflowLogger('e', 'https://host/a?token=12')", None),
@@ -127,9 +127,7 @@ def test_a_run_keeps_no_secrets(artifact, here, capsys):
     assert main(["train", artifact, *SHORT, "--run", "run", "--loggers", logger]) == 0
     assert "1234" not in (here / "run" / "options.json").read_text()
     capsys.readouterr()
-    assert "does not keep secrets; pass --loggers" in refused(
-        capsys, "train", "run/options.json", "--run", "again", "--loggers", "CSVLogger('again/***')"
-    )
+    assert "does not keep secrets; pass --loggers" in refused(capsys, "train", "run/options.json", "--run", "again")
     assert main(["report", "run"]) == 0
     assert "1234" not in (here / "report.html").read_text() and "CSVLogger" not in (here / "report.html").read_text()
 
