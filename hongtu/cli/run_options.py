@@ -12,7 +12,6 @@ from hongtu.cli.settings import read_run_file
 from hongtu.cli.train_config import DECIDING, TrainConfig
 from hongtu.cli.trust import without_secrets
 from hongtu.errors import InputError, note
-from hongtu.files import LOCK, PARTIAL, whole_file
 
 OPTIONS = "options.json"
 
@@ -23,6 +22,8 @@ def check_run(directory: Path, config: TrainConfig) -> bool:
     Raises:
         InputError: with the remedy, for a run directory that cannot be used, or was begun with other options.
     """
+    from hongtu.files import LOCK, PARTIAL
+
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
@@ -70,6 +71,8 @@ def _check_deciding(file: Path, config: TrainConfig) -> None:
 
 def begin_run(directory: Path, config: TrainConfig) -> None:
     """Make the run directory; from here on it can be resumed. Its options begin a run, in another directory anew."""
+    from hongtu.files import whole_file
+
     options = dataclasses.asdict(config) | {"resume": False}
     options["loggers"] = [without_secrets(text) for text in config.loggers]
     with whole_file(directory / OPTIONS) as partial:
