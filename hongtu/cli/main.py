@@ -94,10 +94,12 @@ def _run(argv: list[str] | None, signals: Signals) -> int:
 
 def _execute(argv: list[str] | None) -> None:
     parser = build_parser()
-    with suppress(SystemExit):  # --help and --version have printed
+    try:
         arguments = parser.parse_args(argv)
-        if arguments.command is None:
-            parser.print_help()
-            return
-        _check_alone(arguments)
-        arguments.execute(arguments)
+    except SystemExit:  # --help and --version have printed
+        return
+    if arguments.command is None:
+        parser.print_help()
+        return
+    _check_alone(arguments)
+    arguments.execute(arguments)

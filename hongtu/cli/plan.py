@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("--batch: only --listing shows batches; give --listing, too")
     if options.listing is not None and options.json:
         raise InputError("--json: a listing is text; give --listing or --json")
-    config = configure(ModelConfig, options, settings_of(options))
+    config = configure(ModelConfig, options, settings_of(options, ModelConfig))
     hardware = load_hardware(config.hardware or "cpu")
     if options.plot is not None:
         check_plot(options.plot)

@@ -81,7 +81,7 @@ class Signals:
         """Handle the signals, but for those that whoever started the process had it ignore (``nohup``, ``&`` in a
         script); returns the handlers before."""
         found = {number: signal.getsignal(number) for number in INTERRUPTS}
-        before = {number: handler for number, handler in found.items() if handler != signal.SIG_IGN}
+        before = {number: handler for number, handler in found.items() if handler not in (signal.SIG_IGN, None)}
         for number in before:
             signal.signal(number, self._stop)
         return before

@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from hongtu.cli.build import make_loggers, make_trainer
 from hongtu.cli.run_options import OPTIONS, begin_run, check_run
 from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
-from hongtu.cli.train_config import TrainConfig
+from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import check_trusted
 from hongtu.config import size
 from hongtu.errors import InputError, note
@@ -42,22 +43,22 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the command's first argument says: all settings of a run file, or the artifact."""
+def settings_of(options: argparse.Namespace, config: type[ModelConfig]) -> dict[str, Any]:
+    """What the command's first argument says: those settings of a run file that the command takes, or the artifact."""
     if options.source is None:
         return {}
     source = Path(options.source)
     if source.suffix not in FILES:
         return {"artifact": options.source}
-    found = read_run_file(source, TrainConfig)
-    typed = vars(options)
+    names, typed = {field.name for field in fields(config)}, vars(options)
+    found = {name: value for name, value in read_run_file(source, TrainConfig).items() if name in names}
     check_trusted(source, found | {name: typed[name] for name in ("run",) if name in typed}, typed)
     return found
 
 
 def run(options: argparse.Namespace) -> None:
     """Train, print as it goes, and print the summary; of ranks that torchrun started the first writes and prints."""
-    config = configure(TrainConfig, options, settings_of(options))
+    config = configure(TrainConfig, options, settings_of(options, TrainConfig))
     if options.write_config:
         print(to_toml(config))
         return

@@ -304,6 +304,13 @@ class Noisy:
         return torch.nn.functional.cross_entropy(out, target, reduction="none") * noise
 
 
+def test_the_exit_of_a_persons_code_is_its_own(tmp_path, monkeypatch):
+    (tmp_path / "leaving.py").write_text("def layers(artifact): raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="3"):
+        main(["train", str(artifact().path), "--model", "leaving:layers"])
+
+
 def test_random_numbers_of_an_epoch_that_was_stopped_are_drawn_again(tmp_path):
     def made():
         seed_generators(0)

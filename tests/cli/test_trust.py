@@ -95,6 +95,7 @@ def test_loggers_of_a_run_file_stay_in_the_run(logger, words, artifact, here, ca
         (here / "run" / "away").symlink_to("../away")
     err = refused(capsys, "train", "run.toml", "--run", "run")
     assert words in err and not (here / "epochs.csv").exists() and not list((here / "away").iterdir())
+    assert main(["plan", "run.toml"]) == 0  # writes nothing
     assert "no run directory (--run)" in refused(capsys, "train", "run.toml") or "is not" in words or "missing" in words
 
 
