@@ -48,6 +48,7 @@ LOOKS = (  # of rows as ``varied`` makes them
     Look((2,), UNKNOWN, brief=True),
 )
 PLACED = 2  # the row that is looked at in other places
+LITTLE = 1e-3  # of what is given: what is less in all rows may be rounding alone, as a sum of what layer norm gives
 MOST = 1 << 24  # numbers that are taken to look at one there
 aten = torch.ops.aten
 
@@ -144,7 +145,7 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
         if any(out.ndim == 0 or len(out) != count for out in trial.rows):
             return found
         for k, out in enumerate(trial.rows):  # all places at once, then one by one
-            if distance(base.rows[k][PLACED].expand_as(out), out, base.rows[k]) > slack:
+            if distance(base.rows[k][PLACED].expand_as(out), out, base.rows[k], base.little) > slack:
                 places = ((place, base.apart(PLACED, trial, place)) for place in range(count))
                 place, size = next(found for found in places if found[1] > slack)
                 return replace(found, rows=(PLACED, place), size=size)
@@ -178,6 +179,8 @@ class _Trial:
         with torch.set_grad_enabled(function.leaves > 0):
             result = function.call((*self._leaves, *given[function.leaves :]))
         self.rows, self.draws = result.rows, result.draws
+        numbers = [x for x in given if x.is_floating_point() and x.numel()]
+        self.little = max(LITTLE * x.nan_to_num(0, 0, 0).abs().max() for x in numbers)
 
     def draws_like(self, other: _Trial) -> bool:
         """Whether both drew the same random numbers."""
@@ -191,7 +194,7 @@ class _Trial:
             if len(y) <= its:
                 return torch.inf
             if not lost:
-                found = max(found, distance(x[row], y[its], x))
+                found = max(found, distance(x[row], y[its], x, self.little))
             elif bool((y[its].isnan() & ~x[row].isnan()).any()):
                 return torch.inf
         return found
@@ -211,8 +214,8 @@ class _Trial:
         return []
 
 
-def distance(x: Tensor, y: Tensor, whole: Tensor) -> float:
-    """How far two tensors are apart, of the largest number in a third; 0 where they are the same, NaN included."""
+def distance(x: Tensor, y: Tensor, *whole: Tensor) -> float:
+    """How far two tensors are apart, of the largest number in others; 0 where they are the same, NaN included."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return torch.inf
     x, y = x.detach(), y.detach()
@@ -223,21 +226,21 @@ def distance(x: Tensor, y: Tensor, whole: Tensor) -> float:
         return 0.0
     if not x.is_floating_point() or not bool((same | (x.isfinite() & y.isfinite())).all()):
         return torch.inf
-    largest = whole.detach()[whole.isfinite()].abs().max()
-    return float((x - y)[~same].abs().max().double() / largest.double().clamp(min=1e-300))
+    largest = max(float(of.detach().nan_to_num(0, 0, 0).abs().max()) for of in whole if of.numel())
+    return float((x - y)[~same].abs().max()) / max(largest, 1e-300)
 
 
 def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Kept) -> float:
     """How far gradients of all rows' results are, for the kept rows, from those of these rows' results alone; and how
     far the latter are from 0 for the others. What is not finite comes from 0 times infinity."""
-    found = 0.0
+    found, little = 0.0, torch.tensor(LITTLE)  # of weights up to 1
     others = [row for row in range(ROWS) if row not in kept]
     for x, y in zip(whole, some):
         one, other = _parts(x), _parts(y)
         if bool(other[others].any()):
             rest = other[others].nan_to_num(0, 0, 0)
-            found = max(found, distance(torch.zeros_like(rest), rest, x))
-        found = max(found, distance(one[list(kept)], other[list(kept)], x))
+            found = max(found, distance(torch.zeros_like(rest), rest, x, little))
+        found = max(found, distance(one[list(kept)], other[list(kept)], x, little))
     return found
 
 

@@ -273,6 +273,7 @@ class Case:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([23, self.number])
         torch.manual_seed(self.number)
+        self.form = ("list", "traced", "edges")[self.rng.choice(3, p=(0.4, 0.4, 0.2))]
         mixing = self.rng.random() < 0.5
         counts = self.rng.multinomial(self.rng.integers(1, 4), [0.15, 0.7, 0.15])
         where = int(self.rng.integers(counts.sum()))
@@ -281,12 +282,12 @@ class Case:
             self.parts.append([])
             for _ in range(count):
                 kinds = MIXING if mixing and len(self.names) == where else ALONE
-                name = list(kinds)[self.rng.integers(len(kinds))]
+                names = [name for name in kinds if self.form != "edges" or name != "own dropout"]  # which wants ids
+                name = names[self.rng.integers(len(names))]
                 self.names.append(name)
                 self.parts[-1].append(kinds[name]())
         self.mixes = mixing
         self.dtype = (torch.float32, torch.float64)[self.rng.integers(2)]
-        self.form = ("list", "traced", "edges")[self.rng.choice(3, p=(0.4, 0.4, 0.2))]
 
     def layers(self) -> list[Any]:
         """Before, between and behind two graph layers."""

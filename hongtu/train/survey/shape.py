@@ -19,7 +19,7 @@ from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Produc
 from hongtu.train.survey.mixing import refuse_mixing
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.stepping import step_model
-from hongtu.train.survey.tracing import constant_layers, trace
+from hongtu.train.survey.tracing import constant_layers, failures_named, trace
 
 
 def network_shape(
@@ -42,7 +42,8 @@ def network_shape(
     traced = trace(network, artifact.feature_width, dtype, edges)
     if looks:
         weights = artifact.topology.edge_weight is not None
-        refuse_mixing(network, artifact.feature_width, dtype, edges, weights=weights)
+        with failures_named(network, artifact.feature_width, edges):
+            refuse_mixing(network, artifact.feature_width, dtype, edges, weights=weights)
     network.check_vertices(artifact.whole.num_vertices)
     layers, stepped = traced.layers, step_model(optimizer)
     copies = clips or stepped.changes

@@ -52,18 +52,33 @@ def trace(
     for norm in network.norms:
         norm.forget()
     network.forms = Forms([None] * len(network.layers))
+    with (
+        failures_named(network, features, edges),
+        modes_kept(network.modules),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        network.without_autocast(),
+    ):
+        versions = _buffer_versions(network)
+        found = _run(network, features, dtype, edges, training=False)
+        with torch.enable_grad():  # to see what depends on a parameter that is trained
+            trained = _run(network, features, dtype, edges, training=True)
+        _check_buffers(network, versions)
+    merged = _common(found, trained)
+    network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
+    network.forms.same_as = {value.number: value.same_as for value in merged.values}
+    return merged
+
+
+@contextmanager
+def failures_named(network: Network, features: int, edges: EdgeData) -> Iterator[None]:
+    """Inside, what torch does not take is the fault of the module that was called last.
+
+    Raises:
+        InputError: naming it.
+    """
     try:
-        with (
-            modes_kept(network.modules),
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-            network.without_autocast(),
-        ):
-            versions = _buffer_versions(network)
-            found = _run(network, features, dtype, edges, training=False)
-            with torch.enable_grad():  # to see what depends on a parameter that is trained
-                trained = _run(network, features, dtype, edges, training=True)
-            _check_buffers(network, versions)
+        yield
     except InputError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
@@ -73,10 +88,6 @@ def trace(
             f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
             f"{features}{of_edges}): {text}; its input width must be what comes before gives"
         ) from error
-    merged = _common(found, trained)
-    network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
-    network.forms.same_as = {value.number: value.same_as for value in merged.values}
-    return merged
 
 
 def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
