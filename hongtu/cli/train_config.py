@@ -90,8 +90,9 @@ class TrainConfig(ModelConfig):
         class_weights: balanced: weigh every class by how few train vertices it has
         label_smoothing: of cross_entropy
         clip_grad_norm: clip the gradient's total norm to this
-        metric: accuracy, f1 (micro), macro-f1 or auc (of links auc, mrr or hits@K), or module:function of your own, of
-            outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for regression, AUC for links
+        metric: accuracy, f1 (of class 1 of two, else micro), macro-f1 or auc (of links auc, mrr or hits@K), or
+            module:function of your own, of outputs and labels; not set: accuracy, micro-F1 for multi-label, R2 for
+            regression, AUC for links
         seed: of initial parameters and dropout
         device: cpu, cuda (all GPUs), cuda:K, torch-sparse (the CPU with its products), or simulated (CUDA's engine on
             the CPU)

@@ -208,8 +208,8 @@ class MeanLoss:
         binary = loss.compares_numbers and columns == 1
         if loss.compares_numbers and not binary and loss.is_torchs:
             raise InputError(
-                f"{title} does not fit the labels ({KINDS[self._task]}): use loss='cross_entropy', or, for classes 0 "
-                "and 1, a last layer of one column"
+                f"{title} does not fit the labels ({KINDS[self._task]}): use loss='cross_entropy' or "
+                "torch.nn.CrossEntropyLoss; for classes 0 and 1 a last layer of one column does, too"
             )
         end = 2 if binary else columns
         beyond = {

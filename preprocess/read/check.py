@@ -65,8 +65,11 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         choose_split(raw, config.split)
         check_masks(raw, labelled, given)
         if "train" not in given:
-            found = "no labels and no masks" if predicts_only else f"no {raw.name('train')}"
-            note(f"{found}: a model predicts on this graph, and is not trained on it")
+            found, remedy = "no labels and no masks", ""
+            if not predicts_only:
+                found = f"no {raw.name('train')}"
+                remedy = "; random_split=(0.6, 0.2, 0.2) (--random-split 0.6,0.2,0.2) draws masks"
+            note(f"{found}: a model predicts on this graph, and is not trained on it{remedy}")
     for name, dtype in rounded.items():
         note(f"{name}: {dtype}, rounded to the float32 of an artifact")
     return raw

@@ -80,7 +80,7 @@ def _check_multilabel(raw: RawGraph) -> None:
         row, column = outside[0]
         raise InputError(
             f"{raw.name('labels')}: [{row}, {column}] is {labels[row, column]}, expected a number from 0 to 1; "
-            "save 0 or 1 there, or pass --task regression for numbers to predict"
+            "save 0 or 1 there, nan where there is none, or pass --task regression for numbers to predict"
         )
     raw.labels, raw.classes = labels.astype(np.float32), labels.shape[1]
     if labels.shape[1] > 1 and ((labels == 1).sum(axis=1) == 1).all() and np.isin(labels, (0, 1)).all():

@@ -218,7 +218,7 @@ REFUSED = {
     "a function of three": (F.cosine_embedding_loss, NUMBERS, "loss cosine_embedding_loss"),
     "a keyword that is none": (partial(F.l1_loss, margin=1.0), NUMBERS, r"loss l1_loss: .*pass torch.nn.L1Loss\(...\)"),
     "a class": (nn.NLLLoss, CLASSES, r"pass NLLLoss\(\)"),
-    "numbers for classes": (nn.L1Loss(), CLASSES, r"one class per vertex\): use loss='cross_entropy', or.* one column"),
+    "numbers for classes": (nn.L1Loss(), CLASSES, r"one class per vertex\): use loss='cross_entropy' or.* one column"),
     "classes for numbers": (nn.NLLLoss(), NUMBERS, "loss NLLLoss"),
     "holes in one number a vertex": (nn.MultiLabelSoftMarginLoss(), np.where(MANY > 0, np.float32(np.nan), 0), "holes"),
 }

@@ -299,7 +299,7 @@ class Harmful:
     (data(edge_index=torch.tensor([[0, 1], [1, 24]])), "edge 1: vertex 24, expected 0 to 23"),
     (data(edge_index=torch.tensor([[0, 1], [1, -1]])), "edge 1: vertex -1, expected 0"),
     (data(edge_index=torch.zeros(2, 3)), "vertex ids of type float32"),
-    (data(train_mask=None), "train_mask and the other masks: missing"),
+    (data(y=None), "graph.pt.y: missing; supply labels or pass --labels random:C"),
     ([1, 2], "no edge_index and no sparse adj_t (fields of one graph are expected), found a list"),
     (data(edge_weight=torch.ones(60, dtype=torch.complex64)), "edge_weight: complex64, expected real numbers"),
     (data(edge_weight=["a"] * 60), "edge_weight: <U1, expected real numbers"),

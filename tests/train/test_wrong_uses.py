@@ -157,7 +157,7 @@ WRONG = {
         "masks['train']: bool of shape (64, 2), expected bool [64] or [S, 64]",
         "save its .T, and say which split by split=0",
     ),
-    "forgotten masks": (lambda: preprocess(masks=None), "masks: missing", "random_split=(0.6, 0.2, 0.2)"),
+    "forgotten labels": (lambda: preprocess(labels=None), "labels: missing", "pass labels='random:C'"),
     "masks of zeros and ones": (
         lambda: preprocess(masks={"train": MASKS["train"].astype(int)}),
         "masks['train']: int64 of shape (64,), expected bool [64]",
