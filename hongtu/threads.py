@@ -6,7 +6,7 @@ shared, the thread that they wait for may not be running, and those that spin ke
 twenty times as long. GNU's OpenMP sleeps almost at once where it has more threads than there are processors (see
 ``GOMP_SPINCOUNT`` in its manual), and looks anew at every wait. So while the machine is crowded a thread of ours holds
 a team of idle ones, which makes them more. What the user has said of waiting stays: ``OMP_WAIT_POLICY``,
-``GOMP_SPINCOUNT``.
+``GOMP_SPINCOUNT``. So does the number of threads: ``OMP_NUM_THREADS``, ``torch.set_num_threads``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from hongtu.errors import InputError
 
 STAT, MAPS = Path("/proc/stat"), Path("/proc/self/maps")
 CGROUP, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -74,6 +76,28 @@ def follow_quota() -> None:
             library.set_num_threads(cores)
 
 
+def keep_number() -> None:
+    """Let numba have no more threads than torch, or than ``OMP_NUM_THREADS`` says before torch is there, and leave that
+    number as it is: numba, as it begins, makes its own that of all OpenMP code. What this has lowered may rise again.
+    """
+    for numba in _loaded("numba"):
+        stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+        counts = [torch.get_num_threads() for torch in _loaded("torch")]
+        count = counts[0] if counts else int(stated) if stated.isdigit() and int(stated) else None
+        has = numba.get_num_threads()  # the first time, it begins
+        if count is None:
+            return
+        for torch in _loaded("torch"):
+            if torch.get_num_threads() != count:
+                torch.set_num_threads(count)
+        for library in () if counts else openmp():
+            ctypes.CDLL(library).omp_set_num_threads(count)
+        wanted = min(count, numba.config.NUMBA_NUM_THREADS)
+        if has > wanted or has == getattr(_looked, "lowered", None):
+            numba.set_num_threads(wanted)
+            _looked.lowered = wanted
+
+
 def _loaded(*names: str) -> list[Any]:
     """Those of these libraries that are there, and not just being imported."""
     found = [sys.modules.get(name) for name in names]
@@ -97,8 +121,17 @@ class SharedCores:
         self._left = 0.0
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
+        self._process = os.getpid()
+        self._worked = False
 
     def __enter__(self) -> None:
+        if self._worked and self._process != os.getpid():
+            raise InputError(
+                "this process was forked from one in which hongtu has worked: OpenMP's threads are not here, and it "
+                "would wait for them for ever; start it anew, by multiprocessing.get_context('spawn')"
+            )
+        self._process, self._worked = os.getpid(), True
+        keep_number()
         if time.monotonic() - getattr(_looked, "at", -LINGER) >= LINGER:
             follow_quota()
             _looked.at = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hongtu.device.backends import Backend
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.given import as_path
@@ -26,6 +28,8 @@ from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
+
+THREADS = "threads"  # of the run that a snapshot is of
 
 
 class Resumable:
@@ -46,6 +50,7 @@ class Resumable:
     history: list[dict[str, Any]]
     waiting: Waiting
     _network: Network
+    _backend: Backend
     _context: RowContext
     _dtype: torch.dtype
     _torn: str | None = None
@@ -176,7 +181,7 @@ class Resumable:
         """All that later epochs depend on, as tensors and plain values, and the metrics of the epochs so far."""
         with self._with_rows("state"):
             return {
-                "identity": self._identity(),
+                "identity": {**self._identity(), THREADS: str(torch.get_num_threads())},
                 "model": self.model.state_dict(),
                 "trained": {name: p.requires_grad for name, p in self.model.named_parameters()},
                 "training": {name: module.training for name, module in self.model.named_modules()},
@@ -193,6 +198,14 @@ class Resumable:
 
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
+        there, here = state["identity"].get(THREADS), torch.get_num_threads()
+        if there not in (None, str(here)) and self._backend.on_host:
+            warnings.warn(
+                f"{path}: the snapshot is of a run with {there} threads, and this one has {here}: sums are rounded "
+                f"differently, and numbers may differ in their last digits; torch.set_num_threads({there}) gives the "
+                "same bits",
+                stacklevel=4,
+            )
         if state["history"] is None:
             log = RunDirectory(Path(path).parent)
             state = state | {"history": self.ranks.first(lambda: log.history_of(state))}

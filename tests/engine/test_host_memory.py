@@ -122,7 +122,8 @@ def test_learned_rows_take_what_is_counted(tmp_path, kind, clip):
     done = subprocess.run([sys.executable, "-c", LEARNED, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["counted"] * 0.6 <= found["taken"] <= found["counted"] + ALLOWED, found
+    allowed = found["counted"] // 10 + (64 << 20)  # freed blocks of what was tried as the run was planned, too
+    assert found["counted"] * 0.6 <= found["taken"] <= found["counted"] + allowed, found
 
 
 GAPS = """

@@ -214,3 +214,70 @@ def test_an_interrupt_at_any_line_locks_nobody_out(monkeypatch):
         assert cores._lock.acquire(timeout=1), f"after an interrupt at line event {line}"
         if not stopped:
             return
+
+
+KEPT = """
+import sys, warnings
+warnings.simplefilter("ignore")
+said, by = sys.argv[1:3]
+if by != "torch last":
+    import torch
+import hongtu, numpy as np
+if by == "torch":
+    torch.set_num_threads(int(said))
+if by == "numba":
+    import numba
+    numba.set_num_threads(int(said)), torch.set_num_threads(2)
+rng = np.random.default_rng(0)
+artifact = hongtu.preprocess_graph(
+    rng.integers(0, 300, (2, 3000)), 300, "artifact", features=rng.normal(size=(300, 8)).astype("f"),
+    labels=np.arange(300) % 3, masks={"train": np.arange(300) < 100}, force=True,
+)
+import numba, torch
+hongtu.Trainer(artifact, [hongtu.nn.GATConv(8, 3)]).fit(1)
+print(torch.get_num_threads(), numba.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize("by", ["environment", "torch", "numba", "torch last"])
+def test_the_number_of_threads_that_was_said_stays(by, tmp_path):
+    there = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")}
+    there |= {"OMP_NUM_THREADS": "1"} if by in ("environment", "torch last") else {}
+    command = [sys.executable, "-c", KEPT, "1", by]
+    done = subprocess.run(command, env=there | {"NUMBA_NUM_THREADS": "2"}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (["2", "1"] if by == "numba" else ["1", "1"])
+
+
+FORKED = """
+import multiprocessing, sys, warnings
+warnings.simplefilter("ignore")
+import hongtu, numpy as np
+rng = np.random.default_rng(0)
+artifact = hongtu.preprocess_graph(
+    rng.integers(0, 300, (2, 3000)), 300, "artifact", features=rng.normal(size=(300, 8)).astype("f"),
+    labels=np.arange(300) % 3, masks={"train": np.arange(300) < 100}, force=True,
+)
+trainer = hongtu.Trainer(artifact, [hongtu.nn.GCNConv(8, 3)])
+trainer.fit(1)
+
+def child(pipe):
+    for work in (lambda: trainer.fit(1), trainer.predict, lambda: hongtu.Trainer(artifact, [hongtu.nn.GCNConv(8, 3)])):
+        try:
+            work()
+        except hongtu.errors.InputError as error:
+            pipe.send(str(error))
+
+here, there = multiprocessing.Pipe()
+process = multiprocessing.get_context("fork").Process(target=child, args=(there,))
+process.start()
+found = [here.recv() if here.poll(60) else "hangs" for _ in range(3)]
+process.kill()
+assert all("get_context('spawn')" in message for message in found), found
+trainer.fit(1)
+"""
+
+
+def test_a_fork_of_a_process_that_trained_is_refused(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FORKED], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

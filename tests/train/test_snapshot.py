@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -200,3 +201,20 @@ def test_a_layers_lists_say_what_it_is():
     degrees = torch.tensor([0, 2, 3])
     mean, largest = (hnn.PNAConv(4, 4, [name], ["identity"], degrees) for name in ("mean", "max"))
     assert describe_layer(mean) != describe_layer(largest)
+
+
+def test_another_number_of_threads_than_the_snapshots_is_said(tmp_path):
+    before = torch.get_num_threads()
+    trainer = hongtu.Trainer(artifact(), gcn())
+    try:
+        torch.set_num_threads(1)
+        trainer.train_epoch()
+        trainer.save(tmp_path / "snapshot.pt")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer.load(tmp_path / "snapshot.pt")
+        torch.set_num_threads(2)
+        with pytest.warns(UserWarning, match=r"a run with 1 threads, and this one has 2.*torch.set_num_threads\(1\)"):
+            trainer.load(tmp_path / "snapshot.pt")
+    finally:
+        torch.set_num_threads(before)
