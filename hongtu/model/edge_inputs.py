@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError, note
 from hongtu.graph.artifact import Artifact
-from hongtu.nn import GENConv
+from hongtu.nn import GENConv, GINConv, SAGEConv
 from hongtu.nn.layer import Layer
 
 WEIGHTS, FEATURES, TYPES, MATRIX = "edge_weight", "edge_attr", "edge_type", "adj_t"
@@ -83,6 +83,7 @@ class _Edges:
         self._chosen: dict[str, tuple[np.ndarray, str]] = {}  # by the convolution's argument, with who wants it
         self._unweighted: list[str] = []
         self._notes: dict[str, None] = {}
+        self._matrix = artifact.edge_forms.get(WEIGHTS, "field").removesuffix("field")
 
     def artifact(self) -> Artifact:
         """With what was chosen."""
@@ -113,6 +114,8 @@ class _Edges:
                 if uses[argument] and rows is not None:
                     self._choose(argument, rows, title)
             return
+        if isinstance(layer, SAGEConv | GINConv):  # they take the values of torch's matrices, and no others
+            layer.weighted = self._matrix == "sparse tensor"
         weight = self._numbers(WEIGHTS, layer, title)
         if weight is None and layer.weighted:
             self._unweighted.append(title)
@@ -129,7 +132,7 @@ class _Edges:
         """A number for each edge: weights or types."""
         assert layer.edge_inputs is not None
         wanted = layer.edge_inputs.get(argument)
-        if self._artifact.edge_forms.get(WEIGHTS) == "values" and layer.weighted and argument == WEIGHTS:
+        if self._matrix and layer.weighted and argument == WEIGHTS:
             wanted = EdgeInput(MATRIX)  # of a matrix the values come along, whatever else is passed
         given = None if wanted is None else self._given(wanted)
         if wanted is None or given is None:

@@ -29,6 +29,11 @@ _SHARING_MODULES = ("Identity", "Dropout", "Dropout1d", "AlphaDropout", "Feature
 class ChangingProxy(fx.Proxy):
     """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same, and sees ``h[h < 0] = 0``."""
 
+    @property
+    def requires_grad(self) -> bool:
+        """What asks for it chooses between ways to the same numbers, as torch_geometric's DeepGCNLayer(ckpt_grad) does."""
+        return False
+
     def __setitem__(self, where: Any, values: Any) -> None:
         self.tracer.create_proxy("call_function", write_, (self, where, values), {})
 

@@ -141,7 +141,8 @@ def _give_edges(layer: Any, inputs: dict[str, EdgeValue], optional: set[str], ti
         if not uses[argument]:
             continue
         if any(drops(module) for module, _ in parts):
-            raise InputError(f"from_pyg: {title} takes {given} from which a dropout has taken some; leave that out")
+            what = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}[argument]
+            raise InputError(f"from_pyg: {title} takes {what} from which a dropout has taken some; leave that out")
         change = nn.Sequential(*(module for module, _ in parts)) if parts else None
         if change is not None and argument == FEATURES:
             layer.encode_edges, change = change, None

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from, times_written
+from hongtu.model.checks import drops
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import Own, expression, is_expression, label
 from hongtu.model.in_place import ChangesTracer, gives_rows, settle
@@ -26,6 +27,7 @@ EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the module
 Convert = Callable[[nn.Module, str, bool, dict[str, EdgeValue], set[str]], list[nn.Module]]
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
 _OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
+_WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 
 class _Root(nn.Module):
@@ -69,7 +71,31 @@ class _Root(nn.Module):
 
 
 class _Tracer(ChangesTracer):
-    """Looks into modules that hold convolutions, and into no other."""
+    """Looks into modules that hold convolutions, and into no other; those that the forward makes join the model."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title, self.made = title, list[nn.Module]()
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError:  # it is no part of the model
+            kind = type(mod).__name__
+            if any(True for _ in (*mod.parameters(), *mod.buffers())):
+                raise InputError(
+                    f"{self.title}.forward makes a {kind}, whose weights are new in every call, so that nothing trains "
+                    f"them; make it in __init__, as self.{kind.lower()}, and call that"
+                ) from None
+            if drops(mod):
+                raise InputError(
+                    f"{self.title}.forward makes a {kind}, which drops in evaluation, too; make it in __init__, or "
+                    "call torch.nn.functional.dropout(x, p, training=self.training)"
+                ) from None
+            name = f"made_in_forward_{len(self.made)}"
+            self.made.append(mod)
+            self.root.model.add_module(name, mod)
+            return f"model.{name}"
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__name__ == "MLP":  # torch_geometric's: functions and normalisations between linear maps
@@ -176,7 +202,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 made[place] = inputs, convert(called, place, reads, inputs, root.optional)
             given, modules = made[place]
             if inputs != given:
-                raise InputError(f"{call} with what edges have in two forms; give each its own")
+                what = next(_WHAT[name] for name in _OF_EDGES if inputs.get(name) != given.get(name))
+                raise InputError(f"{call} with {what} in two forms; give each its own")
         elif reads or valued or not taken:
             remedy = "change edges before hongtu.preprocess_graph" if reads else "write a hongtu.nn.Layer"
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; {remedy}")
@@ -261,7 +288,8 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
     flags = {module: module.training for module in root.modules()}
     buffers = [(buffer, times_written(buffer)) for buffer in root.buffers()]
     try:
-        training, evaluation = (_Tracer().trace(root.train(mode)) for mode in (True, False))
+        tracers = _Tracer(title), _Tracer(title)
+        training, evaluation = (tracer.trace(root.train(mode)) for tracer, mode in zip(tracers, (True, False)))
     finally:
         for module, flag in flags.items():
             module.training = flag
@@ -282,7 +310,7 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
             node.args = (given.pop("input"),)
             node.kwargs = {**given, "p": 0.0} if node.name in off else given
     calls = [[_CONSTANT.sub("", str(node.format_node())) for node in graph.nodes] for graph in (training, evaluation)]
-    if calls[0] != calls[1]:
+    if calls[0] != calls[1] or len({str(tracer.made) for tracer in tracers}) > 1:
         raise InputError(
             f"{title}.forward does something else in evaluation (self.training) than in training; only "
             "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"

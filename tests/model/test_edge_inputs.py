@@ -263,12 +263,13 @@ def of_matrix_of_data(self, data):
 
 @pytest.mark.pairs
 @pytest.mark.parametrize("forward", [of_matrix, of_matrix_or_weights, of_edges_or_matrix, of_matrix_of_data])
-@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage"])
+@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage", "gin"])
 def test_the_values_of_a_matrix_come_along(forward, parts):
     made = {
         "sum": lambda: {k: pyg.GCNConv(w, o, normalize=False) for k, w, o in (("a", WIDTH, 8), ("b", 8, 4))},
         "graph": lambda: {"a": pyg.GraphConv(WIDTH, 8, aggr="mean"), "b": pyg.GraphConv(8, 4)},
         "sage": lambda: {"a": pyg.SAGEConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
+        "gin": lambda: {"a": pyg.GINConv(Linear(WIDTH, 8)), "b": pyg.SAGEConv(8, 4, aggr="sum")},
     }.get(parts, WEIGHED.get(parts))
     data, weight = graph(), numbers(E)
     unique = torch.unique(data.edge_index[0] * N + data.edge_index[1])  # a matrix of torch adds equal entries up
@@ -279,6 +280,8 @@ def test_the_values_of_a_matrix_come_along(forward, parts):
     data = Data(x=data.x, adj_t=matrix, y=data.y, train_mask=data.train_mask)
     whole = data.clone()
     whole.adj_t = to_torch_csr_tensor(edges.flip(0), weight.double(), size=(N, N))
+    if parts in ("gin", "sage") and forward is of_matrix_or_weights:
+        forward = of_matrix  # these have no weights
     call = (lambda m: m(whole)) if forward is of_matrix_of_data else (lambda m: m(data.x, whole.adj_t))
     check(prepare(data), net(forward, **made()), call, data)
 

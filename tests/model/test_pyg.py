@@ -649,6 +649,37 @@ def test_dropout_that_is_off_drops_nothing():
     assert not model.training  # as it was before
 
 
+class MadeInForward(torch.nn.Module):
+    """Makes modules where it calls them."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.first, self.last = make, pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        h = self.make(self)(self.first(x, edge_index))
+        return self.last(torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())(h), edge_index)
+
+
+@pytest.mark.parametrize(
+    "make", [
+        lambda self: torch.nn.ReLU(), lambda self: torch.nn.LeakyReLU(0.3, inplace=True),
+        lambda self: torch.nn.Softmax(1),
+        lambda self: torch.nn.BatchNorm1d(8, affine=False, track_running_stats=False), lambda self: torch.nn.Dropout(0),
+    ],
+)  # fmt: skip
+def test_modules_without_weights_that_a_forward_makes(make):
+    problem, model = problems.awkward(), MadeInForward(make).double()
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    x, train = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.masks["train"])
+    loss = torch.nn.functional.cross_entropy(
+        model(x, problem.edge_index)[train], torch.from_numpy(problem.labels)[train]
+    )
+    assert abs(trainer.train_epoch().loss - loss.item()) < 1e-12
+    hongtu.to_pyg(trainer.model, model)
+    torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+
+
 TWO_TYPES = ["a", "b"], [("a", "r", "b"), ("b", "s", "a")]
 REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
@@ -685,6 +716,14 @@ REFUSED = {
     "a parameter that drops": (lambda: Keeps(kind="drops"), r"calls dropout with a parameter or buffer"),
     "numbers of each call": (lambda: Keeps(kind="draws"), r"makes other numbers in every call"),
     "a buffer that changes": (lambda: Keeps(kind="counts"), r"changes a buffer of its own"),
+    "a module with weights": (
+        lambda: MadeInForward(lambda self: torch.nn.Linear(8, 8)), "makes a Linear, whose weights are new in every call"
+    ),
+    "a module with buffers": (lambda: MadeInForward(lambda self: torch.nn.BatchNorm1d(8)), "makes a BatchNorm1d"),
+    "a dropout": (lambda: MadeInForward(lambda self: torch.nn.Dropout(0.3)), "a Dropout, which drops in evaluation"),
+    "modules that differ": (
+        lambda: MadeInForward(lambda self: torch.nn.LeakyReLU(0.1 + self.training)), "something else in evaluation"
+    ),
     "a parameter that changes": (lambda: Keeps(kind="halves"), r"changes a parameter of its own"),
 }  # fmt: skip
 

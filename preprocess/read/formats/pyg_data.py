@@ -80,7 +80,9 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
         attributes, values = values, None
     elif values is not None and weight is not None:
         raise InputError(f"{title}: holds weights, and so does {name}.edge_weight; remove one")
-    forms = {} if values is None else {"edge_weight": "values"}
+    matrix = next(value for value in (_get(data, "edge_index"), _get(data, "adj_t"), data) if value is not None)
+    of_torch = str(getattr(matrix, "layout", "")).startswith("torch.sparse")
+    forms = {} if values is None else {"edge_weight": "sparse tensor" if of_torch else "matrix"}
     weight = _weight(weight if values is None else values, f"{name}.edge_weight", len(source))
     if attributes is not None:
         form = f"{attributes.ndim}{attributes.dtype.kind.replace('u', 'i')}"
