@@ -164,6 +164,18 @@ def sign(lib, f, c):
     return [hnn.SIGN(2) if lib is hnn else Sign(2), nn.Linear(3 * f, c)]
 
 
+def polynomials(lib, f, c):
+    return [lib.SSGConv(f, H, 0.2), nn.ReLU(), lib.TAGConv(H, c, K=2)]
+
+
+def mixed_hops(lib, f, c):
+    return [lib.MixHopConv(f, H, [1, 0]), nn.ReLU(), lib.MixHopConv(2 * H, c, [2], add_self_loops=False, bias=False)]
+
+
+def recurrent(lib, f, c):
+    return [lib.ARMAConv(f, H, 2, 2, act=nn.Tanh()), lib.GatedGraphConv(H + 2, 1), nn.Linear(H + 2, c)]
+
+
 AGGREGATES = (
     two("SAGEConv", {"aggr": "max", "project": True}, {"aggr": ["min", "std", "mul"]}),
     of(learned, "learned"),
@@ -173,6 +185,9 @@ AGGREGATES = (
     two("TransformerConv", {"heads": 2, "beta": True}, {"heads": 3, "concat": False}),
     two("PNAConv", PNA | {"towers": 5}, PNA | {"pre_layers": 2}),
     of(hops, "hops"),
+    of(polynomials, "polynomials"),
+    of(mixed_hops, "mixed hops"),
+    of(recurrent, "recurrent"),
     of(sign, "sign"),
 )
 

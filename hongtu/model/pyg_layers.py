@@ -17,8 +17,10 @@ from hongtu.model.wiring import RowFunction
 from hongtu.nn import (
     APPNP,
     Aggregation,
+    ARMAConv,
     Dropout,
     GATConv,
+    GatedGraphConv,
     GATv2Conv,
     GCN2Conv,
     GCNConv,
@@ -26,6 +28,7 @@ from hongtu.nn import (
     GGCNConv,
     GINConv,
     GraphConv,
+    MixHopConv,
     MultiAggregation,
     PNAConv,
     PowerMeanAggregation,
@@ -34,6 +37,8 @@ from hongtu.nn import (
     SAGEConv,
     SGConv,
     SoftmaxAggregation,
+    SSGConv,
+    TAGConv,
     TransformerConv,
 )
 from hongtu.nn.layer import is_chain
@@ -259,6 +264,37 @@ def _sgc(conv: Any, title: str) -> nn.Module | None:
     return SGConv(conv.in_channels, conv.out_channels, conv.K, add_self_loops=conv.add_self_loops, bias=bias)
 
 
+def _ssg(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return SSGConv(
+        conv.in_channels, conv.out_channels, conv.alpha, conv.K, add_self_loops=conv.add_self_loops,
+        bias=conv.lin.bias is not None,
+    )  # fmt: skip
+
+
+def _tag(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return TAGConv(conv.in_channels, conv.out_channels, conv.K, conv.bias is not None, conv.normalize)
+
+
+def _mixhop(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return MixHopConv(conv.in_channels, conv.out_channels, conv.powers, conv.add_self_loops, conv.bias is not None)
+
+
+def _arma(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return ARMAConv(
+        conv.in_channels, conv.out_channels, conv.num_stacks, conv.num_layers, conv.shared_weights, conv.act,
+        conv.dropout, conv.bias is not None,
+    )  # fmt: skip
+
+
+def _gated_graph(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return GatedGraphConv(conv.out_channels, conv.num_layers, conv.rnn.bias)
+
+
 def _appnp(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
     return APPNP(conv.K, conv.alpha, conv.dropout, add_self_loops=conv.add_self_loops, normalize=conv.normalize)
@@ -339,5 +375,6 @@ def _rgcn(conv: Any, title: str) -> nn.Module | None:
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "GCNConv": _gcn, "SAGEConv": _sage, "GATConv": _gat, "GATv2Conv": _gatv2, "TransformerConv": _transformer,
     "GraphConv": _graph, "ResGatedGraphConv": _gated, "SGConv": _sgc, "APPNP": _appnp, "LGConv": _lg, "GCN2Conv": _gcn2,
-    "PNAConv": _pna, "RGCNConv": _rgcn,
+    "PNAConv": _pna, "RGCNConv": _rgcn, "SSGConv": _ssg, "TAGConv": _tag, "MixHopConv": _mixhop, "ARMAConv": _arma,
+    "GatedGraphConv": _gated_graph,
 }  # fmt: skip

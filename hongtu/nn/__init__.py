@@ -29,7 +29,9 @@ from hongtu.nn.layers.graph_conv import GraphConv
 from hongtu.nn.layers.jumping import JumpingKnowledge
 from hongtu.nn.layers.nnconv import NNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
+from hongtu.nn.layers.powers import MixHopConv, SSGConv, TAGConv
 from hongtu.nn.layers.pyg import PyGLayer
+from hongtu.nn.layers.recurrent import ARMAConv, GatedGraphConv
 from hongtu.nn.layers.rgcn import RGCNConv
 from hongtu.nn.layers.sage import SAGEConv
 from hongtu.nn.layers.sgc import SGConv
@@ -41,6 +43,7 @@ from hongtu.nn.norm import BatchNorm, GraphNorm, LayerNorm, Normalization, PairN
 __all__ = [
     "APPNP",
     "SIGN",
+    "ARMAConv",
     "Aggregation",
     "BatchNorm",
     "CGConv",
@@ -55,11 +58,13 @@ __all__ = [
     "GINConv",
     "GINEConv",
     "GMMConv",
+    "GatedGraphConv",
     "GraphConv",
     "GraphNorm",
     "JumpingKnowledge",
     "Layer",
     "LayerNorm",
+    "MixHopConv",
     "MultiAggregation",
     "NNConv",
     "Normalization",
@@ -70,8 +75,10 @@ __all__ = [
     "RGCNConv",
     "SAGEConv",
     "SGConv",
+    "SSGConv",
     "SoftmaxAggregation",
     "StdAggregation",
+    "TAGConv",
     "TransformerConv",
     "TypedLinear",
     "VarAggregation",
