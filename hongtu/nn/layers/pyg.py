@@ -57,7 +57,7 @@ class PyGLayer(Layer):
         self.square = square
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
-        self._takes_size = "size" in parameters
+        self._takes, self._takes_size = [*parameters], "size" in parameters
         self._of_ones_own = not type(conv).__module__.startswith("torch_geometric.")
         self.weighted = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
@@ -86,10 +86,24 @@ class PyGLayer(Layer):
         except (AttributeError, TypeError, RuntimeError, IndexError) as error:
             name = type(self.conv).__name__
             without = int((block.in_degree == 0).sum())
+            if without and type(error) in (RuntimeError, IndexError):
+                try:
+                    return self._behind_another(block, h, options)
+                except (RuntimeError, IndexError) as again:
+                    if type(again) not in (RuntimeError, IndexError):  # memory that ran out
+                        raise
             if without and type(error) in (RuntimeError, IndexError):  # not memory that ran out
                 raise InputError(
                     f"PyGLayer({name}): fails on a chunk where {without} of {block.num_dst} vertices have no in-edges "
                     f"({error}); preprocess with self-loops, or write it as a hongtu.nn.Layer"
+                ) from error
+            lacks = [
+                key for key in ("edge_attr", "edge_weight", "edge_type") if key in self._takes and key not in options
+            ]
+            if lacks and isinstance(error, AttributeError | TypeError):
+                raise InputError(
+                    f"PyGLayer({name}): its forward fails without {lacks[0]} ({error}); hand it on, as conv(x, "
+                    f"edge_index, {lacks[0]}), and preprocess a graph that has one, as data.{lacks[0]}"
                 ) from error
             if not self._of_ones_own or isinstance(error, RuntimeError | IndexError):
                 raise
@@ -98,6 +112,15 @@ class PyGLayer(Layer):
                 "make it do so, write it as a hongtu.nn.Layer, or pass PyGLayer(conv, square=True) if what it gives "
                 "for a vertex depends on its in-edges and their sources alone"
             ) from error
+
+    def _behind_another(self, block: Block, h: Tensor, options: dict[str, Any]) -> Tensor:
+        """For what fails where the first destinations, or all, have no in-edges, as torch_geometric's median does: one
+        that has two comes before them, and is left out again."""
+        size = {"size": (len(h), block.num_dst + 1)} if "size" in options else {}
+        more = {name: torch.cat([x.new_zeros((2, *x.shape[1:])), x]) for name, x in options.items() if name != "size"}
+        shift = block.edge_index.new_tensor([[0], [1]])
+        ends = torch.cat([block.edge_index.new_zeros((2, 2)), block.edge_index + shift], dim=1)
+        return self.conv((h, torch.cat([h[:1], h[: block.num_dst]])), ends, **more, **size)[1:]
 
 
 def _check_local(layer: PyGLayer, width: int) -> None:
