@@ -44,6 +44,8 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, bool]] = {
     "test_mask": (("bool",), "V", True),
 }
 
+FORMS = tuple(f"{rank}{kind}" for rank in (1, 2) for kind in "fib")  # of edge features, as the input had them
+
 _LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}
 
 
@@ -163,6 +165,9 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
     types = manifest.get("edge_types")
     if "edge_type" in arrays and (type(types) is not int or not 1 <= types < 2**31):
         raise InputError(f"{path / MANIFEST}: edge_types is {types!r}, expected at least 1; preprocess again")
+    forms = manifest.get("edge_forms", {})
+    if not isinstance(forms, dict) or forms.get("edge_features", "2f") not in FORMS:
+        raise InputError(f"{path / MANIFEST}: edge_forms is {forms!r}, expected names; preprocess again")
     widths = manifest.get("vertex_types")
     if widths is not None and not (
         isinstance(widths, list)

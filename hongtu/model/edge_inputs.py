@@ -123,9 +123,9 @@ class _Edges:
         features = self._features(layer, inputs, title)
         for part in layer.expand():
             part.ignores_weights = weight is None
-            if FEATURES in inputs:
+            if FEATURES in inputs or part.edge_data_optional:
                 part.uses_edge_features = features
-            if TYPES in inputs and part.edge_data_optional:
+            if part.edge_data_optional:
                 part.uses_edge_type = kind is not None
 
     def _numbers(self, argument: str, layer: Layer, title: str) -> np.ndarray | None:

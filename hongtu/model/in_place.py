@@ -31,7 +31,7 @@ class ChangingProxy(fx.Proxy):
 
     @property
     def requires_grad(self) -> bool:
-        """What asks for it chooses between ways to the same numbers, as torch_geometric's DeepGCNLayer(ckpt_grad) does."""
+        """Who asks for it chooses between ways to the same numbers, as DeepGCNLayer(ckpt_grad=True) does."""
         return False
 
     def __setitem__(self, where: Any, values: Any) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +31,13 @@ Convert = Callable[[nn.Module, str, bool, dict[str, EdgeValue], set[str]], list[
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
 _OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
+
+
+_DRAW_EDGES = ("dropout_edge", "dropout_adj", "dropout_node", "dropout_path", "add_random_edge")
+_CHANGE_EDGES = (
+    "add_self_loops", "add_remaining_self_loops", "remove_self_loops", "remove_isolated_nodes", "to_undirected",
+    "coalesce", "sort_edge_index", "subgraph", "degree",
+)  # fmt: skip
 
 
 class _Root(nn.Module):
@@ -74,7 +84,9 @@ class _Tracer(ChangesTracer):
     """Looks into modules that hold convolutions, and into no other; those that the forward makes join the model."""
 
     def __init__(self, title: str) -> None:
-        super().__init__()
+        utils = sys.modules.get("torch_geometric.utils")
+        found = (getattr(utils, name, None) for name in (*_DRAW_EDGES, *_CHANGE_EDGES))
+        super().__init__(autowrap_functions=tuple(function for function in found if function is not None))
         self.title, self.made = title, list[nn.Module]()
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -94,7 +106,7 @@ class _Tracer(ChangesTracer):
                 ) from None
             name = f"made_in_forward_{len(self.made)}"
             self.made.append(mod)
-            self.root.model.add_module(name, mod)
+            self.root.get_submodule("model").add_module(name, mod)
             return f"model.{name}"
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -125,6 +137,12 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             f"{title}.forward takes no rows; give its convolutions as a list, on an artifact of features='embedding:D'"
         )
     unknown = [name for name in root.asked[2:] if name not in _OF_EDGES]
+    if unknown and _is_edge_set(model, unknown[0]):
+        raise InputError(
+            f"{title}.forward asks for {unknown[0]!r}, a second set of edges, and a graph has one; put the edges of "
+            "both into edge_index, with edge_type 0 and 1, and train hongtu.nn.RGCNConv(columns, columns, 2), with "
+            "weights of its own for the sum, or the mean, over each"
+        )
     if unknown:
         raise InputError(
             f"{title}.forward asks for {unknown[0]!r}, expected rows, edges and some of {', '.join(_OF_EDGES)}; give "
@@ -205,8 +223,14 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 what = next(_WHAT[name] for name in _OF_EDGES if inputs.get(name) != given.get(name))
                 raise InputError(f"{call} with {what} in two forms; give each its own")
         elif reads or valued or not taken:
-            remedy = "change edges before hongtu.preprocess_graph" if reads else "write a hongtu.nn.Layer"
-            raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; {remedy}")
+            if reads:
+                _refuse_edges(node, title)
+            if len(valued) > 1 and not taken:
+                raise InputError(
+                    f"{title}.forward calls {label(node)} with several things that edges have; do that once before "
+                    "hongtu.preprocess_graph, as data.edge_attr = ..., and take edge_attr"
+                )
+            raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(map(is_expression, node.users)):
             continue  # a part of what its users compute, such as a size for a view
         elif not gives_rows(node):
@@ -289,13 +313,17 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
     buffers = [(buffer, times_written(buffer)) for buffer in root.buffers()]
     try:
         tracers = _Tracer(title), _Tracer(title)
-        training, evaluation = (tracer.trace(root.train(mode)) for tracer, mode in zip(tracers, (True, False)))
+        with _functions_of_edges_seen():
+            training, evaluation = (tracer.trace(root.train(mode)) for tracer, mode in zip(tracers, (True, False)))
     finally:
         for module, flag in flags.items():
             module.training = flag
     for (buffer, times), now in zip(buffers, root.buffers(), strict=True):
         if now is not buffer or times_written(now) != times:
             raise InputError(f"{title}.forward changes a buffer of its own; leave that out")
+    for node in training.nodes:
+        if getattr(node.target, "__name__", "") in (*_DRAW_EDGES, *_CHANGE_EDGES):
+            _refuse_edges(node, title)
     off = set[str]()  # what drops nothing in training
     for node in [*training.nodes, *evaluation.nodes]:
         if node.target is nn.functional.dropout:
@@ -320,6 +348,62 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
         if found and found[0] is not found[1] and not torch.equal(*found):
             raise InputError(f"{title}.forward makes other numbers in every call; make them once, as a buffer")
     return training
+
+
+@contextmanager
+def _functions_of_edges_seen() -> Iterator[None]:
+    """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call, too: torch.fx misses it by that name."""
+    utils = sys.modules.get("torch_geometric.utils")
+    before = {name: getattr(utils, name) for name in (*_DRAW_EDGES, *_CHANGE_EDGES) if hasattr(utils, name)}
+
+    def seen(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        proxy = next((value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)), None)
+        traced = None if proxy is None else proxy.tracer.create_proxy("call_function", function, args, kwargs)
+        return function(*args, **kwargs) if traced is None else traced
+
+    try:
+        for name, function in before.items():
+            setattr(utils, name, partial(seen, function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(utils, name, function)
+
+
+def _refuse_edges(node: fx.Node, title: str) -> None:
+    """Refuse a function of the graph's edges.
+
+    Raises:
+        InputError: always, with what to do in its place.
+    """
+    name = label(node)
+    if name in _DRAW_EDGES:
+        raise InputError(
+            f"{title}.forward calls {name}, which draws edges anew in every epoch, and those of an artifact are fixed; "
+            "leave it out, and drop elements of rows, torch.nn.functional.dropout(x, p, training=self.training), or of "
+            "attention, GATConv(dropout=p)"
+        )
+    if name == "flip" or (name == "getitem" and node.args[1] in ([1, 0], [-1, 0])):
+        raise InputError(
+            f"{title}.forward turns edges round ({name}); where it only takes them so, turn those of the Data before "
+            "hongtu.preprocess_graph; where it takes both directions, give it edges both ways, with edge_type 0 and 1, "
+            "and train hongtu.nn.RGCNConv(columns, columns, 2), which has weights of its own for each"
+        )
+    raise InputError(
+        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as data.edge_index = "
+        f"{name}(...), and leave it out of forward"
+    )
+
+
+def _is_edge_set(model: nn.Module, name: str) -> bool:
+    """Whether a convolution of a model takes an argument of its forward for edges."""
+    try:
+        graph = _Tracer("").trace(model)
+        calls = [(node, model.get_submodule(str(node.target))) for node in graph.nodes if node.op == "call_module"]
+        edges = [_given(node, module, "").get("edge_index", []) for node, module in calls if is_convolution(module)]
+    except Exception:  # whatever a forward does with what is no tensor
+        return False
+    return any(node.target == name for given in edges for node in given)
 
 
 def _tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:

@@ -257,8 +257,8 @@ class Convolution(Layer):
     def extra_repr(self) -> str:
         """The options that were given, less what follows from them and what is the planner's."""
         options = {name: value for name, value in vars(self).items() if value is not None and is_setting(value)}
-        hidden = ("training", "transform_first", "once_per_vertex", "uses_edge_features", "edge_form", "weighted")
-        hidden += ("ignores_weights",)
+        given = ("uses_edge_features", "edge_form", "weighted", "ignores_weights")
+        hidden = ("training", "transform_first", "once_per_vertex", *given)
         shown = [f"{name}={value}" for name, value in options.items() if name not in hidden and name[0] != "_"]
         if self.activation is not None:
             shown.append(f"activation={getattr(self.activation, '__name__', type(self.activation).__name__)}")

@@ -346,6 +346,14 @@ def unknown(self, x, edge_index, edge_attr):
     return self.a(x, edge_index, ends=edge_attr)
 
 
+def of_several(self, x, edge_index, edge_attr, edge_weight):
+    return self.a(x, edge_index, torch.cat([edge_attr, edge_weight.view(-1, 1)], dim=1))
+
+
+def mixed(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, edge_attr / edge_attr.max())
+
+
 def two_kinds(self, x, edge_index, edge_attr):
     return self.b(self.a(x, edge_index, edge_attr[:, 0]), edge_index, edge_attr[:, 1])
 
@@ -357,6 +365,8 @@ def two_kinds(self, x, edge_index, edge_attr):
         (learned, lambda: {"a": pyg.GCNConv(WIDTH, 4), "lin": Linear(2, 1)}, "takes edge_weight made with parameters"),
         (unknown, lambda: {"a": Ends(WIDTH, 4)}, "with edge_attr as its ends, which no layer takes of edges"),
         (two_kinds, WEIGHED["gcn"], r"layers\[1\] \(GCNConv\): is called with another edge_weight than layers\[0\]"),
+        (of_several, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=3)}, "cat with several things .* data.edge_attr = "),
+        (mixed, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=2)}, "mixes the rows of its input"),
         (features, lambda: {"a": pyg.RGCNConv(WIDTH, 8, 5), "b": pyg.SAGEConv(8, 4)}, "as edge_type"),
     ],
 )  # fmt: skip
@@ -366,6 +376,11 @@ def test_what_cannot_be_given_is_refused(forward, parts, message):
 
 
 def test_a_graph_without_features_is_refused_by_the_name_of_the_field():
+    for conv in (pyg.GINEConv(Linear(WIDTH, 8)), pyg.NNConv(WIDTH, 8, Linear(1, 48)), pyg.GMMConv(WIDTH, 8, 1, 2)):
+        for forward in (features, lambda s, x, edge_index: s.b(s.a(x, edge_index).relu(), edge_index)):
+            model = net(forward, a=conv, b=pyg.SAGEConv(8, 4))
+            with pytest.raises(InputError, match=r"fails without edge_attr .*as data.edge_attr"):
+                hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
     message = r"hands edge_attr on as edge_attr, and .* has no edge_features; give the Data an edge_attr"
     model = net(features, a=pyg.GATConv(WIDTH, 8, edge_dim=1), b=pyg.SAGEConv(8, 4))
     with pytest.raises(InputError, match=message):

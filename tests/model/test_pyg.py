@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 import torch_geometric.nn as pyg
-from torch_geometric.utils import add_self_loops, to_torch_csr_tensor
+import torch_geometric.utils
+from torch_geometric.utils import add_self_loops, dropout_edge, to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
@@ -146,12 +148,23 @@ MODELS = {
         (pyg.APPNP(K=2, alpha=0.1, dropout=0.5), "x, edge_index -> x"),
         (pyg.LGConv(), "x, edge_index -> x"),
     ]),
+    "polynomials": lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.TAGConv(f, 8, K=2), "x, edge_index -> x"), (pyg.SSGConv(8, 8, 0.3, K=3, bias=False), "x, edge_index -> x"),
+        (pyg.MixHopConv(8, 4, powers=[0, 2, 1]), "x, edge_index -> x"),
+        (pyg.TAGConv(12, c, K=1, bias=False, normalize=False), "x, edge_index -> x"),
+    ]),
+    "recurrent": lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.ARMAConv(f, 8, num_stacks=2, num_layers=3, dropout=0.4, act=None), "x, edge_index -> x"),
+        (pyg.GatedGraphConv(11, 2, bias=False), "x, edge_index -> x"),
+        (pyg.ARMAConv(11, c, num_stacks=3, num_layers=2, shared_weights=True, bias=False), "x, edge_index -> x"),
+    ]),
     "sums and gates": lambda f, c: pyg.Sequential("x, edge_index", [
         (pyg.GraphConv(f, 8, aggr="mean"), "x, edge_index -> x"), torch.nn.ReLU(),
         (pyg.ResGatedGraphConv(8, 8), "x, edge_index -> x"), (pyg.GraphConv(8, c), "x, edge_index -> x"),
     ]),
     "named": lambda f, c: Named(f, c),
     "deeper": lambda f, c: Deeper(f, c),
+    "checkpointed": lambda f, c: Checkpointed(f, c),
     "own module": lambda f, c: Own(f, c),
     "convolution": lambda f, c: pyg.SAGEConv(f, c, normalize=True),
 }  # fmt: skip
@@ -547,13 +560,49 @@ def test_a_convolution_of_ones_own_that_takes_no_pair_is_refused():
             hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(conv))
 
 
+class Counts(pyg.MessagePassing):
+    """Fails where some vertex has no in-edges."""
+
+    def forward(self, x, edge_index):
+        count = torch.bincount(edge_index[1], minlength=len(x[1]))
+        if not count.all():
+            raise RuntimeError("a vertex without neighbours")
+        return self.propagate(edge_index, x=x)
+
+
+ONE_EDGE = graphs.Graph("one edge", np.array([[0], [1]]), None, 9)
+TWO_EDGES = graphs.Graph("two edges", np.array([[1, 2], [0, 0]]), None, 9)
+WEIGHTED = graphs.Graph("few edges", np.array([[0, 0, 2, 1, 3], [0, 0, 0, 2, 9]]), np.array([1, 2, 0.5, 1, 3.0]), 12)
+
+
+@pytest.mark.parametrize("graph", [TWO_EDGES, WEIGHTED], ids=lambda graph: graph.name)
+@pytest.mark.parametrize(
+    "make", [
+        lambda c: pyg.SAGEConv(6, c, aggr="median"), lambda c: pyg.GraphConv(6, c, aggr=pyg.QuantileAggregation(0.3)),
+        lambda c: pyg.SAGEConv(6, c, aggr=["max", "median"]),
+    ],
+)  # fmt: skip
+def test_what_fails_on_no_edges_runs_in_chunks_without_any(make, graph):
+    problem = problems.problem_of(graph)
+    model = LeavesEdgesOut(make(problem.classes)).double()
+    trainer = hongtu.Trainer(
+        problems.prepare(problem, 3, 3), hongtu.from_pyg(model), loss=lambda out, _: out.square().sum(1),
+        dtype=torch.float64,
+    )  # fmt: skip
+    torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+    trainer.train_epoch()
+    out = model(torch.from_numpy(problem.features).double(), problem.edge_index)[problem.masks["train"]]
+    out.square().sum(1).mean().backward()
+    expected = {f"0.conv.{name}": p.grad for name, p in model.conv.named_parameters()}
+    for name, found in trainer.gradients().items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-12)
+
+
 def test_a_convolution_that_fails_without_edges_is_named():
-    model = pyg.Sequential("x, edge_index", [(pyg.SAGEConv(6, 3, aggr="median"), "x, edge_index -> x")])
-    problem = problems.problem_of(graphs.Graph("one edge", np.array([[0], [1]]), None, 9))
     with pytest.raises(
-        InputError, match=r"PyGLayer\(SAGEConv\): fails on a chunk where . of . vertices have no in-edges"
+        InputError, match=r"PyGLayer\(Counts\): fails on a chunk where . of . vertices have no in-edges"
     ):
-        hongtu.Trainer(problems.prepare(problem, 3, 3), hongtu.from_pyg(model)).fit(1)
+        hongtu.Trainer(problems.prepare(problems.problem_of(ONE_EDGE), 3, 3), [hongtu.nn.PyGLayer(Counts())]).fit(1)
 
 
 class Keeps(torch.nn.Module):
@@ -689,9 +738,16 @@ REFUSED = {
     "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
     "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
-    "other model": (lambda: pyg.TAGConv(4, 8), "PyGLayer.TAGConv"),
+    "other model": (lambda: pyg.ChebConv(4, 8, 2), "PyGLayer.ChebConv"),
+    "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),
+    "edges that are drawn": (lambda: OfEdges("drawn"), "calls dropout_edge, which draws edges anew .* GATConv"),
+    "edges drawn by a module's name": (lambda: OfEdges("by name"), "calls dropout_edge, which draws edges anew"),
+    "edges that are added": (lambda: OfEdges("added"), r"calls add_self_loops on edges; change edges before"),
+    "edges that are chosen": (lambda: OfEdges("chosen"), r"calls getitem on edges; change edges before"),
+    "edges turned round": (lambda: OfEdges("turned"), r"turns edges round \(getitem\); .* with edge_type 0 and 1, and"),
+    "two sets of edges": (lambda: TwoSets(), "asks for 'other', a second set of edges, .* with edge_type 0 and 1, and"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
-    "edges that change": (lambda: Changes("loops"), "Changes.forward calls flip, .*before hongtu.preprocess_graph"),
+    "edges that change": (lambda: Changes("loops"), r"turns edges round \(flip\); .*before hongtu.preprocess"),
     "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
     "another argument": (lambda: AsksForMore(), "AsksForMore.forward asks for 'batch', expected rows, edges and some"),
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
@@ -733,6 +789,64 @@ def test_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         hongtu.from_pyg(make())
+
+
+class OfEdges(torch.nn.Module):
+    """Changes edges in forward."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.conv, self.kind = pyg.GCNConv(4, 3), kind
+
+    def forward(self, x, edge_index):
+        if self.kind == "drawn":
+            edge_index, _ = dropout_edge(edge_index, p=0.2, training=self.training)
+        elif self.kind == "by name":
+            edge_index = torch_geometric.utils.dropout_edge(edge_index, p=0.2, training=self.training)[0]
+        elif self.kind == "added":
+            edge_index = add_self_loops(edge_index, num_nodes=x.size(0))[0]
+        else:
+            edge_index = edge_index[[1, 0]] if self.kind == "turned" else edge_index[:, :5]
+        return self.conv(x, edge_index)
+
+
+class TwoSets(OfEdges):
+    def __init__(self):
+        super().__init__("two")
+
+    def forward(self, x, edge_index, other):
+        return self.conv(x, edge_index) + self.conv(x, edge_index=other)
+
+
+def test_what_two_sets_of_edges_are_advised_to_be_is_the_same():
+    """The advice of the refusals: one graph, with a type for each set."""
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randint(0, 30, (2, 90), generator=generator) for _ in range(2))
+    x, first, second = torch.randn(30, 6, generator=generator), pyg.SAGEConv(6, 3), pyg.SAGEConv(6, 3)
+    kind = torch.arange(2).repeat_interleave(90)
+    artifact = hongtu.preprocess_graph(
+        torch.cat([one, other], dim=1), 30, problems.new_path(), features=x, labels="random:3", edge_type=kind,
+        random_split=(1, 0, 0), partitions=2, chunks=3,
+    )  # fmt: skip
+    layer = hongtu.nn.RGCNConv(6, 3, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.stack([first.lin_l.weight.t(), second.lin_l.weight.t()]))
+        layer.root.copy_((first.lin_r.weight + second.lin_r.weight).t())
+        layer.bias.copy_(first.lin_l.bias + second.lin_l.bias)
+        expected = first(x, one) + second(x, other)
+    torch.testing.assert_close(hongtu.Trainer(artifact, [layer]).predict(), expected, rtol=1e-5, atol=1e-5)
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, features, classes):
+        super().__init__()
+        self.lin, self.last = torch.nn.Linear(features, 8), pyg.SAGEConv(8, classes)
+        conv = pyg.GENConv(8, 8, learn_t=True, norm="layer")
+        self.layer = pyg.DeepGCNLayer(conv, torch.nn.LayerNorm(8), torch.nn.ReLU(), dropout=0.1, ckpt_grad=True)
+
+    def forward(self, x, edge_index):
+        h = self.layer(self.lin(x), edge_index)
+        return torch.utils.checkpoint.checkpoint(self.last, h, edge_index, use_reentrant=False)
 
 
 class Recurrent(torch.nn.Module):
