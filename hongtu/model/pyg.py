@@ -19,7 +19,8 @@ from hongtu.model.checks import drops
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import EdgeValue, is_convolution, traced_layers
+from hongtu.model.traced import EdgeValue, traced_layers
+from hongtu.model.tracer import is_convolution
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
 

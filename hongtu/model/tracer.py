@@ -1,0 +1,196 @@
+"""What the forward of a torch_geometric model calls, in training and in evaluation, traced by torch.fx."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hongtu.errors import InputError
+from hongtu.kernels.torch_private import times_written
+from hongtu.model.checks import drops
+from hongtu.model.edge_functions import functions_of_edges, functions_of_edges_seen, is_of_edges, refuse_edges
+from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
+from hongtu.model.in_place import ChangesTracer
+
+_CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
+OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
+
+
+class Root(nn.Module):
+    """Calls the model with rows, edges and what it asks of edges, or with one ``Data`` of them all; everything else has
+    its default.
+
+    Args:
+        optional: what it takes of edges with a default, or as a field of a ``Data``, is given, too; else it is None.
+    """
+
+    def __init__(self, model: nn.Module, optional: bool) -> None:
+        super().__init__()
+        self.model = model
+        given = inspect.signature(model.forward).parameters.values()
+        several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
+        self.asked = [argument.name for argument in needed]
+        others = [argument.name for argument in given if argument.name not in self.asked]
+        edges = [name for name in (*self.asked[1:2], *others) if name in ("edge_index", MATRIX, "adj")]
+        self.edges_by_name = edges[0] if len(self.asked) == 1 and edges else ""
+        self.of_matrix = bool(edges) and edges[0] != "edge_index"
+        self.of_data = len(self.asked) == 1 and not edges
+        self.optional = {*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}
+        self.given = {*OF_EDGES} - (set() if optional else self.optional)
+
+    def forward(
+        self, x: Any, edge_index: Any, adj_t: Any = None, edge_weight: Any = None, edge_attr: Any = None,
+        edge_type: Any = None,
+    ) -> Any:  # fmt: skip
+        of_edges = dict(zip(OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
+        of_edges = {name: value if name in self.given else None for name, value in of_edges.items()}
+        if self.of_data:
+            return self.model(SimpleNamespace(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
+        wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
+        edges = adj_t if self.of_matrix else edge_index
+        return (
+            self.model(x, **{self.edges_by_name: edges}, **wanted)
+            if self.edges_by_name
+            else self.model(x, edges, **wanted)
+        )
+
+
+class Tracer(ChangesTracer):
+    """Looks into modules that hold convolutions, and into no other; those that the forward makes join the model."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(autowrap_functions=tuple(functions_of_edges().values()))
+        self.title, self.made = title, list[nn.Module]()
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError:  # it is no part of the model
+            kind = type(mod).__name__
+            if any(True for _ in (*mod.parameters(), *mod.buffers())):
+                raise InputError(
+                    f"{self.title}.forward makes a {kind}, whose weights are new in every call, so that nothing trains "
+                    f"them; make it in __init__, as self.{kind.lower()}, and call that"
+                ) from None
+            if drops(mod):
+                raise InputError(
+                    f"{self.title}.forward makes a {kind}, which drops in evaluation, too; make it in __init__, or "
+                    "call torch.nn.functional.dropout(x, p, training=self.training)"
+                ) from None
+            name = f"made_in_forward_{len(self.made)}"
+            self.made.append(mod)
+            self.root.get_submodule("model").add_module(name, mod)
+            return f"model.{name}"
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if type(m).__name__ == "MLP":  # torch_geometric's: functions and normalisations between linear maps
+            return False
+        return is_convolution(m) or not any(is_convolution(part) for part in m.modules())
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether it is a convolution of torch_geometric, or derived from one."""
+    return any(base.__name__ == "MessagePassing" for base in type(module).__mro__)
+
+
+def trace_forward(root: Root, title: str) -> tuple[Root, fx.Graph]:
+    """What a model does with all that it takes of edges. Where it does something else without what is optional, and can
+    do without, what it does without."""
+    if not root.optional:
+        return root, _traced(root, title)
+    without, found, errors = Root(root.model, optional=False), list[tuple[Root, fx.Graph]](), list[Exception]()
+    for one in (root, without):
+        try:
+            found.append((one, _traced(one, title)))
+        except Exception as error:  # whatever a forward does with what is no tensor, or is None
+            errors.append(error)
+    if not found:
+        raise errors[1]
+    if found[-1][0] is root:
+        root.optional = set()  # it cannot do without
+    elif len(found) == 2 and _calls(found[0][1]) != _calls(found[1][1]):
+        return found[1]
+    return found[0]
+
+
+def _calls(graph: fx.Graph) -> list[tuple[str, str, list[int]]]:
+    """What is called with rows, in order, with the numbers of the calls that these come from."""
+    first, *others = graph.nodes
+    number, found = {first: 0}, list[tuple[str, str, list[int]]]()
+    for node in others:
+        rows = [number[other] for other in node.all_input_nodes if other in number]
+        if rows or node.op == "output":
+            number[node] = len(found) + 1
+            found.append((node.op, _CONSTANT.sub("", str(node.target)), rows))
+    return found
+
+
+def _traced(root: nn.Module, title: str) -> fx.Graph:
+    """What a model does in training; functions of dropout that do nothing then are left out.
+
+    Raises:
+        InputError: where it does something else in evaluation, but for dropout.
+    """
+    flags = {module: module.training for module in root.modules()}
+    buffers = [(buffer, times_written(buffer)) for buffer in root.buffers()]
+    try:
+        tracers = Tracer(title), Tracer(title)
+        with functions_of_edges_seen():
+            training, evaluation = (tracer.trace(root.train(mode)) for tracer, mode in zip(tracers, (True, False)))
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+    for (buffer, times), now in zip(buffers, root.buffers(), strict=True):
+        if now is not buffer or times_written(now) != times:
+            raise InputError(f"{title}.forward changes a buffer of its own; leave that out")
+    for node in training.nodes:
+        if is_of_edges(node):
+            refuse_edges(node, title)
+    off = set[str]()  # what drops nothing in training
+    for node in [*training.nodes, *evaluation.nodes]:
+        if node.target is nn.functional.dropout:
+            given = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
+            trains = given.pop("training", True)
+            if trains is False and node.graph is training:
+                off.add(node.name)
+            if trains and node.graph is evaluation and given.get("p", 0.5):
+                raise InputError(
+                    f"{title}.forward calls dropout so that it drops in evaluation, too; pass training=self.training"
+                )
+            node.args = (given.pop("input"),)
+            node.kwargs = {**given, "p": 0.0} if node.name in off else given
+    calls = [[_CONSTANT.sub("", str(node.format_node())) for node in graph.nodes] for graph in (training, evaluation)]
+    if calls[0] != calls[1] or len({str(tracer.made) for tracer in tracers}) > 1:
+        raise InputError(
+            f"{title}.forward does something else in evaluation (self.training) than in training; only "
+            "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"
+        )
+    for one, other in zip(training.nodes, evaluation.nodes, strict=True):
+        found = [tensor_at(root, node, title) for node in (one, other) if node.op == "get_attr"]
+        if found and found[0] is not found[1] and not torch.equal(*found):
+            raise InputError(f"{title}.forward makes other numbers in every call; make them once, as a buffer")
+    return training
+
+
+def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
+    """A parameter, a buffer or a constant tensor, which no module that is called has, too.
+
+    Raises:
+        InputError: where one does, whose counterpart has a copy.
+    """
+    owner, _, name = str(node.target).rpartition(".")
+    found = getattr(root.get_submodule(owner), name)
+    places = [place for place, parameter in root.named_parameters(remove_duplicate=False) if parameter is found]
+    called = [f"{other.target}." for other in node.graph.nodes if other.op == "call_module"]
+    if len(places) > 1 or f"{owner}.".startswith(tuple(called)):
+        raise InputError(
+            f"{title}.forward uses {node.target}, a weight of a module that it calls as well; call that module, or "
+            "write a hongtu.nn.Layer"
+        )
+    return found
