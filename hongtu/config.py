@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import reprlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ _UNITS = {"B": 1} | {
     for suffix, base in (("B", 1000), ("IB", 1024))
     for power, prefix in enumerate("KMGT", start=1)
 }
-_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+_BYTES = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -195,15 +196,19 @@ def parse_bytes(text: str | int) -> int:
         InputError: when it is not a positive number with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB; or a
             part of a byte, or so few in floating point that another unit was meant.
     """
-    match = _BYTES.fullmatch(str(text)) if not isinstance(text, bool) else None
+    match = None if isinstance(text, int) else _BYTES.fullmatch(str(text).strip())
     unit = _UNITS.get(match[2].upper() or "B") if match else None
-    number = float(match[1]) * unit if match and unit and math.isfinite(float(match[1])) else 0.0
+    number: float = text if isinstance(text, int) and not isinstance(text, bool) else 0
+    if match and unit and math.isfinite(float(match[1])):
+        number = float(match[1]) * unit
     size = int(number)
     if size <= 0 or (unit == 1 and size != number) or (isinstance(text, float) and size < 1024):
         also = "; only device_memory (--device-memory) may be a percentage" if str(text).strip().endswith("%") else ""
         if number:
             also = "; a number alone is bytes, and '50%' half of what the run would take without a limit"
-        raise InputError(f"size {text!r}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{also}")
+        raise InputError(
+            f"size {reprlib.repr(text)}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{also}"
+        )
     return size
 
 

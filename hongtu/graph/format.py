@@ -45,7 +45,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, bool]] = {
 }
 
 FORMS = tuple(f"{rank}{kind}" for rank in (1, 2) for kind in "fib")  # of edge features, as the input had them
-
+MOST_CLASSES = 1 << 20  # that are more than there are vertices
 _LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}
 
 
@@ -87,7 +87,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
     try:
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON ({error}); run `hongtu preprocess` again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -155,6 +155,11 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
     if "feature_start" in arrays and len(arrays["feature_column"]) != len(arrays["feature_value"]):
         raise InputError(f"{path}: feature_column and feature_value differ in length; run `hongtu preprocess` again")
     one_column = arrays["labels"].ndim == 1
+    if one_column and manifest["classes"] > max(v, MOST_CLASSES):
+        raise InputError(
+            f"{path / MANIFEST}: classes is {manifest['classes']}, expected at most {max(v, MOST_CLASSES)}; run "
+            "`hongtu preprocess` again"
+        )
     if manifest.get("task") not in (("multiclass", "links") if one_column else ("multilabel", "regression")):
         raise InputError(
             f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "

@@ -8,10 +8,11 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError, note
+from hongtu.graph.format import MOST_CLASSES
 from hongtu.preprocess.read.check_labels import check_labels, check_masks, check_numbers, choose_split
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
-from hongtu.preprocess.read.size import check_count
+from hongtu.preprocess.read.size import check_count, check_held
 from hongtu.preprocess.read.sparse import DENSE
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
@@ -70,6 +71,11 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
                 found = f"no {raw.name('train')}"
                 remedy = "; random_split=(0.6, 0.2, 0.2) (--random-split 0.6,0.2,0.2) draws masks"
             note(f"{found}: a model predicts on this graph, and is not trained on it{remedy}")
+    if raw.labels.ndim == 1 and raw.classes > max(raw.num_vertices, MOST_CLASSES):
+        raise InputError(
+            f"{raw.name('labels')}: {raw.classes} classes for {raw.num_vertices} vertices, expected at most "
+            f"{max(raw.num_vertices, MOST_CLASSES)}; number the classes that there are from 0"
+        )
     for name, dtype in rounded.items():
         note(f"{name}: {dtype}, rounded to the float32 of an artifact")
     return raw
@@ -92,6 +98,9 @@ def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
 def _check_vertices(raw: RawGraph, config: PreprocessConfig) -> None:
     vertices = raw.num_vertices
     check_count(vertices, raw.vertices_from)
+    beside = [piece for piece in (raw.features, raw.labels, raw.masks, raw.ids) if piece is not None]
+    if raw.title and not beside:  # else there is a row for each, or an argument says it
+        check_held(vertices, raw.edges.size, raw.vertices_from)
     partitions, chunks = config.grain(vertices)
     if partitions * chunks > vertices:
         most = f"--chunks {vertices // partitions} (or --chunks auto)"

@@ -36,6 +36,8 @@ def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
     """
     try:
         return _read(path, config, scratch)
+    except MemoryError as error:
+        raise InputError(f"{path}: does not fit in memory ({error or 'none is left'}); use a larger machine") from None
     except OSError as error:
         if error.filename is None or not Path(error.filename).is_relative_to(path):
             raise

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 from hongtu.errors import InputError
 from hongtu.host import available_bytes
 
 LARGEST = 2**31 - 1  # vertex numbers are int32
 PER_VERTEX = 16  # bytes that any run takes at least
+FREE = 1 << 20  # vertices that any file may speak of
+PER_ROW = 100  # vertices that it may, beyond these, for each end of an edge or row of an array that it holds
 
 
 def check_count(vertices: int, whence: str) -> None:
@@ -28,4 +33,39 @@ def check_count(vertices: int, whence: str) -> None:
         raise InputError(
             f"{whence}: {vertices} vertices take at least {needed} bytes of memory, {available} are available; "
             "use a larger machine, or pass --relabel where most ids are not used"
+        )
+
+
+def check_held(vertices: int, held: int, whence: str) -> None:
+    """Refuse a number of vertices that a file states, or that one id makes, and next to nothing in it is about.
+
+    Args:
+        vertices: V.
+        held: ends of edges and rows of vertices that there are.
+        whence: where V comes from, for messages.
+
+    Raises:
+        InputError: when most of so many vertices could only be isolated and without data.
+    """
+    if vertices > max(FREE, PER_ROW * held):
+        raise InputError(
+            f"{whence}: {vertices} vertices, expected at most {max(FREE, PER_ROW * held)} of so few edges; number them "
+            "from 0 without gaps (--relabel does that to an edge list), or give features, labels or masks of all"
+        )
+
+
+def check_archive(path: Path) -> None:
+    """Refuse a .npz file that would not fit, before any of its arrays is read.
+
+    Raises:
+        InputError: when the host has less memory.
+        zipfile.BadZipFile, OSError: when it is no archive.
+    """
+    with zipfile.ZipFile(path) as archive:
+        needed = sum(member.file_size for member in archive.infolist())
+    available = available_bytes()
+    if available is not None and needed > available:
+        raise InputError(
+            f"{path}: its arrays take {needed} bytes of memory, {available} are available; use a larger machine, or "
+            "save them as .npy files, which are read in parts"
         )

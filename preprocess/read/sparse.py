@@ -91,7 +91,10 @@ def to_csr(value: Any, name: str = "features") -> Any:
     if found is None or hasattr(value, "tocsr"):
         return None if found is None else value.tocsr()
     row, column, values, shape = found
-    return scipy.sparse.coo_matrix((np.ones(len(row)) if values is None else values, (row, column)), shape).tocsr()
+    try:
+        return scipy.sparse.coo_matrix((np.ones(len(row)) if values is None else values, (row, column)), shape).tocsr()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: not a whole sparse matrix of numbers ({error}); make it again") from None
 
 
 def check_compressed(matrix: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.text import edge_blocks
 from hongtu.preprocess.read.formats.text_layout import WHITE_SPACE, Columns
-from hongtu.preprocess.read.formats.text_lines import DAMAGED, damaged, read_head
+from hongtu.preprocess.read.formats.text_lines import read_head
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
@@ -21,12 +22,13 @@ SYMMETRIES = {"general": 0.0, "symmetric": 1.0, "skew-symmetric": -1.0}  # times
 
 
 class MatrixHeader(NamedTuple):
-    """The banner and the line of sizes."""
+    """The banner and the line of sizes, the last of so many that are ``passed`` before the entries."""
 
     field: str
     symmetry: str
     size: int
     entries: int
+    passed: int
 
 
 def open_matrix_market(path: Path) -> RawGraph:
@@ -45,14 +47,14 @@ def open_matrix_market(path: Path) -> RawGraph:
 
 
 def _header(path: Path) -> MatrixHeader:
-    from scipy.io import mminfo
-
-    try:
-        rows, columns, entries, form, field, symmetry = mminfo(path)
-    except DAMAGED as error:
-        raise damaged(path, error) from None
-    except (OSError, ValueError, OverflowError) as error:
-        raise InputError(f"{path}: not a readable Matrix Market file ({error}); write it again") from None
+    comments, lines = read_head(path)
+    banner = comments[0][1].decode(errors="replace").lower().split() if comments else []
+    if banner[:2] != ["%%matrixmarket", "matrix"] or len(banner) != 5 or comments[0][0] != 1 or not lines:
+        raise InputError(
+            f"{path}: not a readable Matrix Market file (line 1 is no banner '%%MatrixMarket matrix coordinate "
+            "pattern general', or no sizes follow); write it again"
+        )
+    form, field, symmetry = banner[2:]
     if form != "coordinate":
         raise InputError(f"{path}: a dense array, expected sparse coordinates; write it with scipy.io.mmwrite")
     if field not in FIELDS or symmetry not in SYMMETRIES or (field, symmetry) == ("pattern", "skew-symmetric"):
@@ -60,17 +62,23 @@ def _header(path: Path) -> MatrixHeader:
             f"{path}: line 1: a {symmetry} matrix of {field} entries, expected one of {', '.join(FIELDS)}, and one of "
             f"{', '.join(SYMMETRIES)}; write it with scipy.io.mmwrite"
         )
+    sizes = lines[0][1].split()
+    if len(sizes) != 3 or not all(re.fullmatch(rb"[0-9]{1,18}", size) for size in sizes):
+        raise InputError(
+            f"{path}: line {lines[0][0]}: not a readable Matrix Market file (expected three sizes: rows, columns and "
+            "entries); write it again"
+        )
+    rows, columns, entries = map(int, sizes)
     if rows != columns:
         raise InputError(f"{path}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
-    return MatrixHeader(field, symmetry, rows, entries)
+    return MatrixHeader(field, symmetry, rows, entries, lines[0][0])
 
 
 def _entries(path: Path, header: MatrixHeader) -> Iterator[EdgeBlock]:
     """The stored entries, counted from 0."""
     values = header.field != "pattern"
-    _, lines = read_head(path)
-    sizes = lines[0][0] if lines else 0  # the line of sizes
-    columns = Columns(0, 1, 2 if values else -1, 3 if values else 2, sizes, WHITE_SPACE, comments=True, header=True)
+    ends = 0, 1, 2 if values else -1, 3 if values else 2
+    columns = Columns(*ends, header.passed, WHITE_SPACE, comments=True, header=True)
     count = 0
     for block in _whole(edge_blocks(path, columns, as_text=False)):
         for ids in (block.source, block.destination):

@@ -7,19 +7,18 @@ ogbn_papers100M/raw/data.npz, node-label.npz    (the binary form)
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.text import open_text
-from hongtu.preprocess.read.formats.text_lines import DAMAGED, damaged
+from hongtu.preprocess.read.formats.text_lines import HEAD, read_lines
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.size import check_count
+from hongtu.preprocess.read.size import check_archive, check_count, check_held
 from hongtu.preprocess.read.source import array_blocks
 
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
@@ -54,29 +53,35 @@ def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> RawGraph:
 def _text(raw: Path, scratch: Path) -> RawGraph:
     source = open_text(raw / "edge.csv.gz", None)
     file = raw / "num-node-list.csv.gz"
-    source.num_vertices = _only(_table(file, np.int64), str(file))
+    source.num_vertices = _only(_table(file, np.int64, 2), str(file))
     check_count(source.num_vertices, str(file))
+    check_held(source.num_vertices, (raw / "edge.csv.gz").stat().st_size, str(file))
     file = raw / "num-edge-list.csv.gz"
     beside = raw / "edge-feat.csv.gz"
     if file.is_file() or beside.is_file():
-        source.num_edges = _only(_table(file, np.int64), str(file))
+        source.num_edges = _only(_table(file, np.int64, 2), str(file))
     if (raw / "node-feat.csv.gz").is_file():
         source.features = _features(raw / "node-feat.csv.gz", source.num_vertices, scratch / "node-feat.npy")
     if beside.is_file():
         assert source.num_edges is not None
         source.edge_features = _features(beside, source.num_edges, scratch / "edge-feat.npy")
     if (raw / "node-label.csv.gz").is_file():
-        source.labels = _labels(_table(raw / "node-label.csv.gz", np.float64), raw / "node-label.csv.gz")
+        file = raw / "node-label.csv.gz"
+        source.labels = _labels(_table(file, np.float64, source.num_vertices), file)
     return source
 
 
 def _binary(raw: Path) -> RawGraph:
     try:
+        for name in ("data.npz", "node-label.npz"):
+            check_archive(raw / name)
         with np.load(raw / "data.npz") as data:
             edges, features, beside = data["edge_index"], data.get("node_feat"), data.get("edge_feat")
             counts, lengths = data.get("num_nodes_list"), data.get("num_edges_list")
         with np.load(raw / "node-label.npz") as data:
             table = data["node_label"]
+    except InputError:
+        raise
     except Exception as error:  # of zip, zlib, headers, keys and memory: all mean that the files are not as they were
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{raw}: data.npz or node-label.npz is not readable ({reason}); download them again") from None
@@ -130,7 +135,7 @@ def _masks(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
     masks = {}
     for split, stem in SPLITS.items():
         file = kinds[0] / f"{stem}.csv.gz"
-        table = _table(file, np.int64)
+        table = _table(file, np.int64, num_vertices)
         if table.shape[1] != 1:
             raise InputError(f"{file}: {table.shape[1]} columns, expected one, a vertex a line; download it again")
         members = table[:, 0]
@@ -142,44 +147,47 @@ def _masks(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
     return masks
 
 
-def _table(file: Path, dtype: type) -> np.ndarray:
-    """A small table, [rows, columns]."""
-    with _opened(file) as lines:
-        return _parsed(file, lines, dtype, 0)
+def _table(file: Path, dtype: type, most: int) -> np.ndarray:
+    """A small table, [rows, columns], of so many rows at most."""
+    table = _parsed(file, itertools.islice(_lines(file), most + 1), dtype, 0)
+    if len(table) > most:
+        raise InputError(f"{file}: more than {most} lines, expected at most so many; download the dataset again")
+    return table
 
 
 def _features(file: Path, num_rows: int, into: Path) -> np.ndarray:
-    features = None
-    with _opened(file) as lines:
-        for lo in range(0, num_rows, ROWS):
-            block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
-            if features is None:
-                features = np.lib.format.open_memmap(into, "w+", np.float32, (num_rows, block.shape[1]))
-            if len(block) != min(ROWS, num_rows - lo) or block.shape[1] != features.shape[1]:
-                raise InputError(
-                    f"{file}: {block.shape} after line {lo}, expected {num_rows} lines of {features.shape[1]}; "
-                    "download the dataset again"
-                )
-            features[lo : lo + len(block)] = block
-        more = len(_parsed(file, lines, np.float32, num_rows))  # also reads the sum at the end of the gzip file
-        if more:
-            raise InputError(f"{file}: {more} lines more than the {num_rows} expected; download the dataset again")
+    features, lines = None, _lines(file)
+    for lo in range(0, num_rows, ROWS):
+        block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
+        if len(block) != min(ROWS, num_rows - lo) or (features is not None and block.shape[1] != features.shape[1]):
+            width = "some columns" if features is None else features.shape[1]
+            raise InputError(
+                f"{file}: {block.shape} after line {lo}, expected {num_rows} lines of {width}; download the dataset "
+                "again"
+            )
+        if features is None:
+            features = np.lib.format.open_memmap(into, "w+", np.float32, (num_rows, block.shape[1]))
+        features[lo : lo + len(block)] = block
+    more = len(_parsed(file, itertools.islice(lines, ROWS), np.float32, num_rows))  # also reads the file's end
+    if more:
+        raise InputError(f"{file}: more lines than the {num_rows} expected; download the dataset again")
     return features
 
 
-def _opened(file: Path) -> Any:
-    try:
-        return gzip.open(file, "rt", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error}); download the dataset again") from None
+def _lines(file: Path) -> Iterator[str]:
+    for data, first in read_lines(file, block=HEAD):
+        try:
+            yield from data.decode().split("\n")[:-1]
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file}: after line {first - 1}: {error}; download the dataset again") from None
 
 
-def _parsed(file: Path, lines: Any, dtype: type, first: int) -> np.ndarray:
+def _parsed(file: Path, lines: Iterator[str], dtype: type, first: int) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # no data: the caller compares the shape
             return np.loadtxt(lines, delimiter=",", dtype=dtype, ndmin=2, comments=None)
-    except DAMAGED as error:
-        raise damaged(file, error) from None
-    except (ValueError, OSError) as error:
+    except InputError:
+        raise
+    except ValueError as error:
         raise InputError(f"{file}: after line {first}: {error}; download the dataset again") from None

@@ -10,6 +10,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.size import check_archive, check_held
 from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.sparse import check_compressed, to_edges
 
@@ -40,9 +41,11 @@ def load_matrix(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of index types that scipy would rather not see
+            check_archive(path)
             matrix = scipy.sparse.load_npz(path)
             if matrix.ndim != 2:
                 raise ValueError(f"an array of {matrix.ndim} dimensions, expected two")
+            check_held(matrix.shape[0], 2 * matrix.nnz + len(getattr(matrix, "indptr", ())), str(path))
             if matrix.format == "dia":
                 _check_offsets(path)
             if matrix.format in ("csr", "csc", "bsr"):
@@ -51,6 +54,8 @@ def load_matrix(path: Path) -> Any:
                 matrix = matrix.tocsr()
                 matrix.eliminate_zeros()
             return matrix if matrix.format in ("csr", "csc", "coo") else matrix.tocoo()
+    except InputError:
+        raise
     except Exception as error:  # zip, pickle, key, memory and value errors: all mean the file is not what it should be
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path}: not a readable scipy sparse matrix ({reason}); use scipy.sparse.save_npz") from None

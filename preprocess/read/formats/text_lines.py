@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import IO
 
 from hongtu.errors import InputError
 
-BLOCK = 16 << 20  # bytes read in one step
+BLOCK = 4 << 20  # bytes read in one step, and the most of a line
 HEAD = 1 << 18  # bytes of lines that are looked at before any is read
-COMMENTS = 1 << 12  # comments before them that are looked at
+COMMENTS = 1 << 12  # lines before them that are looked at for edges among the comments
+CONTENT = re.compile(rb"^[ \t]*[^#%\s]", re.MULTILINE)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -40,23 +42,26 @@ def read_head(path: Path) -> tuple[list[tuple[int, bytes]], list[tuple[int, byte
     lines: list[tuple[int, bytes]] = []
     size = 0
     for data, first in _whole_lines(path, HEAD):
+        if not lines and first > COMMENTS:  # no loop over lines that say nothing
+            at = found.start() if (found := CONTENT.search(data)) else len(data)
+            first, data = first + data.count(b"\n", 0, at), data[at:]
         for number, line in enumerate(data.splitlines(), first):
             if line.strip(b" \t"):
                 (lines if lines or not is_comment(line) else comments).append((number, line))
                 size += len(line) if lines else 0
-        del comments[COMMENTS:]
         if size > HEAD:
             break
     return comments, lines
 
 
-def read_lines(path: Path, passed: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Whole lines after the first ``passed``, each ending with a newline, with the number of the first.
+def read_lines(path: Path, passed: int = 0, block: int | None = None) -> Iterator[tuple[bytes, int]]:
+    """Whole lines after the first ``passed``, each ending with a newline, with the number of the first;
+    ``block`` bytes are read in one step.
 
     Raises:
         InputError: when the file is damaged, is no text, or a line is too long.
     """
-    for data, line in _whole_lines(path, BLOCK):
+    for data, line in _whole_lines(path, block or BLOCK):
         count = data.count(b"\n")
         if line + count <= passed + 1:
             continue

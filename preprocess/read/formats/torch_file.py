@@ -13,6 +13,7 @@ from typing import Any
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.pyg_data import from_data
 from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.size import FREE, PER_ROW
 
 ENDINGS = (".pt", ".pth")
 
@@ -26,11 +27,16 @@ def open_torch_file(path: Path) -> RawGraph:
     import torch
 
     try:
-        with _torch_geometric_allowed(), warnings.catch_warnings():
+        checked = torch.sparse.check_sparse_tensor_invariants(True)  # else indices may point anywhere in memory
+        with _torch_geometric_allowed(), checked, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other versions of pickle
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
+            _check_tensors(found, path)
+    except InputError:
+        raise
     except Exception as error:  # pickle, zip, key and runtime errors alike
-        lines = [line.strip() for line in str(error).splitlines() if "rror: " in line] or [type(error).__name__]
+        said = str(error).splitlines() or [type(error).__name__]
+        lines = [line.strip() for line in said if "rror: " in line] or [said[0][:200]]
         raise InputError(
             f"{path}: cannot be opened safely ({lines[0].split('. ')[0]}); save `data.to_dict()` with torch.save, "
             "or pass hongtu.preprocess_graph(data=...)"
@@ -40,6 +46,37 @@ def open_torch_file(path: Path) -> RawGraph:
     if isinstance(found, dict) and isinstance(found.get("_store"), dict):
         found = found["_store"]
     return from_data(found, str(path))
+
+
+def _check_tensors(found: Any, path: Path) -> None:
+    """Refuse tensors, in whatever holds them, that have more elements than the file has bytes for: expanded ones, and
+    sparse ones of a shape that few entries say nothing about.
+
+    Raises:
+        InputError: at the first.
+    """
+    import torch
+
+    held = max(FREE, PER_ROW * path.stat().st_size)
+    waiting, seen = [found], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            rows = value.shape[0] if value.ndim and value.layout != torch.strided else value.numel()
+            if rows > held:
+                raise InputError(
+                    f"{path}: a tensor of shape {tuple(value.shape)} in a file of {path.stat().st_size} bytes; save it "
+                    "whole, with .contiguous()"
+                )
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif hasattr(value, "__dict__"):
+            waiting.extend(vars(value).values())
 
 
 def _torch_geometric_allowed() -> Any:

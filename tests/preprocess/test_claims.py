@@ -1,0 +1,116 @@
+"""Small files that speak of much: refused before memory is taken for what they claim, and never a Python error."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+import torch_geometric.data  # noqa: F401 - so that no test measures its import
+
+from hongtu.cli.main import main
+from hongtu.config import parse_bytes
+from hongtu.errors import InputError
+from tests.neutral import pieces, write
+
+SYNTHETIC = ["--features", "degree", "--labels", "random:3", "--random-split", "0.5,0.2,0.3"]
+ALONE = ["--partitions", "1", "--chunks", "1", *SYNTHETIC]
+MOST = 100 << 20  # bytes that a refusal may take
+MANY, LONG = 10**8, 9 << 20
+TOO_MANY = "vertices, expected at most"
+MARKET = "%%MatrixMarket matrix coordinate pattern"
+
+
+def npz(**arrays):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def saved(**changes):
+    stream = io.BytesIO()
+    edges = torch.zeros(2, 3, dtype=torch.long)
+    torch.save({"edge_index": edges, "x": torch.ones(3, 2), "y": torch.zeros(3)} | changes, stream)
+    return stream.getvalue()
+
+
+def sparse(index, size):
+    return torch.sparse_coo_tensor(torch.tensor(index), torch.ones(len(index[0])), size, check_invariants=False)
+
+
+ONE = {"data": [1.0], "row": [0], "col": [1]}
+# name of the case -> (file, its content, what the message must contain)
+CLAIMS = {
+    "a matrix of many rows": ("e.mtx", f"{MARKET} general\n{MANY} {MANY} 1\n1 2\n".encode(), TOO_MANY),
+    "a symmetric one": ("e.mtx", f"{MARKET} symmetric\n{MANY} {MANY} 1\n2 1\n".encode(), TOO_MANY),
+    "many entries": ("e.mtx", f"{MARKET} general\n2 2 {MANY}\n1 2\n".encode(), f"1 entries, expected {MANY}"),
+    "a long banner": ("e.mtx.gz", gzip.compress(b"%%MatrixMarket" + b" " * LONG), "line 1: longer than"),
+    "a long line of sizes": ("e.mtx.gz", gzip.compress(f"{MARKET} general\n".encode() + b"1" * LONG), "longer than"),
+    "a long edge": ("e.csv.gz", gzip.compress(b"0,1\n" + b"1" * LONG), "line 2: longer than"),
+    "long white space": ("e.txt.gz", gzip.compress(b"0 1\n0" + b" " * LONG + b"1"), "line 2: longer than"),
+    "many comments": ("e.txt.gz", gzip.compress(b"#\n\n" * (LONG // 8)), "no edges"),
+    "one id": ("e.txt", f"0 {MANY}\n".encode(), TOO_MANY),
+    "one id of a table": ("e.csv", f"src,dst,weight\n0,{MANY},1\n".encode(), TOO_MANY),
+    "a sparse matrix of many rows": ("e.npz", npz(**ONE, shape=[MANY, MANY], format=b"coo"), TOO_MANY),
+    "columns": ("e.npz", npz(data=[1.0], indices=[0], indptr=[0, 1], shape=[MANY, 1], format=b"csc"), "vertices, exp"),
+    "an expanded tensor": ("e.pt", saved(edge_index=torch.zeros(2, 1).long().expand(2, MANY)), "contiguous()"),
+    "expanded features": ("e.pt", saved(x=torch.ones(1, 1).expand(3, MANY)), "contiguous()"),
+    "sparse labels": ("e.pt", saved(y=sparse([[0]], (MANY * 100,))), "contiguous()"),
+    "an index beyond": ("e.pt", saved(x=sparse([[MANY], [0]], (3, 2))), "cannot be opened safely"),
+    "a label beyond": ("e.pt", saved(y=sparse([[MANY]], (3,))), "cannot be opened safely"),
+    "a count": ("e.pt", saved(x=None, y=None, num_nodes=MANY), TOO_MANY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_what_a_file_claims_is_compared_with_what_it_holds(case, tmp_path, capsys):
+    name, content, expected = CLAIMS[case]
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path, tmp_path / name, ALONE, expected, capsys)
+
+
+def refused(tmp_path, source, arguments, expected, capsys):
+    capsys.readouterr()
+    tracemalloc.start()
+    code, peak = (
+        main(["preprocess", str(source), str(tmp_path / "out"), *arguments]),
+        tracemalloc.get_traced_memory()[1],
+    )
+    tracemalloc.stop()
+    err = capsys.readouterr().err
+    assert (code, err.count("\n")) == (2, 1) and expected in err, err
+    assert peak < MOST and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("meta", "changes", "arguments", "expected"), [
+    ({"classes": MANY}, {}, [], f"labels.npy: {MANY} classes for 24 vertices, expected at most"),
+    ({"classes": 2**63}, {}, [], "expected at most"),
+    ({}, {}, ["--labels", f"random:{MANY}"], "classes for 24 vertices"),
+    ({"nodes": MANY}, {"features": None, "labels": None, "train_mask": None, "val_mask": None, "test_mask": None},
+     SYNTHETIC, f"meta.json says {MANY} nodes: {MANY} vertices, expected at most"),
+    ({}, {"features": scipy.sparse.coo_array(([1.0], ([0], [1])), (MANY, 3))}, [], TOO_MANY),
+])  # fmt: skip
+def test_a_directory_that_claims_much(meta, changes, arguments, expected, tmp_path, capsys):
+    matrix = changes.get("features")
+    source = write(tmp_path / "in", pieces() | changes | ({} if matrix is None else {"features": None}), meta or None)
+    if matrix is not None:
+        scipy.sparse.save_npz(source / "features.npz", matrix)
+    refused(tmp_path, source, ["--partitions", "2", "--chunks", "3", *arguments], expected, capsys)
+
+
+def test_an_archive_larger_than_memory(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hongtu.preprocess.read.size.available_bytes", lambda: 8 << 20)
+    (tmp_path / "e.npz").write_bytes(npz(**ONE, shape=[3, 3], format=b"coo", more=np.zeros(9 << 20, np.uint8)))
+    refused(tmp_path, tmp_path / "e.npz", ALONE, "its arrays take", capsys)
+
+
+def test_sizes_are_parsed_in_linear_time():
+    for text in ("1" + " " * 10**6 + "!", " " * 10**6, "1" * 10**6 + "!", "." * 10**6):
+        with pytest.raises(InputError, match="expected a positive number with a unit") as refusal:
+            parse_bytes(text)
+        assert len(str(refusal.value)) < 300
+    assert parse_bytes(" 2 GiB ") == 2 << 30 and parse_bytes(10**30) == 10**30
