@@ -12,6 +12,7 @@ from typing import Any
 from hongtu.errors import InputError
 
 PARTITIONERS = ("auto", "metis", "metis-balanced", "kaminpar", "streaming", "range", "random")
+OWN = "own"  # what a partition that the user made is called
 ORDERS = ("auto", "input", "clusters", "recursive", "kaminpar")
 SWITCHES = (
     "relabel", "undirected", "self_loops", "normalize_features", "stratify", "as_paper", "force", "resume"
@@ -45,7 +46,8 @@ class PreprocessConfig:
         partitioner: "metis" (needs pymetis), "metis-balanced" (divides vertices, in-edges and train vertices evenly,
             each by itself, and cuts more edges), "kaminpar" (needs kaminpar; faster), "streaming" (fastest of those
             that look at edges, in memory for vertices only), "range" (contiguous ids, edge-balanced), "random", or
-            "auto": METIS up to 20M edges, beyond it KaMinPar where it is installed, else streaming.
+            "auto": METIS up to 20M edges, beyond it KaMinPar where it is installed, else streaming; or a file with the
+            partition of every vertex, from 0: .npy, or a line each as METIS writes ``graph.part.8``.
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
             propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
         columns: names of the source, destination and, with a third, weight column of a table or an edge list with a
@@ -120,7 +122,8 @@ class PreprocessConfig:
                 set_field(self, name, needed)
             if self.chunks == "auto":
                 raise InputError("as_paper: chunks is 'auto', expected a number, such as 32")
-        _one_of("partitioner", self.partitioner, PARTITIONERS)
+        if not (isinstance(self.partitioner, str) and _is_file(self.partitioner)):
+            _one_of("partitioner", self.partitioner, (*PARTITIONERS, OWN))
         _one_of("order", self.order, ORDERS)
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
@@ -285,6 +288,11 @@ def _integer(name: str, value: Any, least: int, also: str = "") -> int:
     if number is None or isinstance(value, bool) or not least <= number < 2**31:
         raise InputError(f"{name}: {value!r}, expected an integer from {least} to 2147483647{also}")
     return number
+
+
+def _is_file(name: str) -> bool:
+    """Whether a partitioner is the name of a file: ``part.npy``, ``graph.part.8`` or a path."""
+    return "." in name or "/" in name
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

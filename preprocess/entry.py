@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hongtu.config import ORDERS, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
-from hongtu.errors import InputError, nearest
+from hongtu.config import ORDERS, OWN, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
+from hongtu.errors import InputError, nearest, note
 from hongtu.graph.artifact import Artifact
 from hongtu.preprocess import read
+from hongtu.preprocess.partition import check_partition, read_partition
 from hongtu.preprocess.pipeline import run_stages
 
 
@@ -26,8 +27,33 @@ def preprocess_directory(
         InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
             written then.
     """
-    path = Path(source)
-    return run_stages(lambda scratch: read.read_input(path, config, scratch), artifact, config, lambda: _files(path))
+    path, own = Path(source), config.partitioner
+    beside = path / "partition.npy"
+    if own == "auto" and beside.is_file():
+        own = str(beside)
+    elif beside.is_file() and own != str(beside):
+        note(f"{beside}: is left out for {own}, as was asked")
+    settings, attach = _with_partition(config, own)
+    return run_stages(
+        lambda scratch: attach(read.read_input(path, settings, scratch)), artifact, settings,
+        lambda: _files(path) + (_files(Path(own)) if settings.partitioner == OWN else []),
+    )  # fmt: skip
+
+
+def _with_partition(config: PreprocessConfig, own: Any) -> tuple[PreprocessConfig, Callable[[read.RawGraph], Any]]:
+    """Settings for a partition that the user made, an array or a file's name, and what gives a graph that partition;
+    of any other partitioner as they are."""
+    if isinstance(own, str) and own in PARTITIONERS:
+        return config, lambda raw: raw
+    part, name = read_partition(own)
+    settings = replace(config, partitioner=OWN, partitions=config.partitions or int(part.max()) + 1)
+
+    def attach(raw: read.RawGraph) -> read.RawGraph:
+        check_partition(part, name, raw.num_vertices or 0, settings.partitions or 0)
+        raw.partition = part
+        return raw
+
+    return settings, attach
 
 
 def preprocess_graph(
@@ -69,7 +95,8 @@ def preprocess_graph(
         edge_type: integers [E] from 0, the relation of each edge, or None.
         vertex_type: integers [V] from 0, or None; ``features`` are then a list, float [V_k, F_k] for the V_k vertices
             of each type k in the order of their numbers.
-        partitions, chunks, **config: the fields of ``hongtu.config.PreprocessConfig``.
+        partitions, chunks, **config: the fields of ``hongtu.config.PreprocessConfig``; ``partitioner`` may also be
+            integers [V], the partition of every vertex.
 
     Raises:
         InputError: when the input is wrong, or the output exists and is of another input or other settings; nothing is
@@ -83,12 +110,18 @@ def preprocess_graph(
             if split in sum(read.SPLIT_NAMES.values(), ())
             else nearest(name, [*list(own)[:-1], *known])
         )
+        meant = "; pass the partition of every vertex as partitioner" if name in ("part", "partition") else meant
         raise InputError(f"preprocess_graph: no argument is named {name!r}{meant}; see hongtu.config.PreprocessConfig")
+    if getattr(partitions, "shape", ()) or isinstance(partitions, list | tuple):
+        raise InputError("preprocess_graph: partitions is a number; pass the partition of every vertex as partitioner")
     if isinstance(features, str):
         config["features"], features = features, None
     if isinstance(labels, str):
         config["labels"], labels = labels, None
-    settings = PreprocessConfig(partitions=partitions, chunks=chunks, **config)
+    own = config.pop("partitioner", "auto")
+    given = own if isinstance(own, str) else OWN
+    settings = PreprocessConfig(partitions=partitions, chunks=chunks, partitioner=given, **config)
+    settings, attach = _with_partition(settings, own if given == OWN else settings.partitioner)
     if masks is not None and settings.random_split:
         raise InputError("preprocess_graph: masks, and a random_split that would replace them; leave one out")
     if artifact is None or (data is None) == (edges is None):
@@ -105,7 +138,7 @@ def preprocess_graph(
         return read.read_data(data, settings, scratch, **arrays)
 
     try:
-        return run_stages(load, artifact, settings)
+        return run_stages(lambda scratch: attach(load(scratch)), artifact, settings)
     except InputError as error:
         raise type(error)(in_python(str(error))) from error
 
@@ -135,7 +168,12 @@ def in_python(message: str) -> str:
 
 def _files(path: Path) -> list[list[Any]]:
     """What tells whether the input is still the same: name, size, times and place of every file."""
-    patterns = ("*", "raw/*", "split/*/*")  # where readers look; the artifact may lie elsewhere inside the input
+    patterns = (
+        "*",
+        "raw/*",
+        "split/*/*",
+        "edges.*/*",
+    )  # where readers look; the artifact may lie elsewhere inside the input
     try:
         if path.is_dir():
             os.listdir(path)  # globbing takes a directory that may not be read for an empty one

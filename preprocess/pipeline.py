@@ -161,8 +161,9 @@ def _partition(
     partitions: int,
     seed: int,
 ) -> dict[str, Any]:
-    train = raw["train_mask"]
-    part = partition.partition_vertices(partitioner, *in_edges, partitions, train_mask=train, seed=seed)
+    train, part = raw["train_mask"], raw.get("partition")
+    if part is None:
+        part = partition.partition_vertices(partitioner, *in_edges, partitions, train_mask=train, seed=seed)
     if empty := partitions - len(np.unique(part)):
         note(
             f"{empty} of {partitions} partitions are empty, and their devices will have nothing to do; pass fewer "

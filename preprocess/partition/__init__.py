@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from hongtu.preprocess.partition.balance import partition_statistics
+from hongtu.preprocess.partition.own import check_partition, read_partition
 from hongtu.preprocess.partition.random import random_partition
 from hongtu.preprocess.partition.range import range_partition
 from hongtu.preprocess.partition.streaming import streaming_partition
@@ -18,7 +19,10 @@ from hongtu.preprocess.partition.weighted import balanced_partition, weighted_pa
 from hongtu.preprocess.parts import kaminpar_installed
 
 # the submodules `range` and `random` shadow those names in this file: no loops here
-__all__ = ["PARTITIONERS", "choose_partitioner", "partition_statistics", "partition_vertices"]
+__all__ = [
+    "PARTITIONERS", "check_partition", "choose_partitioner", "partition_statistics", "partition_vertices",
+    "read_partition",
+]  # fmt: skip
 
 METIS_SECONDS = (4, 54)  # per 10M edges, by graph
 METIS_BYTES = 170  # per edge

@@ -39,6 +39,7 @@ class RawGraph:
         edge_forms: how the input has weights and features of edges, as ``hongtu.graph.artifact.Artifact`` says.
         classes: number of classes; None until it is known.
         ids: the id that the input gives every vertex, int64 [V] or names [V]; None where ids are 0..V-1.
+        partition: int32 [V] where the user has made one, or None.
         names: what messages call each piece, such as ``{"edges": "/data/cora/edges.npy"}``.
         notes: what a person should know of how it was read.
     """
@@ -60,6 +61,7 @@ class RawGraph:
     edge_forms: dict[str, str] = field(default_factory=dict)
     classes: int | None = None
     ids: Any = None
+    partition: np.ndarray | None = None
     names: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ SPARSE = ("data", "indices", "indptr")
 
 def to_pieces(raw: RawGraph) -> dict[str, Any]:
     """Arrays, and values that JSON holds."""
-    same = ("classes", "edges", "edge_weight", "labels", "edge_features", "edge_type", "edge_types")
+    same = ("classes", "edges", "edge_weight", "labels", "edge_features", "edge_type", "edge_types", "partition")
     pieces: dict[str, Any] = {name: getattr(raw, name) for name in same}
     pieces |= {"vertices": raw.num_vertices, "input_edges": int(raw.edges.shape[1])}
     if forms := raw.edge_forms | (

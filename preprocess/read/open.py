@@ -13,7 +13,7 @@ from hongtu.graph.given import as_array
 from hongtu.preprocess.read.arrays import as_features, as_masks
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.directory import read_directory
-from hongtu.preprocess.read.formats import open_edges
+from hongtu.preprocess.read.formats import open_edges, table
 from hongtu.preprocess.read.formats.dgl_graph import from_dgl, is_dgl
 from hongtu.preprocess.read.formats.hetero_data import from_hetero, is_hetero
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
@@ -45,7 +45,7 @@ def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
 
 
 def _read(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
-    if path.is_file():
+    if path.is_file() or table.is_parts(path):
         return complete(open_edges(path, config), config, scratch)
     if not path.is_dir():
         raise InputError(f"{path}: not a directory or file; expected edges.npy, features, labels and masks in one")

@@ -232,7 +232,7 @@ MALFORMED = {
     "matrix index beyond": ("edges.mtx", market("real general", "3 3 1", "1 4 2"), [], ["line 3: index 4, expected"]),
     "matrix fraction": ("edges.mtx", market("integer general", "3 3 1", "1 2 2.5"), [], ["line 3: 2.5, expected an"]),
     "matrix shorter": ("edges.mtx", market("real general", f"3 3 {10**15}", "1 2 2"), [], ["1 entries, expected"]),
-    "matrix sizes": ("edges.mtx", market("real general", "-3 -3 1", "1 2 2"), [], ["line 2: not a readable Matrix Market"]),
+    "matrix sizes": ("edges.mtx", market("real general", "-3 -3 1", "1 2 2"), [], ["line 2: not a readable"]),
     "matrix diagonal": (
         "edges.mtx", market("real skew-symmetric", "3 3 1", "2 2 5"), [], ["line 3: on the diagonal of a skew-symm"],
     ),
@@ -260,7 +260,9 @@ def refused(tmp_path, source, arguments, expected, capsys):
 
 # name -> (columns of the table, arguments, what the message must contain)
 TABLES = {
-    "missing columns": ({"from": [0], "to": [1]}, [], ["no column 'source', found from, to", "--columns"]),
+    "missing columns": ({"mentor": [0], "pupil": [1]}, [], ["no column 'source', found mentor, pupil", "--columns"]),
+    "bytes": ({"source": [b"\xff"], "destination": [b"b"]}, ["--relabel"], ["row 0: 'source' holds an id", "UTF-8"]),
+    "bytes for integers": ({"source": [b"a"], "destination": [b"b"]}, [], ["'source' is binary", "--relabel"]),
     "names": ({"source": ["a"], "destination": ["b"]}, [], ["'source' is string", "--relabel"]),
     "fractions": ({"source": [0.5], "destination": [1.0]}, [], ["'source' is double, expected integers", "int64"]),
     "fractions as names": ({"source": [0.5], "destination": [1.0]}, ["--relabel"], ["'source' is double"]),
@@ -347,16 +349,57 @@ def weighted_edges(file, tmp_path, *arguments):
 def test_odd_tables_are_read_as_what_they_mean(tmp_path):
     ends = [pyarrow.array([0, 1]), pyarrow.array([1, 2])]
     large = [pyarrow.array([2**63, 1], pyarrow.uint64()), pyarrow.array([1, 5], pyarrow.uint64())]
+    views = (
+        [end.cast(pyarrow.string()).cast(pyarrow.string_view()) for end in ends],
+        ["--relabel"],
+        [("0", "1"), ("1", "2")],
+    )
     forms = {
         "dictionary": ([end.dictionary_encode() for end in ends], [], [(0, 1), (1, 2)]),
-        "views": ([end.cast(pyarrow.string()).cast(pyarrow.string_view()) for end in ends], ["--relabel"],
-                  [("0", "1"), ("1", "2")]),
+        "views": views,
         "unsigned": (large, ["--relabel"], [("1", "5"), (str(2**63), "1")]),
     }  # fmt: skip
+    for kind in (pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary(1), pyarrow.dictionary("int32", "binary")):
+        forms[str(kind)] = [pyarrow.array([b"0", b"1"]).cast(kind), pyarrow.array([b"1", b"2"]).cast(kind)], *views[1:]
     for name, (columns, arguments, expected) in forms.items():
         file = tmp_path / f"{name}.feather"
         pyarrow.feather.write_feather(pyarrow.table(columns, ["source", "destination"]), file)
         assert weighted_edges(file, tmp_path, "--force", *arguments) == expected
+
+
+@pytest.mark.parametrize("where", ["edges.parquet", "in/edges.parquet", "parts"])
+@pytest.mark.parametrize("kind", ["numbers", "names", "src_id"])
+def test_folders_of_parts_as_spark_writes_them(where, kind, tmp_path, capsys):
+    folder = tmp_path / where
+    folder.mkdir(parents=True)
+    columns = ("src_id", "dst_id") if kind == "src_id" else ("source", "destination")
+    for k in range(12):
+        ends = [[k], [k + 1]] if kind == "numbers" else [[f"v{k}".encode()], [f"v{k + 1}".encode()]]
+        pyarrow.parquet.write_table(pyarrow.table(dict(zip(columns, ends))), folder / f"part-{k:05}.snappy.parquet")
+    for beside in ("_SUCCESS", ".part-00000.snappy.parquet.crc"):
+        (folder / beside).touch()
+    source = tmp_path / where.partition("/")[0]
+    arguments = [] if kind == "numbers" else ["--relabel"]
+    found = weighted_edges(source, tmp_path, *arguments)
+    assert found == [
+        (k, k + 1) if kind == "numbers" else (f"v{k}", f"v{k + 1}") for k in sorted(range(12), key=KEY[kind])
+    ]
+    capsys.readouterr()
+    pyarrow.parquet.write_table(pyarrow.table({columns[0]: [[0]], columns[1]: [[1]]}), folder / "part-00012.parquet")
+    refused(tmp_path, source, [*SYNTHETIC, *arguments, "--force"], ["part-00012.parquet: column", "is list"], capsys)
+    (folder / "part-00012.parquet").write_bytes(b"")
+    refused(tmp_path, source, [*SYNTHETIC, *arguments, "--force"], ["part-00012.parquet: not a readable"], capsys)
+
+
+KEY = {"numbers": int, "names": str, "src_id": str}
+
+
+def test_a_folder_of_no_parts(tmp_path, capsys):
+    (tmp_path / "edges.parquet").mkdir()
+    refused(tmp_path, tmp_path / "edges.parquet", [], ["edges.npy: missing"], capsys)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "edges.parquet").rename(tmp_path / "in" / "edges.parquet")
+    refused(tmp_path, tmp_path / "in", [], ["edges.parquet: not a file"], capsys)
 
 
 def test_odd_matrices_are_read_as_what_they_mean(tmp_path):

@@ -14,11 +14,13 @@ PACKED = (*text.ENDINGS, *matrix_market.ENDINGS)  # may end in .gz
 
 
 def open_edges(path: Path, config: PreprocessConfig) -> RawGraph:
-    """The graph in one file.
+    """The graph in one file, or in a folder of a table's parts.
 
     Raises:
         InputError: when no adapter knows its ending, or the one that does refuses it.
     """
+    if path.is_dir():  # of parts
+        return table.open_table(path, config.columns)
     plain = path.name.removesuffix(".gz")
     ending = Path(plain).suffix
     if ending not in (PACKED if path.suffix == ".gz" else ENDINGS):

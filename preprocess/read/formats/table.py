@@ -1,4 +1,5 @@
-"""Edge tables in Parquet, Arrow and Feather files, read batch by batch (needs pyarrow, an optional extra)."""
+"""Edge tables in Parquet, Arrow and Feather files, or folders of such parts as Spark writes them, read batch by batch
+(needs pyarrow, an optional extra)."""
 
 from __future__ import annotations
 
@@ -10,20 +11,40 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.text_layout import STANDARD, find_ends
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
-DEFAULT_COLUMNS = ("source", "destination")
+HIDDEN = ("_", ".")  # what Spark leaves beside parts, such as _SUCCESS, starts so
+
+
+def is_parts(path: Path) -> bool:
+    """Whether a folder holds the parts of one table and nothing else."""
+    if not path.is_dir():
+        return False
+    files = _parts(path)
+    named = path.suffix in ENDINGS or not any(file.stem == "edges" for file in files)
+    return bool(files) and named and all(file.suffix in ENDINGS for file in files)
+
+
+def _parts(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if not file.name.startswith(HIDDEN))
 
 
 def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
-    """A table with one row per edge; arguments as of ``open_text``, by default the columns "source", "destination"
-    and, where there is one, "weight".
+    """A table with one row per edge, in one file or in a folder of parts, which follow one another by name.
+
+    Args:
+        path: the file, or the folder.
+        names: of the source, destination and, with a third, weight column. None: those that are named as the ends of an
+            edge are (:func:`~.text_layout.find_ends`), and "weight" where there is one.
 
     Raises:
-        InputError: when pyarrow is absent, the file is unreadable, or a column is missing or of a wrong type.
+        InputError: when pyarrow is absent, a file is unreadable, or a column is missing or of a wrong type.
     """
     try:
         import pyarrow  # noqa: F401 - only to say what is missing
@@ -31,24 +52,36 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
         raise InputError(
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
+    files, found = _parts(path), list(names or ())
+    for file in files:
+        found = _check_columns(file, found)
+    return RawGraph(
+        title=str(path), blocks=lambda as_text: itertools.chain(*(_blocks(file, found, as_text) for file in files))
+    )
+
+
+def _check_columns(path: Path, names: list[str]) -> list[str]:
+    """The columns to read of a file: those of ``names``, or where there are none by their names."""
     try:
         schema, _ = _open(path, [])
         present = schema.names
     except Exception as error:  # Arrow's, but also of file systems and of names that are no text
         raise InputError(f"{path}: not a readable {path.suffix} file ({_reason(error)}); write it again") from None
-    if names is None:
-        names = (*DEFAULT_COLUMNS, "weight") if "weight" in present else DEFAULT_COLUMNS
+    if not names:
+        ends = None if {*STANDARD[:2]} <= {*present} else find_ends(present)
+        names = [*STANDARD[:2]] if ends is None else [present[end] for end in ends]
+        names += ["weight"] if "weight" in present else []
     for name in names:
         if name not in present:
-            found = ", ".join(present) or "none"
+            shown = ", ".join(present) or "none"
             raise InputError(
-                f"{path}: no column {name!r}, found {found}; name others with --columns SOURCE,DESTINATION"
+                f"{path}: no column {name!r}, found {shown}; name others with --columns SOURCE,DESTINATION"
             )
         if present.count(name) > 1:
             raise InputError(f"{path}: {present.count(name)} columns {name!r}, expected one; rename the others")
     if len(names) == 3 and not _is_number(schema.field(names[2]).type):
         raise InputError(f"{path}: column {names[2]!r} is {schema.field(names[2]).type}, expected numbers for weights")
-    return RawGraph(title=str(path), blocks=lambda as_text: _blocks(path, list(names), as_text))
+    return names
 
 
 def _is_number(kind: Any) -> bool:
@@ -63,7 +96,7 @@ def _open(path: Path, columns: list[str]) -> tuple[Any, Iterator[Any]]:
         import pyarrow.parquet
 
         file = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        return file.schema_arrow, _parquet(path, columns, file.metadata.num_rows)
+        return file.schema_arrow, _parquet(path, columns, file.schema_arrow, file.metadata.num_rows)
     import pyarrow
 
     mapped = pyarrow.memory_map(str(path))
@@ -76,7 +109,7 @@ def _open(path: Path, columns: list[str]) -> tuple[Any, Iterator[Any]]:
         return stream.schema, iter(stream)
 
 
-def _parquet(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
+def _parquet(path: Path, columns: list[str], schema: Any, rows: int) -> Iterator[Any]:
     """Batches of a Parquet file, each column read on its own: where the counts of a damaged one disagree, Arrow takes
     values of different rows together, and ends the process where it is asked for the counts.
 
@@ -85,7 +118,9 @@ def _parquet(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
     """
     import pyarrow.parquet
 
-    files = [pyarrow.parquet.ParquetFile(path, memory_map=True) for _ in columns]
+    # text as dictionaries: a long one that stands in every row of a small file is not copied for each
+    text = [name for name in columns if _is_text(schema.field(name).type)]
+    files = [pyarrow.parquet.ParquetFile(path, memory_map=True, read_dictionary=text) for _ in columns]
     count = 0
     for parts in itertools.zip_longest(*(f.iter_batches(ROWS, columns=[name]) for f, name in zip(files, columns))):
         if len({0 if part is None else part.num_rows for part in parts}) > 1:
@@ -103,7 +138,7 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
             given = batch.select(names)
             given.validate(full=True)  # mapped from the file as it is: offsets and indices may be anything
             for lo in range(0, given.num_rows, ROWS):
-                arrays = [_plain(array) for array in given.slice(lo, ROWS).columns]
+                arrays = given.slice(lo, ROWS).columns
                 for name, array in zip(names, arrays, strict=True):
                     if array.null_count:
                         row = first + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
@@ -113,7 +148,7 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
                     return f"{path}: row {first + k}"
 
                 ids = [_ids(path, name, array, as_text, where) for name, array in zip(names, arrays[:2])]
-                weight = arrays[2].to_numpy(zero_copy_only=False) if len(names) == 3 else None
+                weight = _plain(arrays[2]).to_numpy(zero_copy_only=False) if len(names) == 3 else None
                 yield EdgeBlock(ids[0], ids[1], weight, where)
                 first += len(arrays[0])
     except InputError:
@@ -135,15 +170,32 @@ def _plain(array: Any) -> Any:
 def _ids(path: Path, name: str, array: Any, as_text: bool, where: Callable[[int], str]) -> np.ndarray | list[str]:
     import pyarrow
 
-    if pyarrow.types.is_integer(array.type) and not as_text:
-        return as_integers(f"{path}: column {name!r}", array.to_numpy(zero_copy_only=False), where)
-    if not as_text or not (pyarrow.types.is_integer(array.type) or _is_text(array.type)):
-        remedy = "pass --relabel to read names" if _is_text(array.type) else "cast it to int64"
-        raise (NotIntegers if _is_text(array.type) else InputError)(
-            f"{path}: column {name!r} is {array.type}, expected integers; {remedy}"
+    kind, values = array.type, array
+    if pyarrow.types.is_dictionary(kind):
+        kind, values = kind.value_type, array.dictionary
+    if pyarrow.types.is_integer(kind) and not as_text:
+        return as_integers(f"{path}: column {name!r}", _plain(array).to_numpy(zero_copy_only=False), where)
+    if not as_text or not (pyarrow.types.is_integer(kind) or _is_text(kind)):
+        remedy = "pass --relabel to read names" if _is_text(kind) else "cast it to int64"
+        raise (NotIntegers if _is_text(kind) else InputError)(
+            f"{path}: column {name!r} is {kind}, expected integers; {remedy}"
         )
-    return array.cast(pyarrow.large_string()).to_pylist()  # UTF-8, as Arrow has checked
+    try:
+        names = _as_string(values).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise InputError(f"{where(0)}: {name!r} holds an id that is not UTF-8 ({_reason(error)}); convert it") from None
+    if None in names:  # of a dictionary; rows without a value were refused
+        raise ValueError(f"{name!r} has a null among its values")
+    return names if values is array else [names[k] for k in array.indices.to_pylist()]
+
+
+def _as_string(values: Any) -> Any:
+    """Text, or bytes that are checked to be UTF-8, as Arrow's text."""
+    import pyarrow
+
+    fixed = pyarrow.types.is_fixed_size_binary(values.type)
+    return (values.cast(pyarrow.large_binary()) if fixed else values).cast(pyarrow.large_string())
 
 
 def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
+    return str(kind).startswith(("string", "large_string", "binary", "large_binary", "fixed_size_binary"))
