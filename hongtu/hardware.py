@@ -277,7 +277,7 @@ def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:
             "`hongtu doctor --measure FILE` wrote"
         )
     try:
-        entries = json.loads(path.read_text())
+        entries = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
     known = {field.name for field in fields(Hardware)}

@@ -76,7 +76,7 @@ def generate(
         np.save(partial / "labels.npy", labels.astype(np.int64))
         _write_masks(partial, vertices, rng)
         _write_features(partial / "features.npy", labels, features, classes, rng)
-        (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
+        (partial / META).write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         for name in (*FILES, META):
             sync(partial / name)
         replace_directory(partial, path)
@@ -103,7 +103,7 @@ def _check_arguments(kind: str, vertices: int, edges: int, features: int, classe
 def _meta(path: Path) -> dict[str, Any]:
     """The meta.json of a directory, or nothing."""
     try:
-        meta: Any = json.loads((path / META).read_text())
+        meta: Any = json.loads((path / META).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return meta if isinstance(meta, dict) else {}

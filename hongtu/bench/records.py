@@ -41,7 +41,7 @@ def append(path: Path | None, row: dict[str, Any]) -> None:
     if path is None:
         return
     try:
-        with open(path, "a") as stream:
+        with open(path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
     except OSError as error:
         raise OutputError(path, error) from error
@@ -58,7 +58,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a file of JSON lines ({error})") from error
     for number, line in enumerate(lines, start=1):

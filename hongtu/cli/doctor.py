@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
         disk = disk_rates(Path(options.spill or target.parent))
         profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict() | disk
         share = others.stop(perf_counter() - start)
-        Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n")
+        Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n", "utf-8")
         found |= {"profile": options.measure, "hardware": profile, "others_share": share}
     print(json.dumps(found) if options.json else report(found))
 
@@ -108,7 +108,7 @@ def _measure_links(options: argparse.Namespace) -> None:
         with ranks.agreed():
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 with whole_file(path) as partial:
-                    partial.write_text(json.dumps(found, indent=1) + "\n")
+                    partial.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     if ranks.rank == 0:
         print(json.dumps(found) if options.json else _links(found["hops"], path))
 

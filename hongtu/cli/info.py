@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         from hongtu.plan.report import traffic_chart
 
         title = f"{artifact.path.name}: rows loaded from the host"
-        Path(arguments.plot).write_text(traffic_chart(artifact.topology, title))
+        Path(arguments.plot).write_text(traffic_chart(artifact.topology, title), "utf-8")
     print(json.dumps(result) if arguments.json else table(result))
 
 

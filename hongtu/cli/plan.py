@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     result = describe(config, artifact, plan, budget, hardware)
     if options.plot is not None:
         title = f"{artifact.path.name}: rows loaded from the host"
-        Path(options.plot).write_text(traffic_chart(artifact.topology, title, plan))
+        Path(options.plot).write_text(traffic_chart(artifact.topology, title, plan), "utf-8")
     if options.json:
         print(json.dumps(result))
     else:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     title = options.title or f"hongtu: {options.results.resolve().name}"
     page = render(results, title, settings_of(options.results))
     try:
-        options.out.write_text(page)
+        options.out.write_text(page, "utf-8")
     except OSError as error:
         raise OutputError(options.out, error) from error
     print(f"{options.out}: {', '.join(f'{len(rows)} rows of {name}' for name, rows in results.items())}")

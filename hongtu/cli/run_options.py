@@ -76,4 +76,4 @@ def begin_run(directory: Path, config: TrainConfig) -> None:
     options = dataclasses.asdict(config) | {"resume": False}
     options["loggers"] = [without_secrets(text) for text in config.loggers]
     with whole_file(directory / OPTIONS) as partial:
-        partial.write_text(json.dumps(options, indent=1) + "\n")
+        partial.write_text(json.dumps(options, indent=1) + "\n", "utf-8")

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import re
+import reprlib
 import types
 import typing
 from pathlib import Path
@@ -57,7 +58,7 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
         InputError: for what is no such file, an unknown name, with the nearest known one, or a value of another type.
     """
     try:
-        found = _toml(path) if path.suffix == ".toml" else json.loads(path.read_text())
+        found = _toml(path) if path.suffix == ".toml" else json.loads(path.read_text("utf-8"))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -77,7 +78,7 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
 def _toml(path: Path) -> Any:
     for name in ("tomllib", "tomli"):  # the first is Python's own from 3.11 on
         with contextlib.suppress(ImportError):
-            return importlib.import_module(name).loads(path.read_text())
+            return importlib.import_module(name).loads(path.read_text("utf-8"))
     raise InputError(f"{path}: TOML needs Python 3.11, or `pip install tomli`; or give it as .json")
 
 
@@ -135,11 +136,13 @@ def _checked(title: str, value: Any, hint: Any) -> Any:
             return value
         if typing.get_origin(kind) is tuple and isinstance(value, list) and all(isinstance(x, str) for x in value):
             return tuple(value)
-        if isinstance(kind, type) and (type(value) is kind or (kind is float and type(value) is int)):
-            return float(value) if kind is float else value  # type: ignore[arg-type]
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int and abs(value) < 2**1023:
+            return float(value)
     if value is None and type(None) in typing.get_args(hint):
         return None  # JSON has it
     known = typing.get_args(_alternatives(hint)[0])  # of a Literal or a tuple
     expected = known if all(isinstance(one, str) for one in known) else ()
     named = " or ".join(expected or [getattr(kind, "__name__", str(kind)) for kind in _alternatives(hint)])
-    raise InputError(f"{title} is {value!r}, expected {named}")
+    raise InputError(f"{title} is {reprlib.repr(value)}, expected {named}")

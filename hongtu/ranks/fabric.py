@@ -123,7 +123,7 @@ def load_fabric(path: str | os.PathLike[str], ranks: int, hardware: Hardware) ->
         InputError: naming what is wrong with it.
     """
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise InputError(
             f"topology {path}: cannot be read ({error.strerror or error}); give a file with {EXPECTED}"

@@ -79,7 +79,7 @@ class CSVLogger(Callback):
         values |= {name: record.metrics.get(name, "") for name in self._metrics}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", newline="") as stream:
+            with self.path.open("a", newline="", encoding="utf-8") as stream:
                 writer = csv.DictWriter(stream, values)
                 if stream.tell() == 0:
                     writer.writeheader()

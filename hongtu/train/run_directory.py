@@ -79,7 +79,7 @@ class RunDirectory:
         file = self.path / LOG
         try:
             make_directory(self.path)
-            with open(file, "a", opener=not_linked) as stream:
+            with open(file, "a", opener=not_linked, encoding="utf-8") as stream:
                 stream.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
         except OSError as error:
             raise OutputError(file, error) from error

@@ -121,7 +121,7 @@ def _meta(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{file}: not a file; mend or remove it")
     try:
-        meta = json.loads(file.read_text())
+        meta = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON ({error}); mend or remove it") from None
     if not isinstance(meta, dict):

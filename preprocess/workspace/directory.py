@@ -209,7 +209,7 @@ class Workspace:
         values = {key: value for key, value in outputs.items() if key not in files}
         record = {"stage": name, "values": values, "arrays": {key: str(file) for key, file in files.items()}}
         if self.identity is not None:
-            with (self.directory / "finished.jsonl").open("a") as stream:
+            with (self.directory / "finished.jsonl").open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(record) + "\n")
         self._finished[name] = record
         self.log(name, seconds, edges)
@@ -224,7 +224,7 @@ class Workspace:
         line = {"stage": name, "seconds": round(seconds, 4), "peak_bytes": self.watch.peak}
         if self.predicted:
             line["predicted_bytes"] = self.predicted
-        with (self.artifact / LOG).open("a") as stream:
+        with (self.artifact / LOG).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line | ({"edges_per_second": round(rate)} if edges else {})) + "\n")
         self.progress.finish(name, rate)
 
@@ -248,7 +248,7 @@ class Workspace:
             for name in ARRAYS:
                 if (self.artifact / f"{name}.npy").is_file():
                     writer.adopt(name)
-            (self.artifact / ORIGIN).write_text(json.dumps(self.origin))
+            (self.artifact / ORIGIN).write_text(json.dumps(self.origin), "utf-8")
             writer.commit(header)
 
     def put(self, name: str, array: np.ndarray) -> np.ndarray:

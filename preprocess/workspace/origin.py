@@ -41,7 +41,7 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
     """
     now = json.loads(json.dumps(origin))
     try:
-        before = json.loads((path / ORIGIN).read_text())
+        before = json.loads((path / ORIGIN).read_text("utf-8"))
         old, new = before["settings"], now["settings"]
         changed = [f"{name} {old.get(name)!r} (now {new[name]!r})" for name in new if old.get(name) != new[name]]
         why = f"made with {', '.join(changed)}" if changed else "made of another input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import gzip
 import io
 import pickle
@@ -327,7 +328,7 @@ PLANETOID = _planetoid()
 _OF_PICKLES = {
     "csr_matrix": scipy.sparse.csr_matrix, "ndarray": np.ndarray, "dtype": np.dtype, "defaultdict": defaultdict,
     "_reconstruct": np._core.multiarray._reconstruct, "scalar": np._core.multiarray.scalar, "list": list,
-    "object": object, "encode": lambda text, _: text.encode("latin1"),
+    "object": object, "_reconstructor": copyreg._reconstructor, "encode": lambda text, _: text.encode("latin1"),
 }  # fmt: skip
 
 
@@ -449,7 +450,8 @@ FORMATS = {
         "split/time/train.csv.gz", (OGB["split/time/train.csv.gz"],), _ogb("train"), _ogb_train, pack=gzip.compress
     ),
     "OGB's data.npz": _BINARY(
-        "raw/data.npz", (BINARY["raw/data.npz"],), _ogb("edges"), partial(_zip_member, name="edge_index")
+        "raw/data.npz", (BINARY["raw/data.npz"],), _ogb("edges"),
+        lambda content: _zip_member(content, "edge_index").astype(np.int64),
     ),
     "OGB's node-label.npz": _BINARY(
         "raw/node-label.npz", (BINARY["raw/node-label.npz"],), _ogb("labels"),

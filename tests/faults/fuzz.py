@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import signal
 import sys
 import tempfile
@@ -20,12 +21,16 @@ import numpy as np
 
 from hongtu.cli.main import main
 from hongtu.errors import InputError
+from hongtu.host import STATUS, proc_bytes
 from tests.faults.mutate import mutate
 from tests.faults.outcome import Outcome
 from tests.faults.reader import Reader
 from tests.faults.readers import READERS
+from tests.faults.structures import make
 
 SECONDS = 300  # a reader that takes longer hangs, even where others use the machine
+WORK = 5  # seconds of the processor that it may take
+MEMORY = 1 << 30  # bytes that it may take, beside what is there
 BY_COMMAND = 100  # every so many inputs also go through `hongtu preprocess`
 
 
@@ -49,9 +54,10 @@ def fuzz_reader(name: str, tries: int, seed: int = 0, readers: Mapping[str, Read
 
 
 def damaged(name: str, reader: Reader, number: int) -> bytes:
-    """Input ``number`` of a reader."""
+    """Input ``number`` of a reader: a valid file with other bytes, or one in four made up by its structure."""
     rng = np.random.default_rng((zlib.crc32(name.encode()), number))
-    return mutate(reader.samples[int(rng.integers(len(reader.samples)))], rng)
+    sample = reader.samples[int(rng.integers(len(reader.samples)))]
+    return make(sample, rng) if number % 4 == 3 else mutate(sample, rng)
 
 
 @contextlib.contextmanager
@@ -69,7 +75,7 @@ def _try(reader: Reader, directory: Path, content: bytes) -> tuple[str | None, b
     """What was lost, if anything, and whether the input was taken."""
     (directory / reader.file).write_bytes(reader.pack(content))
     try:
-        with time_limit(), warnings.catch_warnings():
+        with time_limit(), work_limit(), warnings.catch_warnings():
             warnings.simplefilter("error")  # a warning is a second line on stderr
             found = reader.read(directory / reader.file)
     except InputError:
@@ -119,6 +125,24 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def work_limit() -> Iterator[None]:
+    """``TimeoutError`` inside after some seconds of the processor's time, ``MemoryError`` beyond some memory."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {WORK} s of the processor")
+
+    before, limits = signal.signal(signal.SIGPROF, stop), resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, ((proc_bytes(STATUS, "VmData") or 0) + MEMORY, limits[1]))
+    signal.setitimer(signal.ITIMER_PROF, WORK)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def same(a: Any, b: Any) -> bool:

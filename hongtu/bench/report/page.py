@@ -46,7 +46,7 @@ def settings_of(path: Path) -> Row:
     loggers, whose arguments may be secrets."""
     file = path / "options.json"
     try:
-        found = json.loads(file.read_text()) if file.is_file() else {}
+        found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: not the options of a run ({error}); restore it, or remove it") from None
     return {name: value for name, value in found.items() if value not in (None, "", [], False) and name != "loggers"}

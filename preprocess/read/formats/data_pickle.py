@@ -152,11 +152,13 @@ class _Machine:
             _expect(type(state) is dict, "the parts of a matrix")
             made.value = state
         elif made.kind == "array":
-            _, shape, kind, by_column, data = state
+            version, shape, kind, by_column, data = state
+            _expect(type(version) is int, "the state of an array")
             flat = _array(kind, shape, data).ravel()
             made.value = flat.reshape(shape, order="F" if by_column else "C")
         else:
-            _expect(state[1] in ("<", ">", "|", "=") and not any(state[2:5]), "an array of numbers")
+            good = type(state) is tuple and type(state[0]) is int and state[1] in ("<", ">", "|", "=")
+            _expect(good and len(state) == 8 and not any(state[2:5]), "an array of numbers")
             made.value = made.value.newbyteorder(state[1])
         return made
 

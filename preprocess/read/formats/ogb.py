@@ -116,7 +116,7 @@ def _labels(table: np.ndarray, file: Path) -> np.ndarray:
     if table.ndim == 2 and table.shape[1] > 1:
         with np.errstate(over="ignore"):  # refused by the check, as all that is not 0 or 1
             return table.astype(np.float32)
-    column = table.ravel()
+    column = table.ravel().astype(np.float64) if table.dtype.kind == "f" else table.ravel()
     column = np.where(np.isnan(column), -1, column)
     with np.errstate(invalid="ignore"):  # of infinities
         bad = np.flatnonzero((column % 1 != 0) | (np.abs(column) >= 2**53))

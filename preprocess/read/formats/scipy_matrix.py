@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.size import check_archive, check_held
+from hongtu.preprocess.read.size import FREE, PER_ROW, check_archive, check_held
 from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.sparse import check_compressed, to_edges
 
@@ -46,6 +46,8 @@ def load_matrix(path: Path) -> Any:
             if matrix.ndim != 2:
                 raise ValueError(f"an array of {matrix.ndim} dimensions, expected two")
             check_held(matrix.shape[0], 2 * matrix.nnz + len(getattr(matrix, "indptr", ())), str(path))
+            if matrix.shape[1] > max(FREE, PER_ROW * matrix.nnz):
+                raise ValueError(f"{matrix.shape[1]} columns of {matrix.nnz} entries")
             if matrix.format == "dia":
                 _check_offsets(path)
             if matrix.format in ("csr", "csc", "bsr"):

@@ -212,7 +212,7 @@ def unquote(data: bytes, delimiter: int) -> bytes:
     if b'"' not in data:
         return data
     between = re.escape(bytes([delimiter])) if delimiter else rb" \t"
-    inside = rb'(?! )[^"\n' + between + rb"]*(?<! )"
+    inside = rb'(?! )[^"\n' + between + (rb"]*(?<! )" if delimiter else rb"]+")  # white space has no empty fields
     pattern = rb"((?:^|[\n" + between + rb'])[ \t]*)"(' + inside + rb')"(?=[ \t]*[\n' + between + rb"])"
     return re.sub(pattern, rb"\1\2", data)
 
