@@ -140,7 +140,7 @@ class Evaluation:
             whole = [torch.cat(list(ranks.each(rows[mask]))) for rows in (out, labels)]
             for k, (name, evaluator) in enumerate(self._evaluators.items()):
                 if any(evaluator is own for own in (accuracy, f1, macro_f1)):
-                    evaluator = partial(evaluator, threshold=self.threshold)
+                    evaluator = partial(evaluator, threshold=self.threshold)  # type: ignore[call-arg]
                 found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, *whole)
         return found
 

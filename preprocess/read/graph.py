@@ -101,11 +101,13 @@ def find_masks(get: Callable[[str], Any], title: Callable[[str], str]) -> dict[s
     found = {}
     for split, names in SPLIT_NAMES.items():
         for suffix in ("_mask", "_idx"):
+            if split in found:
+                break
             named = [(name + suffix, mask) for name in names if (mask := get(name + suffix)) is not None]
             for other, mask in named[1:]:
                 if not np.array_equal(named[0][1], mask):
                     both = f"{title(named[0][0])} and {title(other)}"
                     raise InputError(f"{both}: are different masks of one split, {split}; remove one")
-            if named and split not in found:
+            if named:
                 found[split] = named[0]
     return found

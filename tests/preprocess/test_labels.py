@@ -145,7 +145,7 @@ def test_two_names_of_one_split(tmp_path):
     config = PreprocessConfig(partitions=1, chunks=1)
     (data, _) = masked({"train": "train_mask", "val": "val_mask"})
     data.valid_mask = data.val_mask.clone()
-    data.val_idx = torch.tensor([0])  # vertex numbers count where there is no mask
+    data.val_idx = {"of": "something else"}  # which is looked at where there is no mask
     assert np.array_equal(read_data(data, config, tmp_path).masks["val"], pieces()["val_mask"])
     data.valid_mask = ~data.val_mask
     with pytest.raises(InputError, match=r"data.val_mask and data.valid_mask: are different masks of one split, val"):
@@ -225,6 +225,7 @@ def test_predictions_without_a_train_mask(tmp_path):
                 trainer.train_epoch()
             with pytest.raises(InputError, match=refused):
                 trainer.fit(1)
+    assert main(["train", str(bare.path), "--run", str(tmp_path / "run")]) == 2 and not (tmp_path / "run").exists()
     entropy = lambda out, target: -(out.log_softmax(1) * out.softmax(1)).sum(1)  # noqa: E731
     loss = hongtu.LossTerm(entropy, mask=problem.masks["val"])  # as the message says
     assert hongtu.Trainer(bare, layers(), loss=loss).fit(1)[0].loss > 0
