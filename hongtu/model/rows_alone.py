@@ -1,15 +1,15 @@
 """Whether a function treats each row alone, judged from outside: what it gives for one must not change with the others.
 
 A function is called with tensors that have a row, or as many for each, for every one of R rows, and gives tensors
-[R, ...]. What it does inside, and in which shapes, does not matter. Calls of the same shapes, in which a row is the same
-at the same place, are compared to the bit; where shapes or places differ, up to rounding.
+[R, ...]. What it does inside, and in which shapes, does not matter. Calls of the same shapes, in which a row is the
+same at the same place, are compared to the bit; where shapes or places differ, up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -72,10 +72,11 @@ class Function:
 
     Attributes:
         call: of as many rows as its tensors have; leaves these as they are.
-        given: tensors with one row, or as many, for each of ``ROWS``, in order; those of truths always stay as they are.
+        given: tensors with one row, or as many, for each of ``ROWS``, in order; those of bools stay as they are.
         leaves: so many of them, from the first on, get gradients.
         near: how far results may be apart, of the largest; 0: not a bit.
-        brief: only the brief looks.
+        brief: only the brief looks, and one for numbers that rows are counted off by.
+        others: the tensors with other rows in them, as they were made before.
     """
 
     call: Callable[[Given], Result]
@@ -83,6 +84,7 @@ class Function:
     leaves: int = 0
     near: float = 0.0
     brief: bool = False
+    others: dict[Look, Given] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ def find_mixture(function: Function) -> Mixture | None:
     for look in LOOKS:
         if function.brief and not look.brief:
             continue
-        given = tuple(_changed(x, look) for x in function.given)
+        if look not in function.others:
+            function.others[look] = tuple(_changed(x, look) for x in function.given)
+        given = function.others[look]
         try:
             trial = _Trial(function, given)
         except Exception:  # such as a draw with probabilities above 1
@@ -138,14 +142,14 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
         given = tuple(x.repeat(count, *[1] * (x.ndim - 1)) for x in one)
         found = Mixture(function.given, given, (PLACED, 0), torch.inf, place=True)
         try:
-            with bounds if count <= ROWS else nullcontext():
+            with bounds if function.brief and count <= ROWS else nullcontext():
                 trial = _Trial(replace(function, leaves=0), given)
         except Exception:  # as functional.batch_norm does for one row
             return found
         if any(out.ndim == 0 or len(out) != count for out in trial.rows):
             return found
         for k, out in enumerate(trial.rows):  # all places at once, then one by one
-            if distance(base.rows[k][PLACED].expand_as(out), out, base.rows[k], base.little) > slack:
+            if distance(base.rows[k][PLACED].expand_as(out), out, base.rows[k], *base.little) > slack:
                 places = ((place, base.apart(PLACED, trial, place)) for place in range(count))
                 place, size = next(found for found in places if found[1] > slack)
                 return replace(found, rows=(PLACED, place), size=size)
@@ -179,8 +183,7 @@ class _Trial:
         with torch.set_grad_enabled(function.leaves > 0):
             result = function.call((*self._leaves, *given[function.leaves :]))
         self.rows, self.draws = result.rows, result.draws
-        numbers = [x for x in given if x.is_floating_point() and x.numel()]
-        self.little = max(LITTLE * x.nan_to_num(0, 0, 0).abs().max() for x in numbers)
+        self.little = [LITTLE * x.detach() for x in given if x.is_floating_point()]
 
     def draws_like(self, other: _Trial) -> bool:
         """Whether both drew the same random numbers."""
@@ -194,7 +197,7 @@ class _Trial:
             if len(y) <= its:
                 return torch.inf
             if not lost:
-                found = max(found, distance(x[row], y[its], x, self.little))
+                found = max(found, distance(x[row], y[its], x, *self.little))
             elif bool((y[its].isnan() & ~x[row].isnan()).any()):
                 return torch.inf
         return found

@@ -7,6 +7,7 @@ treat rows alone or not. What is known is computed again in plain torch, on all 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -286,7 +287,9 @@ class Case:
                 name = names[self.rng.integers(len(names))]
                 self.names.append(name)
                 self.parts[-1].append(kinds[name]())
-        self.mixes = mixing
+        before, between, behind = self.parts
+        stages = [before + between, behind] if self.form == "edges" else self.parts
+        self.mixes = mixing and any(map(chain_differs, stages))  # normalised rows do not show whether all were doubled
         self.dtype = (torch.float32, torch.float64)[self.rng.integers(2)]
 
     def layers(self) -> list[Any]:
@@ -324,9 +327,10 @@ def differs(part: Any) -> bool:
             inside.p = 0.0
     torch.manual_seed(3)
     x = torch.randn(43, F, dtype=torch.float64)
+    x[11:30], x[30:] = x[11:30].abs(), -x[30:].abs()
     weight = torch.randn(43, F, dtype=torch.float64)
     found = []
-    for chunks in ([43], [1, 10, 32]):
+    for chunks in ([43], [1, 10, 19, 13]):
         h = x.clone().requires_grad_()
         try:
             outs = [module(rows) for rows in h.split(chunks)]
@@ -340,6 +344,11 @@ def differs(part: Any) -> bool:
                 own.backward(some, retain_graph=True)
         found.append((out.detach(), h.grad if h.grad is not None else torch.zeros_like(h)))
     return not all(torch.allclose(one, other, rtol=1e-9, atol=1e-9) for one, other in zip(*found))
+
+
+def chain_differs(parts: list[Any]) -> bool:
+    """Whether parts one after another do."""
+    return differs(nn.Sequential(*(copy.deepcopy(as_module(part)) for part in parts)))
 
 
 def judged(number: int) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hongtu.errors import InputError
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
-from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Mixture, Result, distance, find_mixture, varied
+from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Result, distance, find_mixture, varied
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -25,7 +25,7 @@ from hongtu.plan.passes.shapes import EdgeData
 from hongtu.train.survey.edges import tensors_in
 
 DEGREE = 3
-EDGES = (0, 1, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0)  # of each, the first a self-loop
+EDGES = (0, 1, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 1, 1)  # of each, the first a self-loop
 PLAIN = 1e-3  # of the largest number: no rounding, where float64 cannot tell
 EXACT = 1e-9  # of the largest number: more than rounding in float64
 
@@ -48,11 +48,11 @@ class _Part:
     given: Given
     leaves: int
 
-    def tries(self, training: bool) -> Iterator[tuple[Given, int]]:
-        """What it is judged on, with how many leaves: rows of several kinds; where it fails on these, such as they come."""
+    def functions(self, network: Network) -> list[Function]:
+        """It, to judge on rows of several kinds, and on rows as they come."""
         kinds = (*map(varied, self.given[: self.leaves]), *self.given[self.leaves :])
-        leaves = self.leaves if training else 0
-        yield from dict.fromkeys([(kinds, leaves), (self.given, leaves), (self.given, 0)])
+        call = partial(_call, network, self.run)
+        return [Function(call, kinds, self.leaves), Function(call, self.given, self.leaves)]
 
 
 def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *, weights: bool) -> None:
@@ -69,13 +69,16 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
     """
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]), network.without_autocast():
         network.modules.eval()
-        parts = list(_parts(network, features, dtype, edges, weights))
-        for training in (False, True):
-            network.modules.train(training)
-            for part in parts:
-                _check(network, part, training)
-    for norm in network.norms:
-        norm.forget()
+        try:
+            for part in list(_parts(network, features, dtype, edges, weights)):
+                varied_rows, as_they_come = part.functions(network)
+                network.modules.eval()
+                _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)])
+                network.modules.train()
+                _check(network, part, [varied_rows, as_they_come, replace(as_they_come, leaves=0)])
+        finally:
+            for norm in network.norms:
+                norm.forget()
 
 
 def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, weights: bool) -> Iterator[_Part]:
@@ -171,17 +174,16 @@ def _aggregate(index: int, beside: tuple[str, ...], network: Network, given: Giv
     return [network.aggregate(index, block, z[used], tuple(s))]
 
 
-def _check(network: Network, part: _Part, training: bool) -> None:
-    """Refuse a part that mixes rows. Where they differ, float64 tells whether by rounding alone, if the modules run in
-    it."""
-    mixture: Mixture | None = None
-    for given, leaves in part.tries(training):
-        function = Function(partial(_call, network, part.run), given, leaves, brief=not training)
+def _check(network: Network, part: _Part, functions: list[Function]) -> None:
+    """Refuse a part that mixes rows by the first function that does not fail: an index may be none in rows of another
+    kind, and rows with gradients may be taken for numpy's. Where rows differ, float64 tells whether by rounding alone,
+    if the modules run in it."""
+    for function in functions:
         try:
             mixture = find_mixture(function)
             break
-        except Exception:  # such as an index that is none, or rows that are taken for numpy's
-            if given is part.given and not leaves:
+        except Exception:
+            if function is functions[-1]:
                 raise
     if mixture is None:
         return
@@ -189,7 +191,7 @@ def _check(network: Network, part: _Part, training: bool) -> None:
         twin = network.twin()
         twin.modules.double()
         given = tuple(x.double() if x.is_floating_point() else x for x in function.given)
-        exact = replace(function, call=partial(_call, twin, part.run), given=given, near=EXACT)
+        exact = replace(function, call=partial(_call, twin, part.run), given=given, near=EXACT, others={})
         if find_mixture(exact) is None:
             return
         mixture = replace(mixture, size=torch.inf)
@@ -205,7 +207,7 @@ def _check(network: Network, part: _Part, training: bool) -> None:
                 "random numbers from torch's generator, or use hongtu.nn.Dropout, and keep nothing between calls"
             )
     counts = len(mixture.first[-1]), len(mixture.second[-1])
-    title = _culprit(first, second, mixture.rows, counts) or network.current
+    title = _culprit(first, second, mixture.rows, counts) or f"{network.current} or a module before it"
     if mixture.place:
         raise InputError(
             f"{title} mixes the rows of its input: what it gives for a row depends on where it lies, or on how many "
