@@ -94,6 +94,7 @@ def _remount(run: Try, mode: str) -> None:
 
 FAULTS = (
     Fault("SIGTERM", 143, "stopped by SIGTERM", _send(signal.SIGTERM)),
+    Fault("SIGHUP", 129, "stopped by SIGHUP", _send(signal.SIGHUP)),
     Fault("SIGINT", 130, "interrupted", _send(signal.SIGINT)),
     Fault(
         "the disk fills (ENOSPC, on a real one)", 1, "cannot be written (No space left on device)", _fill,

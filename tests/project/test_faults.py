@@ -14,6 +14,7 @@ from tests.faults.processes import finish, start_command
 from tests.faults.ranks import disturb_ranks
 from tests.faults.report import BEGIN, END, keep, write_report
 from tests.faults.run_readers import RUN_READERS, fuzz_run_reader
+from tests.faults.signals import Preprocessing, Training, interrupt
 from tests.neutral import pieces, write
 
 
@@ -28,6 +29,12 @@ def test_a_run_that_is_killed_loses_nothing():
 def test_a_rank_that_is_lost_loses_nothing(name):
     outcome = disturb_ranks(name, 1, seed=1, total=20)
     assert outcome.tries == 1 and not outcome.losses
+
+
+@pytest.mark.parametrize(("kind", "tries"), [(Training, 4), (Preprocessing, 8)])
+def test_signals_at_any_line_lose_nothing(kind, tries):
+    outcome = interrupt(kind, tries, seed=7)
+    assert outcome.tries == tries and not outcome.losses, "\n".join(outcome.losses)
 
 
 @pytest.mark.long
