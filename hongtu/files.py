@@ -38,7 +38,7 @@ def open_npy(file: Path, remedy: str) -> np.ndarray:
     return array
 
 
-def check_absent(path: Path) -> None:
+def check_new_directory(path: Path) -> None:
     """Refuse a directory that exists, or that cannot be made.
 
     Raises:

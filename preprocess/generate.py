@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError, note
-from hongtu.files import check_absent, check_replaceable, replace_directory, reserve, sync, whole_directory
+from hongtu.files import check_new_directory, check_replaceable, replace_directory, reserve, sync, whole_directory
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0
@@ -66,7 +66,7 @@ def generate(
         ours = FILES if found.get("generator") == GENERATOR else None
         check_replaceable(path, "generated graphs", META, lambda file: ours)
     else:
-        check_absent(path)
+        check_new_directory(path)
     rng = np.random.default_rng((seed, sorted(KINDS).index(kind)))
     with whole_directory(path) as partial:
         edge_list, labels = KINDS[kind](vertices, edges, classes, rng)

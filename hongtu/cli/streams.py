@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from contextlib import suppress
 
 from hongtu.errors import printable
@@ -19,7 +20,9 @@ class Printed(io.TextIOWrapper):
 
 def own_streams() -> None:
     """Open the streams that are closed, as daemons leave them: a file would take their number, and get what is printed.
-    What libraries in C print to stdout, such as METIS, goes to stderr from here on."""
+    What libraries in C print to stdout, such as METIS, goes to stderr from here on; warnings are plain, too."""
+    form = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **options: printable(form(*given, **options))
     for number in (0, 1, 2):
         try:
             os.fstat(number)

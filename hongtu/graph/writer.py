@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.files import check_absent, check_replaceable, replace_directory, reserve, sync, whole_directory
+from hongtu.files import check_new_directory, check_replaceable, replace_directory, reserve, sync, whole_directory
 from hongtu.graph.format import (
     ARRAYS,
     FORMAT,
@@ -35,7 +35,7 @@ def check_output(path: Path, *, force: bool) -> None:
         InputError: when it exists, unless ``force`` is true and it is an artifact, or empty; with the remedy.
     """
     if not force or not os.path.lexists(path):
-        check_absent(path)
+        check_new_directory(path)
     else:
         check_replaceable(path, "artifacts", MANIFEST, _own_files)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from tests import problems
 from tests.faults.run import make_trainer, prepare
 from tests.neutral import pieces, write
 
-MIXTURES = 60
+MIXTURES = 40
 EPOCHS = 5
 
 
@@ -93,9 +92,9 @@ class Disk:
         return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_mixture_of_old_and_new_files_goes_on(seed, tmp_path, monkeypatch):
-    """To the undisturbed loss, from the last snapshot that was written; what is lost of the log is said."""
+    """To the undisturbed loss, from the last snapshot that was written, whose history is whole."""
     (tmp_path / "run").mkdir()
     rng, saved = np.random.default_rng(seed), {}
     with monkeypatch.context() as patched:
@@ -114,20 +113,17 @@ def test_every_mixture_of_old_and_new_files_goes_on(seed, tmp_path, monkeypatch)
         for name, content in disk.after_power_failure(at, rng).items():
             (place / name).write_bytes(content)
         again = make_trainer(artifact())
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            try:
-                again.resume(place)
-            except InputError as error:
-                wrong.append(f"{k}, at {at}: {error}")
-                continue
+        try:
+            again.resume(place)
+        except InputError as error:
+            wrong.append(f"{k}, at {at}: {error}")
+            continue
         least = max((epoch for event, epoch in saved.items() if event <= at), default=0)
         resumed += again.epoch > 0
         if again.epoch < least:
             wrong.append(f"{k}, at {at}: epoch {again.epoch}, and {least} was saved")
-        whole = [entry["epoch"] for entry in again.history] == [*range(1, again.epoch + 1)]
-        if not whole and not any("lines up to epoch" in str(one.message) for one in said):
-            wrong.append(f"{k}, at {at}: history of {len(again.history)} of {again.epoch} epochs, without a word")
+        if [entry["epoch"] for entry in again.history] != [*range(1, again.epoch + 1)]:
+            wrong.append(f"{k}, at {at}: history of {len(again.history)} of {again.epoch} epochs")
         if again.epoch < EPOCHS:
             again.fit(EPOCHS - again.epoch, run_dir=place, eval_every=2)
         if again.history[-1]["loss"] != losses[-1]:
