@@ -72,7 +72,8 @@ class NumbaKernels:
             kernel = twin
         elif getattr(kernel, "takes_empty", False):
             beside = [np.empty if _as_on_gpu[-1] else _counted_empty]
-        kernel(*arrays, *beside)
+        with np.errstate(all="ignore"):  # an infinite number, or none, is the model's, as in torch
+            kernel(*arrays, *beside)
         for arg, array in zip(args, arrays, strict=True):
             if isinstance(arg, Tensor) and not arg.is_contiguous():
                 arg.numpy()[...] = array

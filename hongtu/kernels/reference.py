@@ -294,8 +294,7 @@ def scatter_add_edges(local_source, src_EF, out_SF):
 def _gates(indptr, local_source, key_DF, rows_C2F):
     """Of every edge: destination, gate [E, F] and value [E, F]."""
     destination, width = _destinations(indptr), key_DF.shape[1]
-    with np.errstate(over="ignore"):  # the gate is 0 then
-        gate_EF = 1 / (1 + np.exp(-(key_DF[destination] + rows_C2F[local_source, :width])))
+    gate_EF = 1 / (1 + np.exp(-(key_DF[destination] + rows_C2F[local_source, :width])))
     return destination, gate_EF, rows_C2F[local_source, width:]
 
 
