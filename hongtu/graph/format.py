@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,36 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise InputError(f"{file}: {key} is {manifest.get(key)!r}, expected an integer of at least {least}")
     if not isinstance(manifest.get("arrays"), dict):
         raise InputError(f"{file}: no table of arrays; run `hongtu preprocess` again")
+    _check_told(file, manifest)
     return manifest
+
+
+def _check_told(file: Path, manifest: dict[str, Any]) -> None:
+    """Check the form of what no array depends on, and people are shown."""
+    volume, statistics = manifest.get("volume"), manifest.get("statistics", {})
+    balance = statistics.get("balance", {}) if isinstance(statistics, dict) else None
+    good = {
+        "hash": isinstance(manifest.get("hash"), str),
+        "settings": isinstance(manifest.get("settings"), dict),
+        "alpha": _are_numbers([manifest.get("alpha", 0)]),
+        "sparse_numbers": _are_numbers([manifest.get("sparse_numbers", 0)]),
+        "volume": isinstance(volume, dict) and bool(volume) and all(map(_are_rows, volume.values())),
+        "statistics": isinstance(balance, dict)
+        and _are_numbers(balance.values())
+        and _are_numbers(value for name, value in statistics.items() if name not in ("balance", "order")),
+    }
+    for key, is_good in good.items():
+        if not is_good:
+            shown = reprlib.repr(manifest.get(key))
+            raise InputError(f"{file}: {key} is {shown}, not as `hongtu preprocess` writes it; run it again")
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(type(value) in (int, float) and abs(value) < 2**62 for value in values)
+
+
+def _are_rows(volume: Any) -> bool:
+    return isinstance(volume, dict) and {"v_ori", "v_p2p", "v_ru"} <= set(volume) and _are_numbers(volume.values())
 
 
 def open_array(path: Path, name: str, entry: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hongtu
+from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.files import open_npy
 from tests.faults.artifacts import crossed_index, fuzz_artifacts, make_artifacts
@@ -101,6 +102,27 @@ def test_any_manifest_opens_or_is_refused(artifact, tmp_path_factory, key, inner
     if manifest != json.loads((artifact / "manifest.json").read_text()):
         with pytest.raises(InputError):
             found.verify()
+
+
+@pytest.mark.parametrize(("path", "value"), [
+    ("settings", []), ("settings", None), ("volume", {}), ("volume.paper", 3), ("volume.paper.v_ru", "x"),
+    ("alpha", "x"), ("volume.input.v_ori", 10**400), ("statistics", [1]), ("statistics.balance", 7), ("statistics.balance.train", None),
+    ("statistics.edge_cut", {}), ("statistics.train", float("nan")), ("hash", 5), ("classes", 10**8), ("task", []),
+])  # fmt: skip
+def test_values_of_other_types_in_a_manifest_are_refused(artifact, tmp_path, capsys, path, value):
+    for name, content in contents(artifact).items():
+        (tmp_path / name).write_bytes(content)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    *above, key = path.split(".")
+    holder = manifest
+    for name in above:
+        holder = holder[name]
+    holder[key] = value
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for command in (["info"], ["plan", "--model", "gcn", "--hidden", "4"]):
+        assert main([command[0], str(tmp_path), *command[1:]]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 1 and "manifest.json: " in err and path.partition(".")[0] in err
 
 
 headers = st.fixed_dictionaries(
