@@ -18,7 +18,7 @@ from hongtu.errors import InputError, RankLost
 from hongtu.host import available_bytes
 from hongtu.ranks.parent import end_with_torchrun
 from hongtu.ranks.together import OUTSIDE, Alone, Calls, Together
-from hongtu.ranks.wire import FRAME, check_places, checked_shape, decode, encode, pack, unpack
+from hongtu.ranks.wire import FRAME, check_whereabouts, checked_shape, decode, encode, pack, unpack
 from hongtu.ranks.words import Heard, own_pulse
 
 T = TypeVar("T")
@@ -70,12 +70,12 @@ class Ranks(Together):
 
     def _meet(self, what: str, message: bytes) -> list[bytes | memoryview]:
         """Every rank's message, by rank, where all are at the same place."""
-        place = self.calls.place(what)
+        place = self.calls.here(what)
         frames = [torch.empty(FRAME, dtype=torch.uint8) for _ in range(self.size)]
         with self._there():
             dist.all_gather(frames, _bytes(pack(place, message)), group=self._group)
         said = [unpack(frame.numpy().data, who) for frame, who in zip(frames, self._names, strict=True)]
-        check_places([place for place, _, _ in said])
+        check_whereabouts([place for place, _, _ in said])
         found: list[bytes | memoryview] = []
         for rank, (_, size, inside) in enumerate(said):
             if inside is None:  # it is sent by itself

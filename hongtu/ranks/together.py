@@ -1,7 +1,7 @@
 """What ranks do together, over torch.distributed; one process alone does the same with itself.
 
 Everything here is called by all ranks, in the same order. What they get is the same on each, to the bit. With every
-exchange but ``begin`` and ``end`` a rank says where it is (``Calls.place``), and all refuse to go on where one is
+exchange but ``begin`` and ``end`` a rank says where it is (``Calls.here``), and all refuse to go on where one is
 elsewhere.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError, OutputError
-from hongtu.ranks.wire import Place
+from hongtu.ranks.wire import Whereabouts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,10 +45,10 @@ class Calls:
     inside: list[str] = field(default_factory=list)
     trainers: int = 0
 
-    def place(self, what: str) -> Place:
+    def here(self, what: str) -> Whereabouts:
         """Where this process is, at its next exchange."""
         self.exchanges += 1
-        return Place(" inside ".join(reversed(self.inside)), self.number, self.exchanges, what)
+        return Whereabouts(" inside ".join(reversed(self.inside)), self.number, self.exchanges, what)
 
     @property
     def outermost(self) -> str:

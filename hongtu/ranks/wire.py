@@ -40,7 +40,7 @@ DTYPES = {
 REMEDY = "start every rank with the same version of hongtu, and let nothing else send in its process group"
 
 
-class Place(NamedTuple):
+class Whereabouts(NamedTuple):
     """Where a rank is when it exchanges something.
 
     Attributes:
@@ -59,13 +59,13 @@ class Place(NamedTuple):
         return f"{self.method} (call {self.call})" if self.method else f"no method (after call {self.call})"
 
 
-def check_places(places: list[Place]) -> None:
+def check_whereabouts(places: list[Whereabouts]) -> None:
     """Refuse ranks that are in different calls, or at different exchanges of one.
 
     Raises:
         InputError: the same on every rank.
 
-    >>> check_places([Place("evaluate", 7, 1, "call"), Place("fit", 7, 1, "call")])
+    >>> check_whereabouts([Whereabouts("evaluate", 7, 1, "call"), Whereabouts("fit", 7, 1, "call")])
     Traceback (most recent call last):
     hongtu.errors.InputError: rank 0 is in evaluate (call 7), rank 1 in fit (call 7); every rank must call the same \
 methods in the same order: take the call out of `if rank == 0`
@@ -215,7 +215,7 @@ def _aligned(size: int) -> int:
 # --------------------------------------------------------------------------------------------------------------- frames
 
 
-def pack(place: Place, message: bytes) -> bytes:
+def pack(place: Whereabouts, message: bytes) -> bytes:
     """The frame of a message: ``FRAME`` bytes, with the message where it fits."""
     head = json.dumps(place).encode()
     if len(head) > LONGEST_HEAD:
@@ -224,7 +224,7 @@ def pack(place: Place, message: bytes) -> bytes:
     return (front + (message if len(message) <= FRAME - len(front) else b"")).ljust(FRAME, b"\0")
 
 
-def unpack(frame: bytes | memoryview, who: str) -> tuple[Place, int, memoryview | None]:
+def unpack(frame: bytes | memoryview, who: str) -> tuple[Whereabouts, int, memoryview | None]:
     """Where the rank is that sent a frame, the bytes of its message, and this where it fitted.
 
     Raises:
@@ -243,7 +243,7 @@ def unpack(frame: bytes | memoryview, who: str) -> tuple[Place, int, memoryview 
         raise InputError(f"{who} sent what is no frame of hongtu ({error}); {REMEDY}") from None
     fits = size <= len(frame) - first
     return (
-        Place(printable(method), call, exchange, printable(what)),
+        Whereabouts(printable(method), call, exchange, printable(what)),
         size,
         frame[first : first + size] if fits else None,
     )

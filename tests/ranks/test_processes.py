@@ -145,6 +145,24 @@ def test_a_trainer_without_a_process_group_is_alone(artifact):
     assert hongtu.Trainer(open_artifact(artifact), layers).ranks.size == 1
 
 
+def test_a_process_that_has_destroyed_its_group_is_told():
+    """Not that another group was not initialised, and not by exchanging in the default one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole, own = hongtu.Ranks(), dist.new_group([0], backend="gloo")
+        part = hongtu.Ranks(own)
+        assert whole.gather({"a": 1}) == part.gather({"a": 1}) == [{"a": 1}]
+        dist.destroy_process_group(own)
+        del own
+        assert whole.told(2) == 2
+        with pytest.raises(InputError, match="this process has destroyed its process group"):
+            part.gather(1)
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(InputError, match="this process has destroyed its process group"):
+        whole.told(1)
+
+
 HELD = """
 import atexit, os, sys, torch.distributed as dist, hongtu
 from pathlib import Path

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
-from hongtu.ranks.wire import DTYPES, FRAME, FRONT, LONGEST_HEAD, MAGIC, Place, decode, encode, pack, unpack
+from hongtu.ranks.wire import DTYPES, FRAME, FRONT, LONGEST_HEAD, MAGIC, Whereabouts, decode, encode, pack, unpack
 from hongtu.ranks.words import _heard
 
 VALUES = [
@@ -106,7 +106,7 @@ def test_what_is_no_message_is_refused(name):
         decode(STRANGE[name], "rank 1")
 
 
-PLACE = Place("train_epoch inside fit", 3, 17, "gather")
+PLACE = Whereabouts("train_epoch inside fit", 3, 17, "gather")
 
 
 @pytest.mark.parametrize("length", [0, 1, 3000, FRAME, 10 * FRAME])
@@ -115,7 +115,7 @@ def test_frames_have_one_length(length):
     place, size, inside = unpack(frame, "rank 1")
     assert len(frame) == FRAME and place == PLACE and size == 256 * (length // 256 + 1)
     assert (inside is None) == (size > 3500) and (inside is None or bytes(inside[:256]) == bytes(range(256)))
-    assert unpack(pack(Place("é" * 5000, 1, 1, "gather"), b""), "rank 1")[0].method == "é" * 40
+    assert unpack(pack(Whereabouts("é" * 5000, 1, 1, "gather"), b""), "rank 1")[0].method == "é" * 40
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from hongtu.ranks.together import Together
-from hongtu.ranks.wire import Place, check_places, decode, encode
+from hongtu.ranks.wire import Whereabouts, check_whereabouts, decode, encode
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Room:
         self.turn = threading.Condition()
         self.whose = 0
         self.left: set[int] = set()
-        self.table: dict[int, tuple[Place, bytes]] = {}
+        self.table: dict[int, tuple[Whereabouts, bytes]] = {}
         self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # what one sent another
 
     def wait_for_turn(self, rank: int) -> None:
@@ -50,7 +50,7 @@ class TurnRanks(Together):
         """Everybody's values, once all have said what they came for."""
         room = self.room
         assert not room.left, f"rank {self.rank} waits in {what}, ranks {room.left} have left"
-        room.table[self.rank] = self.calls.place(what), encode(value)
+        room.table[self.rank] = self.calls.here(what), encode(value)
         room.pass_on(self.rank)
         room.wait_for_turn(self.rank)
         assert not room.left or len(room.table) == self.size, f"rank {self.rank} waits in {what}, {room.left} have left"
@@ -58,7 +58,7 @@ class TurnRanks(Together):
         values = [decode(message, f"rank {rank}") for rank, (_, message) in enumerate(found)]
         room.pass_on(self.rank)  # nobody says the next thing before all have heard this one
         room.wait_for_turn(self.rank)
-        check_places([place for place, _ in found])
+        check_whereabouts([place for place, _ in found])
         return values
 
     def gather(self, value: T) -> list[T]:
