@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -143,11 +144,14 @@ def whole_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(around, ignore_errors=True)
 
 
-def reserve(file: Path) -> None:
-    """Allocate the blocks of a file made by ``open_memmap``: a full disk is then an OSError, not a bus error later."""
+def create_array(file: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
+    """A writable memory map of a new .npy file, whose blocks are allocated: a full disk is an OSError here, not a bus
+    error later."""
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
     if hasattr(os, "posix_fallocate"):
         with open(file, "r+b") as stream:
             os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+    return array
 
 
 @uninterrupted()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError, note
-from hongtu.files import check_new_directory, check_replaceable, replace_directory, reserve, sync, whole_directory
+from hongtu.files import check_new_directory, check_replaceable, create_array, replace_directory, sync, whole_directory
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0
@@ -122,8 +122,7 @@ def _write_features(file: Path, labels: np.ndarray, width: int, classes: int, rn
     """float32 [V, F]: the class mean (a random vector of length ``SIGNAL``) plus unit noise."""
     mean = rng.standard_normal((classes, width)).astype(np.float32)
     mean *= SIGNAL / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-6)
-    features = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(labels), width))
-    reserve(file)
+    features = create_array(file, np.float32, (len(labels), width))
     step = max(1, BLOCK_ELEMENTS // width)
     for lo in range(0, len(labels), step):
         block = features[lo : lo + step]

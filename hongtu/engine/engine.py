@@ -121,7 +121,6 @@ class Engine:
 
     def train(self, epoch: int) -> float:
         """Make this epoch's gradients those of the parameters; returns the loss."""
-        self.artifact.check_files()
         self._take_rows()
         self.drop_input_gradient()
         if not self.network.modules.training:  # the user has evaluated it; else single modules may, and stay so
@@ -129,6 +128,7 @@ class Engine:
         self.replicas.spread(training=True, epoch=epoch)
         self.reset_counters()
         loss = self._executor.run(self.program.train)
+        self.artifact.check_files()
         self.replicas.reduce()
         return loss
 
@@ -146,7 +146,6 @@ class Engine:
     def inferred(self) -> Iterator[Tensor]:
         """[V, C] in new order: the output without dropout; gone afterwards."""
         self.set_up()
-        self.artifact.check_files()
         self._take_rows()
         with self._evaluating():
             self._executor.run(self.program.evaluate or self.program.train)  # the latter where nothing is trained

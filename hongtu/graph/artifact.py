@@ -195,21 +195,30 @@ class Artifact:
         check_bounds(self)
 
     def check_files(self) -> None:
-        """Refuse files that were cut short since they were opened: reading what is gone of a mapped file kills the
-        process. A file that was removed, or replaced by another, is still there for who has it open.
+        """Refuse files that were cut short since they were opened, whose reading kills the process where they are
+        mapped, and files with other content. One that was removed, or replaced by another, is still there for who has
+        it open.
 
         Raises:
             InputError: naming the first.
         """
-        for file, (device, inode, size) in self._opened.items():
+        for file, opened in self._opened.items():
             try:
-                now = file.stat()
+                now = _file_identity(file)
             except OSError:
                 continue
-            if (now.st_dev, now.st_ino) == (device, inode) and now.st_size < size:
+            if now == opened or now[:2] != opened[:2]:
+                continue
+            if now[2] < opened[2]:
                 raise InputError(
-                    f"{file}: cut from {size} to {now.st_size} bytes while it was in use; run `hongtu preprocess` again"
+                    f"{file}: cut from {opened[2]} to {now[2]} bytes while it was in use; run `hongtu preprocess` again"
                 )
+            if file_hash(file) != self.manifest["arrays"][file.stem].get("hash"):
+                raise InputError(
+                    f"{file}: overwritten while it was in use, so that the graph is another one; no step is made on "
+                    "it: run `hongtu preprocess` again"
+                )
+            self._opened[file] = now  # somebody has touched it
 
     def numbers(self, vertices: Iterable[Any]) -> np.ndarray:
         """int64, the original numbers of vertices named as the input names them.
@@ -268,7 +277,7 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
     return artifact
 
 
-def _file_identity(file: Path) -> tuple[int, int, int]:
-    """Device, inode and bytes."""
+def _file_identity(file: Path) -> tuple[int, ...]:
+    """Device, inode, bytes, and when it was written to last."""
     found = file.stat()
-    return found.st_dev, found.st_ino, found.st_size
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

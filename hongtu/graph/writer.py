@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.files import check_new_directory, check_replaceable, replace_directory, reserve, sync, whole_directory
+from hongtu.files import check_new_directory, check_replaceable, create_array, replace_directory, sync, whole_directory
 from hongtu.graph.format import (
     ARRAYS,
     FORMAT,
@@ -106,13 +106,6 @@ class ArtifactWriter:
             if (self._directory / name).exists():
                 sync(self._directory / name)
         replace_directory(self._directory, self.path)
-
-
-def create_array(file: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A writable memory map of a new .npy file."""
-    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
-    reserve(file)
-    return array
 
 
 def _form(file: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hongtu.errors import InputError
-from hongtu.files import reserve, whole_file
+from hongtu.files import create_array, whole_file
 from hongtu.graph.given import as_path
 from hongtu.ranks.together import Together
 
@@ -62,8 +62,7 @@ def write_rows(path: Path, rows: Tensor, ids: Tensor, ranks: Together) -> np.nda
 def _write(path: Path, parts: Iterable[tuple[Tensor, Tensor]], shape: tuple[int, int], dtype: np.dtype) -> None:
     step = max(1, BLOCK // max(shape[1], 1))
     with whole_file(path) as partial:
-        into = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
-        reserve(partial)
+        into = create_array(partial, dtype, shape)
         with tqdm(total=shape[0], desc=path.name, delay=2, disable=None) as bar:
             for rows, ids in parts:
                 found, order = rows.numpy(), ids.numpy()

@@ -80,7 +80,7 @@ class Runtime:
     ) -> None:
         if on_oom not in ON_OOM:
             raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        self._network, self._on_oom, self._backend = network, on_oom, backend
+        self._artifact, self._network, self._on_oom, self._backend = artifact, network, on_oom, backend
         self._make_plan = _tried(make_plan, backend)
         self._partitions, self._ranks = artifact.topology.partitions, ranks or Alone()
         probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
@@ -123,6 +123,7 @@ class Runtime:
             return self._run(work)
 
     def _run(self, work: Callable[[Engine], T]) -> T:
+        self._artifact.check_files()
         if not self._whole:
             self._replace_engine(self._plan)
         thawed = any(parameter.requires_grad for parameter in self._frozen)

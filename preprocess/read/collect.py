@@ -12,6 +12,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError, note
+from hongtu.files import create_array
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.relabel import IntegerIds, NameIds
@@ -147,11 +148,11 @@ def _joined(file: Path, rows: list[Path], dtype: type, count: int) -> np.ndarray
     """One array on disk whose rows are the raw files, read only."""
     if count == 0:
         return np.empty((len(rows), 0), dtype=dtype)
-    joined = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(len(rows), count))
+    joined = create_array(file, dtype, (len(rows), count))
     for row, raw in enumerate(rows):
-        array = np.memmap(raw, dtype=dtype, mode="r")
-        for lo in range(0, count, BLOCK):
-            joined[row, lo : lo + BLOCK] = array[lo : lo + BLOCK]
+        with raw.open("rb") as stream:
+            for lo in range(0, count, BLOCK):
+                joined[row, lo : lo + BLOCK] = np.fromfile(stream, dtype, min(BLOCK, count - lo))
     return np.load(file, mmap_mode="r")
 
 

@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError, OutputError, uninterrupted
-from hongtu.files import Create, make_directory
+from hongtu.files import Create, create_array, make_directory
 from hongtu.graph.format import ARRAYS, ORIGIN
 from hongtu.graph.format import STAGES as LOG
-from hongtu.graph.writer import ArtifactWriter, check_output, create_array
+from hongtu.graph.writer import ArtifactWriter, check_output
 from hongtu.preprocess.workspace.progress import Progress
 from hongtu.preprocess.workspace.watch import Watch
 

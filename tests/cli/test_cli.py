@@ -165,6 +165,29 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in"]
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_disk_that_fills_while_text_is_read_is_named(tmp_path, monkeypatch, capsys, weighted):
+    """It would be a bus error where the file is mapped before it has its blocks."""
+    allocate, files = os.posix_fallocate, []
+
+    def refuse(descriptor, *where):
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        files.append(name)
+        if name == ("edge_weight.npy" if weighted else "edges.npy"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, *where)
+
+    edges = np.random.default_rng(0).integers(0, 20, (100, 2))
+    lines = (f"{a} {b} 0.5" if weighted else f"{a} {b}" for a, b in edges.tolist())
+    (tmp_path / "edges.txt").write_text("\n".join(lines))
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    given = ["--features", "degree", "--labels", "random:2", "--random-split", "0.6,0.2,0.2"]
+    command = ["preprocess", str(tmp_path / "edges.txt"), str(tmp_path / "out"), *given, "--partitions", "2"]
+    assert main([*command, "--chunks", "2"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert len(files) == 1 + weighted and not (tmp_path / "out").exists()
+
+
 def test_what_is_printed_in_a_notebook_is_short(tmp_path):
     assert main(["preprocess", str(write(tmp_path / "in", pieces())), str(tmp_path / "out"), *SMALL]) == 0
     artifact = hongtu.open_artifact(tmp_path / "out")

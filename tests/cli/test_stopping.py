@@ -24,6 +24,7 @@ import hongtu
 from hongtu import files
 from hongtu import nn as hnn
 from hongtu.cli.main import main
+from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
 from hongtu.train import snapshot
 from hongtu.train.random_state import seed_generators
@@ -371,3 +372,39 @@ def test_a_file_that_is_cut_short_during_a_run_stops_it(copy, name):
     for call in (trainer.train_epoch, trainer.evaluate):
         with pytest.raises(InputError, match=rf"{name}\.npy: cut from \d+ to 100 bytes while it was in use"):
             call()
+
+
+@pytest.mark.parametrize("name", ["features", "in_edge_start", "labels", "original_id"])
+def test_a_file_that_is_overwritten_during_a_run_stops_it(copy, name):
+    """Though it has the size that it had: epochs would go on with other numbers."""
+    trainer = make(copy)
+    trainer.fit(1, eval_every=1)
+    file = copy.path / f"{name}.npy"
+    os.utime(file)
+    trainer.fit(1, eval_every=1)  # the same content
+    with open(file, "r+b") as stream:
+        stream.seek(-4, os.SEEK_END)
+        last = stream.read()
+        stream.seek(-4, os.SEEK_END)
+        stream.write(bytes(255 - byte for byte in last))
+    for call in (trainer.train_epoch, trainer.evaluate):
+        with pytest.raises(InputError, match=rf"{name}\.npy: overwritten while it was in use"):
+            call()
+
+
+def test_no_step_is_made_on_a_file_that_is_overwritten_in_an_epoch(copy, monkeypatch):
+    trainer = make(copy)
+    trainer.train_epoch()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    run = Executor.run
+
+    def overwrite(self, passes):
+        with open(copy.path / "features.npy", "r+b") as stream:
+            stream.seek(-4, os.SEEK_END)
+            stream.write(b"abcd")
+        return run(self, passes)
+
+    monkeypatch.setattr(Executor, "run", overwrite)
+    with pytest.raises(InputError, match="no step is made"):
+        trainer.train_epoch()
+    assert all(map(torch.equal, before, trainer.model.parameters()))

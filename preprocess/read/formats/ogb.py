@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.files import create_array
 from hongtu.preprocess.read.formats.text import open_text
 from hongtu.preprocess.read.formats.text_lines import HEAD, read_lines
 from hongtu.preprocess.read.graph import RawGraph
@@ -166,7 +167,7 @@ def _features(file: Path, num_rows: int, into: Path) -> np.ndarray:
                 "again"
             )
         if features is None:
-            features = np.lib.format.open_memmap(into, "w+", np.float32, (num_rows, block.shape[1]))
+            features = create_array(into, np.float32, (num_rows, block.shape[1]))
         features[lo : lo + len(block)] = block
     more = len(_parsed(file, itertools.islice(lines, ROWS), np.float32, num_rows))  # also reads the file's end
     if more:
