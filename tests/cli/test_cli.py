@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import importlib
 import io
 import json
@@ -19,6 +20,7 @@ from hongtu.cli.settings import descriptions
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats import ogb
 from tests.neutral import pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,27 +167,35 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in"]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_disk_that_fills_while_text_is_read_is_named(tmp_path, monkeypatch, capsys, weighted):
+@pytest.mark.parametrize("form", ["{} {}", "v{} v{}", "{}000 {}000"])
+def test_a_disk_that_fills_while_text_is_read_is_named(tmp_path, monkeypatch, capsys, form):
     """It would be a bus error where the file is mapped before it has its blocks."""
-    allocate, files = os.posix_fallocate, []
+    files = []
 
-    def refuse(descriptor, *where):
-        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
-        files.append(name)
-        if name == ("edge_weight.npy" if weighted else "edges.npy"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        allocate(descriptor, *where)
+    def refuse(descriptor, *_):
+        files.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     edges = np.random.default_rng(0).integers(0, 20, (100, 2))
-    lines = (f"{a} {b} 0.5" if weighted else f"{a} {b}" for a, b in edges.tolist())
-    (tmp_path / "edges.txt").write_text("\n".join(lines))
+    (tmp_path / "edges.txt").write_text("\n".join(form.format(*edge) for edge in edges.tolist()))
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    given = ["--features", "degree", "--labels", "random:2", "--random-split", "0.6,0.2,0.2"]
+    given = ["--features", "degree", "--labels", "random:2", "--random-split", "0.6,0.2,0.2", "--relabel"]
     command = ["preprocess", str(tmp_path / "edges.txt"), str(tmp_path / "out"), *given, "--partitions", "2"]
     assert main([*command, "--chunks", "2"]) == 1
     assert "No space left on device" in capsys.readouterr().err
-    assert len(files) == 1 + weighted and not (tmp_path / "out").exists()
+    assert files == ["edges.npy"] and not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fills_while_ogbs_text_is_read_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with gzip.open(tmp_path / "node-feat.csv.gz", "wt") as stream:
+        stream.write("1.0,2.0\n3.0,4.0\n")
+    assert ogb._features(tmp_path / "node-feat.csv.gz", 2, tmp_path / "out.npy").tolist() == [[1, 2], [3, 4]]
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        ogb._features(tmp_path / "node-feat.csv.gz", 2, tmp_path / "out.npy")
 
 
 def test_what_is_printed_in_a_notebook_is_short(tmp_path):
