@@ -86,7 +86,8 @@ def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData,
     h = torch.sin(torch.arange(ROWS * features, dtype=dtype)).reshape(ROWS, features)
     of_rows = torch.arange(ROWS) % 2, torch.tensor([[1.0, 0.0, torch.nan]] * ROWS, dtype=dtype)
     known = {-1: h}
-    a, s = h, ()
+    a: Tensor = h
+    s: Given = ()
     for index in range(len(network.layers) + 1):
         taken = [known[number] for number in network.wiring.takes[index]]
         stage = _Part(partial(_stage, index, len(taken)), (a, *s, *taken, *of_rows), 1 + len(s) + len(taken))
@@ -222,7 +223,8 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
 
 def _call(network: Network, run: Run, given: Given) -> Result:
     """With the same random numbers in every call."""
-    network.drawn = drawn = []
+    drawn: list[Tensor] = []
+    network.drawn = drawn
     torch.set_rng_state(STATE)
     try:
         rows = run(network, given)
