@@ -106,7 +106,8 @@ def test_any_manifest_opens_or_is_refused(artifact, tmp_path_factory, key, inner
 
 @pytest.mark.parametrize(("path", "value"), [
     ("settings", []), ("settings", None), ("volume", {}), ("volume.paper", 3), ("volume.paper.v_ru", "x"),
-    ("alpha", "x"), ("volume.input.v_ori", 10**400), ("statistics", [1]), ("statistics.balance", 7), ("statistics.balance.train", None),
+    ("alpha", "x"), ("volume.input.v_ori", 10**400), ("statistics", [1]), ("statistics.balance", 7),
+    ("statistics.balance.train", None),
     ("statistics.edge_cut", {}), ("statistics.train", float("nan")), ("hash", 5), ("classes", 10**8), ("task", []),
 ])  # fmt: skip
 def test_values_of_other_types_in_a_manifest_are_refused(artifact, tmp_path, capsys, path, value):
