@@ -13,7 +13,10 @@ from tests.project.test_rooms import MODULES, ROOT
 
 # Words that name nothing in the code, with those that do, and the modules where another library's own word is meant.
 RETIRED = {
-    "node": ("vertex", {"build", "traced", "expression", "in_place", "networkx_graph", "dgl_graph"}),
+    "node": (
+        "vertex",
+        {"build", "traced", "tracer", "edge_functions", "expression", "in_place", "networkx_graph", "dgl_graph"},
+    ),
     "dry": ("simulated", set()),
 }
 
