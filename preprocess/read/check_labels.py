@@ -45,7 +45,7 @@ def _as_classes(raw: RawGraph) -> np.ndarray:
     if labels.dtype == bool:
         return labels.astype(np.int64)
     none = np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), dtype=bool)
-    whole = labels[~none]
+    whole = labels[~none].astype(np.float64)  # of half precision 2**31 is none
     if not len(whole) or (np.abs(whole) >= 2**31).any() or (whole != np.rint(whole)).any():
         return labels
     taken = f"whole numbers, taken as classes ({int(none.sum())} nan: none); --task regression predicts numbers"
