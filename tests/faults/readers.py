@@ -87,7 +87,7 @@ def _dense_of_sparse(content: bytes) -> np.ndarray:
         for k in range(int(given["indptr"][major]), int(given["indptr"][major + 1])):
             at = (major, int(given["indices"][k])) if by_row else (int(given["indices"][k]), major)
             dense[at] += given["data"][k]
-    return dense
+    return dense if dense.dtype.kind == "f" else dense.astype(np.float32)
 
 
 def _read_meta(file: Path) -> Any:
