@@ -118,6 +118,11 @@ _as_on_gpu = [False]
 _watching: list[Callable[[str, tuple[Any, ...]], None]] = []
 
 
+def in_use() -> Kernels:
+    """The kernels that run on CPU tensors now."""
+    return _for_cpu[-1]
+
+
 def kernels_for(tensor: Tensor) -> Kernels:
     """The kernels that run on a tensor."""
     return _on_gpu(tensor.get_device()) if tensor.is_cuda else _for_cpu[-1]

@@ -20,7 +20,7 @@ from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology
-from hongtu.kernels.dispatch import as_on_gpu
+from hongtu.kernels.dispatch import as_on_gpu, in_use
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
@@ -145,7 +145,7 @@ def _probe_view(
         choice = replace(choice, save=plan.choice.save, resident=plan.resident)
     small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
     host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)))
-    device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic())
+    device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
         for parameter in twin.modules.parameters():
