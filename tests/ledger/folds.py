@@ -1,0 +1,261 @@
+"""What follows from the list of a pass: bytes, peaks, arenas, streams, waits. One function each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from hongtu.hardware import aligned
+from hongtu.metrics import Traffic
+from hongtu.plan.memory.slab import Places
+from tests.ledger.form import HOST, All, Alloc, Call, Chunk, Column, Copy, Free, Op, Ref, Space
+
+Key = tuple[str, Space]
+There = dict[Key, Alloc]  # what is there
+OUTSIDE = ("disk", "rank")  # whose tensors nobody makes
+WINDOWS = ("host", "staging", "window")
+
+
+class LedgerError(RuntimeError):
+    """A list does what cannot be."""
+
+
+def there_after(ops: Iterable[Op], there: There) -> Iterator[tuple[Op, There]]:
+    """Every operation with what is there when it is done.
+
+    Raises:
+        LedgerError: when something is made twice, or used or freed where it is not there.
+    """
+    for x in ops:
+        if isinstance(x, Alloc):
+            if x.ref.key in there:
+                raise LedgerError(f"{x.ref.key} is made twice")
+            there[x.ref.key] = x
+        elif isinstance(x, Free):
+            if there.pop(x.ref.key, None) is None:
+                raise LedgerError(f"{x.ref.key} is freed, but it is not there")
+        else:
+            for ref in (*x.reads, *x.writes):
+                _in_bounds(ref, there)
+        yield x, there
+
+
+def _in_bounds(ref: Ref, there: There) -> None:
+    made = there.get(ref.key)
+    if made is None:
+        if ref.space.kind in OUTSIDE or (ref.space == HOST and ref.rows == All()):
+            return  # the graph's own arrays and the plan's are always there
+        raise LedgerError(f"{ref.key} is not there")
+    end = _end(ref.rows)
+    if made.row and end > made.rows:
+        raise LedgerError(f"{ref.key} has {made.rows} rows, not {end}")
+
+
+def _end(rows: All | Chunk | Column) -> int:
+    if isinstance(rows, Chunk):
+        return rows.end if rows.end > rows.first else 0
+    return 0 if isinstance(rows, All) else int(rows.index.max(initial=-1)) + 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- bytes
+
+
+def traffic(ops: Iterable[Op], there: There) -> dict[int, Traffic]:
+    """By device, what crosses every link. Ranks and what the disk moves for set-up count for the first."""
+    found: defaultdict[int, Traffic] = defaultdict(Traffic)
+    for x, now in there_after(ops, there):
+        link = link_of(x) if isinstance(x, Copy) else None
+        if link is not None:
+            rows = _count(x)
+            nbytes = rows * _row(x, now)
+            found[device_of(x)].add(link, nbytes, rows)
+    return found
+
+
+def link_of(x: Copy) -> str | None:
+    """What a copy counts as: its two spaces, which rows they have on the device, and whether it adds."""
+    src, dst = x.src.space.kind, x.dst.space.kind
+    if "disk" in (src, dst):
+        return "disk"
+    if src == "device" and dst == "device":
+        return None if x.src.space == x.dst.space else "push" if x.adds else "pull"
+    if dst == "device":
+        return "topology" if x.topology else "load" if isinstance(x.dst.rows, Column) else "read"
+    if src == "device":
+        return "flush" if isinstance(x.src.rows, Column) else "write"
+    if src == "rank" and x.stores:
+        return "fetch"
+    return "send" if dst == "rank" and x.adds else None
+
+
+def device_of(x: Copy) -> int:
+    for space in (x.src.space, x.dst.space) if x.adds else (x.dst.space, x.src.space):
+        if space.kind in ("device", "window"):
+            return space.number
+    return 0
+
+
+def _count(x: Copy) -> int:
+    """Rows that move: of the side that is counted in bytes, these."""
+    side = x.src.rows if x.src.space.kind == "disk" else x.dst.rows
+    if isinstance(side, All):
+        side = x.src.rows
+    if isinstance(side, Chunk):
+        return side.end - side.first
+    return len(side.index) if isinstance(side, Column) else 0
+
+
+def _row(x: Copy, there: There) -> int:
+    if "disk" in (x.src.space.kind, x.dst.space.kind):
+        return 1  # counted in bytes
+    made = there.get(x.dst.key) or there.get(x.src.key)
+    if made is None or not made.row:
+        made = there[x.src.key]
+    return made.row
+
+
+# ---------------------------------------------------------------------------------------------------------------- peaks
+
+
+def memory_of(space: Space) -> str | None:
+    if space.kind == "device":
+        return f"device {space.number}"
+    return "pinned host" if space.kind in WINDOWS else None
+
+
+def peaks(ops: Iterable[Op], there: There) -> Counter[str]:
+    """The most bytes that are there in every memory."""
+    live: Counter[str] = Counter()
+    for made in there.values():
+        live[str(memory_of(made.ref.space))] += round(made.nbytes)
+    most = Counter(live)
+    for x in ops:
+        if isinstance(x, Alloc):
+            live[str(memory_of(x.ref.space))] += round(x.nbytes)
+            there[x.ref.key] = x
+        elif isinstance(x, Free) and x.ref.key in there:
+            live[str(memory_of(x.ref.space))] -= round(there.pop(x.ref.key).nbytes)
+        most |= live
+    return most
+
+
+def slab(groups: Sequence[Sequence[Sequence[Op]]], device: int) -> int:
+    """Bytes of one device's slab: what stays for several passes lies in the lowest gaps, the rest is stacked above."""
+    height = 0
+    for passes in groups:
+        places, standing = Places(), set()
+        for ops in passes:
+            stack: dict[str, int] = {}
+            for x in ops:
+                if isinstance(x, Alloc | Free) and x.ref.space == Space("device", device):
+                    name = x.ref.tensor
+                    if isinstance(x, Alloc) and x.row and x.stays:
+                        places.put(name, x.nbytes)
+                        standing.add(name)
+                    elif isinstance(x, Alloc) and x.row:
+                        stack[name] = aligned(x.nbytes)
+                    elif name in standing:
+                        places.free(name)
+                        standing.remove(name)
+                    else:
+                        stack.pop(name, None)
+                    height = max(height, places.height + sum(stack.values()))
+    return height
+
+
+# -------------------------------------------------------------------------------------------------------------- streams
+
+
+HERE = "dispatch", 0  # the thread that gives streams their work
+ON = {  # the stream that copies between two spaces, of a device or of all
+    ("host", "device"): "load", ("staging", "device"): "load", ("window", "device"): "load",
+    ("device", "host"): "flush", ("device", "staging"): "flush", ("device", "window"): "flush",
+    ("staging", "host"): "host", ("staging", "window"): "host", ("window", "host"): "host",
+    ("host", "rank"): "host",
+    ("window", "window"): "disk", ("host", "window"): "disk", ("disk", "window"): "disk", ("window", "disk"): "disk",
+    ("host", "staging"): "dispatch", ("rank", "host"): "dispatch",
+}  # fmt: skip
+
+
+def stream_of(x: Copy | Call, *, staged: bool) -> tuple[str, int]:
+    """Which stream does it. Where device and host share their memory, only the disk has one of its own."""
+    if isinstance(x, Call):
+        kind = x.where.kind
+        name = "compute" if kind == "device" else "disk" if kind == "window" else "dispatch"
+        number = x.where.number if kind == "device" else 0
+    else:
+        src, dst = x.src.space, x.dst.space
+        if src.kind == dst.kind == "device":
+            adds_here = x.src.space == x.dst.space or x.adds
+            name, number = ("compute", src.number) if adds_here else ("load", dst.number)
+        else:
+            name = ON[src.kind, dst.kind]
+            number = dst.number if name == "load" else src.number if name == "flush" else 0
+    return (name, number) if staged or name == "disk" else HERE
+
+
+# ---------------------------------------------------------------------------------------------------------------- waits
+
+
+def waits(ops: Sequence[Op], *, staged: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What must be ordered between streams, from what every operation reads and writes.
+
+    Returns:
+        int64 [K, 2]: the first operation must be done before the second begins; and the same of two that add to the
+        same rows of a device, which need no order if they add atomically.
+    """
+    sizes = _sizes(ops)
+    written: dict[Key, np.ndarray] = {}
+    read: dict[tuple[Key, tuple[str, int]], np.ndarray] = {}
+    added: dict[tuple[Key, tuple[str, int]], np.ndarray] = {}
+    streams: dict[Key, set[tuple[str, int]]] = defaultdict(set)
+    pairs: set[tuple[int, int]] = set()
+    adding: set[tuple[int, int]] = set()
+
+    def last(table: dict, key: object, rows: object) -> set[int]:
+        return set(np.unique(table[key][rows]).tolist()) - {-1} if key in table else set()
+
+    for k, x in enumerate(ops):
+        if not isinstance(x, Copy | Call):
+            continue
+        stream = stream_of(x, staged=staged)
+        atomic = isinstance(x, Copy) and x.src.space.kind == x.dst.space.kind == "device" and x.adds
+        for is_write, refs in ((False, x.reads), (True, x.writes)):
+            for ref in refs:
+                key, rows = ref.key, _units(ref.rows)
+                adds = atomic and ref is x.dst
+                if adds and not is_write:
+                    continue
+                before = last(written, key, rows)
+                for other in streams[key]:
+                    before |= set() if adds else last(added, (key, other), rows)
+                    before |= last(read, (key, other), rows) if is_write else set()
+                    adding |= {(j, k) for j in last(added, (key, other), rows) if other != stream} if adds else set()
+                pairs |= {(j, k) for j in before if j != k}
+                streams[key].add(stream)
+                table, at = (added, (key, stream)) if adds else (written, key) if is_write else (read, (key, stream))
+                if at not in table:
+                    table[at] = np.full(sizes[key], -1, dtype=np.int64)
+                table[at][rows] = k
+    apart = {(j, k) for j, k in pairs if stream_of(ops[j], staged=staged) != stream_of(ops[k], staged=staged)}
+    return _pairs(apart), _pairs(adding)
+
+
+def _pairs(found: set[tuple[int, int]]) -> np.ndarray:
+    return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
+
+
+def _units(rows: All | Chunk | Column) -> slice | np.ndarray:
+    if isinstance(rows, Chunk):
+        return slice(rows.first, rows.end)
+    return rows.index if isinstance(rows, Column) else slice(None)
+
+
+def _sizes(ops: Sequence[Op]) -> dict[Key, int]:
+    sizes: dict[Key, int] = defaultdict(lambda: 1)
+    for x in ops:
+        for ref in (*x.reads, *x.writes) if isinstance(x, Copy | Call) else (x.ref,):
+            sizes[ref.key] = max(sizes[ref.key], _end(ref.rows), x.rows if isinstance(x, Alloc) else 1)
+    return sizes

@@ -1,0 +1,539 @@
+"""Today's programs in the new form (``form.py``): what every instruction reads and writes, and where.
+
+The order is that in which the executor gives instructions to streams. Legend: D destinations of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hongtu.hardware import aligned
+from hongtu.plan.memory.buffers import Buffer
+from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
+from hongtu.plan.passes.definition import FEATURES
+from hongtu.plan.program import moves, spilling, waiting
+from hongtu.plan.program.check import GIVEN
+from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.predict import placed_row, script_bytes
+from hongtu.plan.program.program import PassProgram, Program
+from tests.ledger.form import DISK, HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
+from tests.ledger.lower_body import Body
+
+THROUGH = ("disk ", "bucket ", "parts ")  # names of a window of the disk
+WAITS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A wait of today's program where it stands in the list.
+
+    Attributes:
+        turn: which set of events it is about.
+        device: a wait that is in no program, but in the devices: of one of them.
+    """
+
+    wait: Instruction
+    turn: int
+    device: int | None = None
+
+
+class Lowered(NamedTuple):
+    """One pass: everything that runs, and the waits between."""
+
+    p: PassProgram
+    entries: tuple[Op | Placed, ...]
+    staged: bool
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(x for x in self.entries if not isinstance(x, Placed))
+
+
+def lower(program: Program, width: dict[str, int], item: int) -> list[Lowered]:
+    """The passes of set-up, of an epoch and of an evaluation.
+
+    Args:
+        width: columns of vertex tensors by name.
+        item: bytes of a number.
+    """
+    whole = Lowering(program, width, item)
+    return [whole.lower(p) for p in (*program.setup, *program.train, *program.evaluate)]
+
+
+class Lowering:
+    """What is there from pass to pass."""
+
+    def __init__(self, program: Program, width: dict[str, int], item: int) -> None:
+        self.program, self.width, self.item = program, width, item
+        passes = (*program.setup, *program.train, *program.evaluate)
+        self.staged = any(isinstance(x, waiting.Wait) and x.event == "sent" for p in passes for x in p.body)
+        self.posted: set[str] = set()
+        self.pieces: dict[tuple[str, int], Ref] = {}  # by tensor and chunk, what the chunk keeps
+        self.saved: dict[tuple[int, int], list[Ref]] = {}  # by stage and chunk
+        self.stays: set[str] = set()  # tensors placed on the devices
+        self.slots: dict[tuple[str, int], np.ndarray] = {}  # of sources, by where they stay and chunk
+
+    def row(self, name: str) -> int:
+        return self.width[name] * self.item
+
+    def lower(self, p: PassProgram) -> Lowered:
+        return Lowered(p, tuple(Lower(self, p).every()), self.staged)
+
+
+class Lower:
+    """One pass."""
+
+    def __init__(self, at: Lowering, p: PassProgram) -> None:
+        self.at, self.p, self.item, self.staged = at, p, at.item, at.staged
+        self.devices, self.view = range(len(p.buffers)), p.view
+        self.entries_of = chunk_entries(p.view)
+        self.transient = 0
+
+    # -------------------------------------------------------------------------------------------------------- places
+
+    def device(self, i: int, name: str, lo: int, hi: int, step: int = 0) -> Ref:
+        """Rows of a device's buffer, of the set of a batch."""
+        buffer = self.p.buffers[i].get(name)
+        base = 0 if buffer is None else step % buffer.sets * buffer.shape[0]
+        assert buffer is None or hi <= buffer.shape[0], name
+        return Ref(self._named(name), Space("device", i), Chunk(base + lo, base + hi))
+
+    def _named(self, name: str) -> str:
+        """A pass's buffer of rows that are picked has the name of the tensor that stays there."""
+        return f"picked {name}" if name in self.at.stays else name
+
+    def beside(self, i: int, name: str, lo: int, hi: int, step: int) -> Ref:
+        """The same on the host's side."""
+        buffer = self.p.staging[i][name]
+        base = step % buffer.sets * buffer.shape[0]
+        assert hi <= buffer.shape[0], name
+        return Ref(name, Space(_side(name), i), Chunk(base + lo, base + hi))
+
+    def some(self, ref: Ref, index: np.ndarray, at: Ref | None = None) -> Ref:
+        """Rows of those rows."""
+        base = ref.rows.first if isinstance(ref.rows, Chunk) else 0
+        return Ref(ref.tensor, ref.space, Column(base + np.asarray(index, dtype=np.int64), at))
+
+    def cache(self, i: int, name: str, slots: np.ndarray, at: Ref | None) -> Ref:
+        return Ref(name, Space("device", i), Column(np.asarray(slots, dtype=np.int64), at))
+
+    def script(self, i: int, lo: int, hi: int, *, host: bool = False) -> Ref:
+        """Bytes of what one copy brings in this batch."""
+        if host and self.p.keeps:
+            return Ref(f"script {self.p.name} {self.batch}", Space("staging", i), Chunk(lo, hi))
+        return Ref(f"script {self.step % self.p.sets}", Space("staging" if host else "device", i), Chunk(lo, hi))
+
+    # ---------------------------------------------------------------------------------------------------- the passes
+
+    def every(self) -> Iterator[Op | Placed]:
+        p = self.p
+        self.step, self.batch = 0, 0
+        for x in p.before:
+            yield from getattr(self, x.verb)(x)
+        buffers = list(self._buffers())
+        yield from buffers
+        sets = max(p.sets, 1 + p.ahead)
+        for step in range(len(p.order) + p.ahead if p.order else 0):
+            for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
+                if body and 0 <= at < len(p.order):
+                    self.step, self.batch, self.turn = at, p.order[at], at % sets
+                    if body is p.body:
+                        self._begin_batch()
+                    for x in body:
+                        yield from self._do(x)
+        for x in p.after:
+            yield from getattr(self, x.verb)(x)
+        yield from (Free(x.ref) for x in buffers if not x.stays)
+        for x in p.frees:
+            yield from self.free(x)
+
+    def _begin_batch(self) -> None:
+        self.registers: dict[int, dict[str, Ref]] = {i: {} for i, _ in self.p.busy(self.batch)}
+        self.brought: dict[tuple[int, str], Ref] = {}
+        self.slots: dict[int, np.ndarray] = {}
+        self.packed: list[list[tuple[int, int, bool]]] = [[] for _ in self.devices]
+
+    def _do(self, x: Instruction) -> Iterator[Op | Placed]:
+        if isinstance(x, WAITS):
+            yield Placed(x, self.turn)
+        else:
+            yield from getattr(self, x.verb)(x)
+
+    def _buffers(self) -> Iterator[Alloc]:
+        p = self.p
+        for i in self.devices:
+            script = sum(p.buffers[i][name].nbytes(self.item) // p.sets for name in p.packed)
+            for k in range(p.sets if p.packed else 0):
+                yield Alloc(Ref(f"script {k}", Space("device", i)), script, 1, 1)
+                if not p.keeps:
+                    yield Alloc(Ref(f"script {k}", Space("staging", i)), script, 1, 1)
+            for name, buffer in p.buffers[i].items():
+                if name not in p.packed:
+                    yield self._buffer(self._named(name), Space("device", i), buffer)
+            for name, buffer in p.staging[i].items():
+                if name not in p.packed:
+                    yield self._buffer(name, Space(_side(name), i), buffer)
+
+    def _buffer(self, name: str, space: Space, buffer: Buffer) -> Alloc:
+        rows = buffer.sets * buffer.shape[0]
+        step = buffer.nbytes(self.item) // rows if rows else 0
+        return Alloc(Ref(name, space), rows, buffer.row_bytes(self.item), step)
+
+    def place(self, x: moves.Place) -> Iterator[Op]:
+        row = int(np.prod(x.shape)) * (self.item if x.dtype == FLOAT else SIZES[x.dtype])
+        spaces = [HOST] if x.where == "host" else [Space("device", i) for i in self.devices]
+        self.at.stays |= {x.name} if x.where == "device" else set()
+        for space, rows in zip(spaces, x.rows, strict=True):
+            yield Alloc(Ref(x.name, space), rows, row, placed_row(x, self.item), stays=True)
+            if x.zero is True:
+                yield Call("zero", (), (Ref(x.name, space),), space)
+            elif isinstance(x.zero, np.ndarray) and len(x.zero):
+                there = x.zero if x.kept is None else x.kept.places(x.zero)
+                yield Call("zero", (), (Ref(x.name, space, Column(there)),), space)
+
+    def free(self, x: moves.Free) -> Iterator[Op]:
+        if x.where == "host":
+            yield Free(Ref(x.name, HOST))
+        elif x.where == "device":
+            self.at.stays.discard(x.name)
+            yield from (Free(Ref(x.name, Space("device", i))) for i in self.devices)
+        else:
+            for key in [key for key in self.at.pieces if key[0] == x.name]:
+                yield Free(self.at.pieces.pop(key))
+
+    def begin_moments(self, x: moves.BeginMoments) -> Iterator[Op]:
+        for i in self.devices:
+            ref = Ref("moments", Space("device", i))
+            yield Alloc(ref, stays=True)
+            yield Call("zero", (), (ref,), ref.space)
+
+    def end_moments(self, x: moves.EndMoments) -> Iterator[Op]:
+        refs = tuple(Ref("moments", Space("device", i)) for i in self.devices)
+        yield Call("end moments", refs, (), HOST)
+        yield from map(Free, refs)
+
+    def sum_statistics(self, x: moves.SumStatistics) -> Iterator[Op]:
+        yield Call("sum statistics", (), (), HOST)  # of the model, which is no tensor of the program
+
+    def loss_over_edges(self, x: moves.LossOverEdges) -> Iterator[Op]:
+        yield Call("loss over edges", (Ref(x.output, HOST),), (Ref(x.gradient, HOST),), HOST)
+
+    # --------------------------------------------------------------------------------------------- between the ranks
+
+    def fetch(self, x: moves.Fetch | moves.SendBack) -> Iterator[Op]:
+        """What did not leave before leaves; what others gave comes."""
+        mode = "store" if x.link == "fetch" else "add"
+        if x.tensor not in self.at.posted:
+            for rank, rows in enumerate(x.crossing.leaving(x.link)):
+                yield from self._leave(x.tensor, rank, rows, mode)
+        self.at.posted.discard(x.tensor)
+        for rank, rows in enumerate(x.crossing.arriving(x.link)):
+            if len(rows):
+                source = Ref(x.tensor, Space("rank", rank), Column(rows))
+                yield Copy(Ref(x.tensor, HOST, Column(rows)), source, mode)
+
+    send_back = fetch
+
+    def _leave(self, tensor: str, rank: int, rows: np.ndarray, mode: Any) -> Iterator[Op]:
+        if len(rows):
+            yield Copy(Ref(tensor, Space("rank", rank), Column(rows)), Ref(tensor, HOST, Column(rows)), mode)
+
+    def post(self, x: moves.Post) -> Iterator[Op]:
+        assert x.steps is not None
+        self.at.posted.add(x.tensor)
+        for rank, (rows, steps) in enumerate(zip(x.crossing.leaving(x.link), x.steps, strict=True)):
+            yield from self._leave(x.tensor, rank, rows[steps == self.step], "store" if x.link == "fetch" else "add")
+
+    # ---------------------------------------------------------------------------------------------------------- load
+
+    def _bring(self, i: int, name: str, source: Ref, count: int, *, topology: bool = True) -> Iterator[Op]:
+        """An array to the front of its buffer, or into what one copy will bring."""
+        if name not in self.p.packed:
+            self._keep(i, name, self.device(i, name, 0, count, self.step))
+            if count:
+                yield Copy(self.brought[i, name], source, topology=topology)
+            return
+        lo = self.packed[i][-1][1] if self.packed[i] else 0
+        hi = lo + count * self.p.buffers[i][name].row_bytes(self.item)
+        self.packed[i].append((lo, hi, topology))
+        self._keep(i, name, self.script(i, lo, hi))
+        if not self.p.keeps and hi > lo:
+            yield Copy(self.script(i, lo, hi, host=True), source)
+
+    def _keep(self, i: int, name: str, ref: Ref) -> None:
+        self.brought[i, name] = ref
+        if i in self.registers:
+            self.registers[i][name] = ref
+
+    def slots_of(self, i: int, number: int) -> np.ndarray:
+        """int32 [S], of a chunk."""
+        if number in self.slots:
+            return self.slots[number]
+        return self.at.slots[self.registers[i]["slot_of_source"].tensor, number]
+
+    def bring_picks(self, x: moves.BringPicks) -> Iterator[Op]:
+        for i in self.devices:
+            column = x.picks.column(x.column, i, self.batch)
+            yield from self._bring(i, x.name, Ref(f"{x.column}s of {self.p.name}", HOST), len(column))
+
+    def bring_slots(self, x: moves.BringSlots) -> Iterator[Op]:
+        for i, number in self.p.busy(self.batch):
+            slots = self.slots[number] = x.slots.of(i, self.batch)
+            yield from self._bring(i, x.name, Ref(f"slots of {self.p.name}", HOST), len(slots))
+
+    def bring(self, x: moves.Bring) -> Iterator[Op]:
+        for i, number in self.p.busy(self.batch):
+            count = int(self.entries_of[x.over][number])
+            yield from self._bring(i, x.name, Ref(x.name, HOST), count)
+
+    def read_sparse(self, x: moves.ReadSparse) -> Iterator[Op]:
+        for part, name in x.parts.items():
+            for i, number in self.p.busy(self.batch):
+                count = int(self.view.num_dst[number]) + 1 if part == "start" else int(x.numbers[number])
+                yield from self._bring(i, name, Ref(x.name, HOST), count, topology=False)
+
+    def read(self, x: moves.Read) -> Iterator[Op]:
+        for i, number in self.p.busy(self.batch):
+            source = self.own_rows(x.name, i, number, x.kept)
+            if x.in_place and not self._in_memory(x.kept, i, number):
+                self._keep(i, x.name, source)
+            else:
+                count = int(self.view.num_dst[number])
+                yield from self._bring(i, x.name, source, count, topology=x.link == "topology")
+
+    def ship(self, x: moves.Ship) -> Iterator[Op]:
+        for i in self.devices:
+            for lo, hi, topology in self.packed[i]:
+                if hi > lo:
+                    yield Copy(self.script(i, lo, hi), self.script(i, lo, hi, host=True), topology=topology)
+
+    def fill(self, x: moves.Fill | moves.FillRows | moves.FillSlots) -> Iterator[Op]:
+        for i, number in self.p.busy(self.batch):
+            own = number - i * self.view.chunks
+            lo, hi = (int(x.start[i][own + k]) for k in (0, 1))
+            if isinstance(x, moves.FillSlots):
+                self.at.slots[x.buffer, number] = x.slots.of(i, self.batch)
+            if hi > lo:
+                link = getattr(x, "link", "topology")
+                yield Copy(
+                    Ref(x.buffer, Space("device", i), Chunk(lo, hi)),
+                    Ref(getattr(x, "name", "slots"), HOST),
+                    topology=link == "topology",
+                )
+
+    fill_rows = fill_slots = fill
+
+    def load(self, x: moves.Load) -> Iterator[Op]:
+        for i in self.devices:
+            rows, slots = (x.picks.column(name, i, self.batch) for name in (x.column, "slot"))
+            if len(slots):
+                at = self.brought[i, "load_rows"]
+                if x.from_bucket:
+                    bucket = self.beside(i, f"bucket {x.tensor}", 0, 0, self.step)
+                    source = self.some(bucket, rows, at)
+                else:
+                    source = Ref(x.tensor, HOST, Column(rows, at))
+                yield Copy(self.cache(i, x.cache, slots, self.brought[i, "load_slots"]), source)
+
+    def pull(self, x: moves.Pull) -> Iterator[Op]:
+        yield from self._peers(x, "pull_to", "pull_from", adds=False)
+
+    def push(self, x: moves.Push) -> Iterator[Op]:
+        yield from self._peers(x, "push_from", "push_to", adds=True)
+
+    def _peers(self, x: moves.Pull | moves.Push, here: str, there: str, *, adds: bool) -> Iterator[Op]:
+        for i in self.devices:
+            own, theirs = (x.picks.column(name, i, self.batch) for name in ("slot", "peer_slot"))
+            for peer, part in x.picks.by_peer(i, self.batch):
+                mine = self.cache(i, x.cache, own[part], self.brought[i, here])
+                other = self.cache(peer, x.cache, theirs[part], self.brought[i, there])
+                yield Copy(other, mine, "add") if adds else Copy(mine, other)
+
+    # ------------------------------------------------------------------------------------------------------- compute
+
+    def zero(self, x: moves.Zero) -> Iterator[Op]:
+        for i in self.devices:
+            slots = x.picks.column("slot", i, self.batch)
+            if len(slots):
+                cache = self.cache(i, x.cache, slots, self.brought[i, x.slots])
+                yield Call("zero rows", (), (cache,), cache.space)
+
+    def compute(self, x: moves.Compute) -> Iterator[Op]:
+        for i, number in self.p.busy(self.batch):
+            yield from Body(self, i, number, self.registers[i]).run(x)
+
+    # --------------------------------------------------------------------------------------------------------- flush
+
+    def _rows(self, number: int) -> np.ndarray:
+        rows: np.ndarray = np.r_[self.view.destinations(number)]
+        return rows
+
+    def _in_memory(self, kept: Kept | None, i: int, number: int) -> bool:
+        return kept is None or kept.has(i, int(self.view.chunk_start[number]))
+
+    def own_rows(self, name: str, i: int, number: int, kept: Kept | None) -> Ref:
+        """The chunk's own rows of a tensor, on the host or in the window of the disk."""
+        rows, pruned = self._rows(number), self.view.active is not None
+        index = self.registers[i].get("row_in_chunk") if pruned and self.staged else None
+        if not self._in_memory(kept, i, number):
+            first = int(self.view.chunk_start[number])
+            return self.some(self.beside(i, f"disk {name}", 0, 0, self.step), rows - first, index)
+        return Ref(name, HOST, Column(rows if kept is None else kept.places(rows), index))
+
+    def deliver(self, x: moves.Deliver) -> Iterator[Op | Placed]:
+        for i, number in self.p.busy(self.batch) if self.staged else ():
+            rows, count = self._rows(number), int(self.view.num_dst[number])
+            target, source = self.own_rows(x.name, i, number, x.kept), self.device(
+                i, f"deliver {x.name}", 0, count, self.step
+            )  # fmt: skip
+            stores = x.stores.of(rows) if self._in_memory(x.kept, i, number) else True
+            if stores is True:
+                yield Copy(target, source)
+            else:
+                target = Ref(target.tensor, target.space, Column(target.rows.index))  # type: ignore[union-attr]
+                yield from self._by_the_host(i, f"add {x.name}", source, target, stores)
+
+    def _by_the_host(self, i: int, name: str, source: Ref, target: Ref, stores: Any) -> Iterator[Op | Placed]:
+        """Rows leave, and the host puts them where they go."""
+        count = len(target.rows.index)  # type: ignore[union-attr]
+        staging = self.beside(i, name, 0, count, self.step)
+        through = None if name != "flush_rows" else self.device(i, name, 0, count, self.step)
+        yield Copy(staging, source, through=through)
+        yield Placed(waiting.Follow(stream="host", other="flush", why="add: the rows have arrived"), self.turn, i)
+        yield Copy(target, staging, _mode(stores))
+
+    def flush(self, x: moves.Flush) -> Iterator[Op | Placed]:
+        for i in self.devices:
+            rows, slots = (x.picks.column(name, i, self.batch) for name in (x.column, "slot"))
+            if not len(slots):
+                continue
+            stores: Any = x.stores[i].of(x.picks.of(i, self.batch))
+            cache = self.cache(i, x.cache, slots, self.brought[i, "flush_slots"])
+            kept, target = x.to_bucket, Ref(x.tensor, HOST, Column(rows))
+            if kept is not None:
+                target = self.some(self.beside(i, f"bucket {x.tensor}", 0, 0, self.step), rows)
+            into = stores if kept is None else True
+            if self.staged:
+                yield from self._by_the_host(i, "flush_rows", cache, target, into)
+            else:
+                yield Copy(target, cache, _mode(into))
+            if kept is not None and kept.rows:
+                vertices = x.picks.column("row", i, self.batch)
+                order = np.argsort(vertices, kind="stable")
+                places = kept.places(vertices[order])
+                if len(places):
+                    bucket = self.beside(i, f"bucket {x.tensor}", 0, len(places), self.step)
+                    mode = _mode(stores if isinstance(stores, bool) else stores[order[: len(places)]])
+                    yield Copy(Ref(x.tensor, HOST, Column(places)), bucket, mode)
+
+    # ------------------------------------------------------------------------------------------------------ the disk
+
+    def disk(self, begin: int, count: int, row: int) -> Ref:
+        return Ref("file", DISK, Chunk(begin, begin + count * row))
+
+    def _window(self, name: str, i: int, number: int) -> Ref:
+        first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
+        return self.beside(i, f"disk {name}", 0, end - first, self.step)
+
+    def _on_disk(self, kept: Kept) -> list[tuple[int, int]]:
+        return [one for one in self.p.busy(self.batch) if not self._in_memory(kept, *one)]
+
+    def recall_given(self, x: spilling.RecallGiven | spilling.LayOut) -> Iterator[Op]:
+        for i, number in self._on_disk(x.kept):
+            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
+            row = 4 * self.at.width[x.name]
+            yield Copy(self._window(x.name, i, number), Ref("artifact", DISK, Chunk(first * row, end * row)))
+
+    def lay_out(self, x: spilling.LayOut) -> Iterator[Op]:
+        yield from self.recall_given(x)
+        for i, number in self._on_disk(x.kept):
+            yield from self._give(x, i, number)
+
+    def recall(self, x: spilling.Recall) -> Iterator[Op]:
+        row = self.at.row(x.name)
+        for i, number in self._on_disk(x.kept):
+            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
+            into = self._window(x.name, i, number)
+            where = i, number - i * self.view.chunks, first, end
+            pieces = [piece for of in x.given for piece in of.pieces(*where, row)]
+            if x.straight:
+                yield Copy(into, self.disk(pieces[0].begin, end - first, row))
+                continue
+            yield Call("zero", (), (into,), into.space)
+            for piece in pieces:
+                parts = self.beside(i, f"parts {x.name}", 0, piece.rows, 0)
+                yield Copy(parts, self.disk(piece.begin, piece.rows, row))
+                taken = parts if piece.take is None else self.some(parts, piece.take)
+                yield Copy(self.some(into, piece.row - first), taken, _mode(piece.stores))
+
+    def recall_picks(self, x: spilling.RecallPicks) -> Iterator[Op]:
+        row = self.at.row(x.tensor)
+        for i in self.devices:
+            buckets = x.region.buckets[i]
+            lies, here = buckets.of_batch(self.batch), buckets.in_memory(self.batch)
+            if here:
+                places = x.kept.places(np.sort(x.picks.column("row", i, self.batch)))
+                bucket = self.beside(i, f"bucket {x.tensor}", 0, here, self.step)
+                yield Copy(bucket, Ref(x.tensor, HOST, Column(places)))
+            count = lies.stop - lies.start
+            if count:
+                bucket = self.beside(i, f"bucket {x.tensor}", here, here + count, self.step)
+                yield Copy(bucket, self.disk(x.region.begin[i] + lies.start * row, count, row))
+
+    def spill(self, x: spilling.Spill) -> Iterator[Op]:
+        row = self.at.row(x.name)
+        for i, number in self._on_disk(x.kept):
+            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
+            if x.own is not None:
+                yield Copy(self.disk(x.own + first * row, end - first, row), self._window(x.name, i, number))
+            yield from self._give(x, i, number)
+
+    def _give(self, x: spilling.Spill | spilling.LayOut, i: int, number: int) -> Iterator[Op]:
+        """A chunk's rows to the batches that load them."""
+        row, first = self.at.row(x.name), int(self.view.chunk_start[number])
+        own, window = number - i * self.view.chunks, self._window(x.name, i, number)
+        for region in x.takers:
+            buckets = region.buckets[i]
+            for lo, count in zip(buckets.begin[:, own].tolist(), buckets.count[:, own].tolist(), strict=True):
+                if count:
+                    taken = self.some(window, buckets.rows(slice(lo, lo + count)) - first)
+                    yield Copy(self.disk(region.begin[i] + lo * row, count, row), taken)
+
+    def spill_picks(self, x: spilling.SpillPicks) -> Iterator[Op]:
+        row = self.at.row(x.tensor)
+        for i in self.devices:
+            buckets = x.region.buckets[i]
+            at = buckets.in_memory(self.batch)
+            for lo, count in zip(buckets.begin[self.batch].tolist(), buckets.count[self.batch].tolist(), strict=True):
+                if count:
+                    bucket = self.beside(i, f"bucket {x.tensor}", at, at + count, self.step)
+                    yield Copy(self.disk(x.region.begin[i] + lo * row, count, row), bucket)
+                at += count
+
+
+def _side(name: str) -> Kind:
+    return "window" if name.startswith(THROUGH) else "staging"
+
+
+def _mode(stores: Any) -> Any:
+    return stores if isinstance(stores, np.ndarray) else "store" if stores else "add"
+
+
+def given(plan: Any) -> list[Alloc]:
+    """What is there before the first pass: the features and what is pageable on the host, the memory of scripts that
+    stay."""
+    found, item = [Alloc(Ref(name, HOST), stays=True) for name in GIVEN if name != FEATURES], plan.shape.itemsize
+    if plan.shape.sparse_input is None:
+        row = plan.passes.width[FEATURES] * item
+        found.append(Alloc(Ref(FEATURES, HOST), plan.in_memory(FEATURES), row, row, stays=True))
+    for p in plan.program.train:
+        for i in range(len(p.buffers)) if p.keeps and p.packed else ():
+            for batch, nbytes in zip(p.order, script_bytes(p, i, item), strict=True):
+                ref = Ref(f"script {p.name} {batch}", Space("staging", i))
+                found.append(Alloc(ref, nbytes, 1, aligned(nbytes) / nbytes if nbytes else 1, stays=True))
+    return found
