@@ -33,11 +33,11 @@ def there_after(ops: Iterable[Op], there: There) -> Iterator[tuple[Op, There]]:
             if x.ref.key in there:
                 raise LedgerError(f"{x.ref.key} is made twice")
             there[x.ref.key] = x
-        elif isinstance(x, Free):
+        elif isinstance(x, Free) and x.ref.rows == All():
             if there.pop(x.ref.key, None) is None:
                 raise LedgerError(f"{x.ref.key} is freed, but it is not there")
         else:
-            for ref in (*x.reads, *x.writes):
+            for ref in (*x.reads, *x.writes) if isinstance(x, Copy | Call) else (x.ref,):
                 _in_bounds(ref, there)
         yield x, there
 
@@ -57,6 +57,101 @@ def _end(rows: All | Chunk | Column) -> int:
     if isinstance(rows, Chunk):
         return rows.end if rows.end > rows.first else 0
     return 0 if isinstance(rows, All) else int(rows.index.max(initial=-1)) + 1
+
+
+class Values:
+    """Which rows of what is there have a value, and which values nobody has used yet.
+
+    Args:
+        there: what is there before the first pass; all of it has values.
+    """
+
+    def __init__(self, there: There) -> None:
+        self._there, self._buffers = dict(there), set[Key]()
+        self._known = {key: np.full(max(made.rows, 1), True) for key, made in there.items()}
+        self._unused = {key: np.zeros_like(known) for key, known in self._known.items()}
+
+    def check(self, ops: Iterable[Op]) -> None:
+        """Go through a pass.
+
+        Raises:
+            LedgerError: when something is read that has no value, or goes before anybody has used its value.
+        """
+        for x, _ in there_after(ops, self._there):
+            if isinstance(x, Alloc):
+                strict = x.row and not x.stays and x.ref.space.kind != "window"  # from where rows go whose turn comes
+                (self._buffers.add if strict else self._buffers.discard)(x.ref.key)
+                self._known[x.ref.key], self._unused[x.ref.key] = np.full((2, max(x.rows, 1)), False)
+            elif isinstance(x, Free):
+                self._end(x.ref)
+            elif isinstance(x, Copy) and "disk" in (x.src.space.kind, x.dst.space.kind):
+                self._whole_chunk(x)
+            else:
+                self._run(x)
+
+    def _run(self, x: Copy | Call) -> None:
+        for ref in x.reads:
+            if isinstance(x, Call) or ref is not x.dst:
+                self._use(ref)
+        if isinstance(x, Copy) and not x.stores:
+            rows = self._rows(self._known, x.dst)
+            _demand(rows if x.adds else rows | x.mode, x.dst)  # type: ignore[operator]
+        for ref in x.writes:
+            through = isinstance(x, Copy) and ref is x.through
+            self._set(ref, True, unused=not through and _is_for_somebody(x))
+
+    def _use(self, ref: Ref) -> None:
+        given = ref.rows == All() and ref.space == HOST and ref.key not in self._known
+        if not given and ref.space.kind != "rank":
+            _demand(self._rows(self._known, ref), ref)
+            self._unused[ref.key][_units(ref.rows)] = False
+
+    def _rows(self, table: dict[Key, np.ndarray], ref: Ref) -> np.ndarray:
+        rows: np.ndarray = table[ref.key][_units(ref.rows)]
+        return rows
+
+    def _set(self, ref: Ref, value: bool | np.ndarray, *, unused: bool) -> None:
+        if ref.space.kind in OUTSIDE:
+            if ref.space.kind == "rank":
+                return
+            self._grow(ref)
+        self._known[ref.key][_units(ref.rows)] = value
+        self._unused[ref.key][_units(ref.rows)] = unused
+
+    def _grow(self, ref: Ref) -> None:
+        """Of the disk there is as much as was ever named."""
+        for table in (self._known, self._unused):
+            known = table.get(ref.key, np.full(0, False))
+            table[ref.key] = np.append(known, np.full(max(_end(ref.rows) - len(known), 0), ref.tensor == "artifact"))
+
+    def _end(self, ref: Ref) -> None:
+        if ref.key in self._buffers and self._rows(self._unused, ref).any():
+            raise LedgerError(f"a value of {ref.key} goes before anybody has used it")
+        self._set(ref, False, unused=False)
+        if ref.rows == All():
+            del self._known[ref.key], self._unused[ref.key]
+
+    def _whole_chunk(self, x: Copy) -> None:
+        """All rows of a chunk go to the disk and come back, of a pruned one those without a value, too."""
+        if x.src.space.kind == "disk":
+            self._grow(x.src)
+            rows = self._rows(self._known, x.src)
+            count = len(self._rows(self._known, x.dst))
+            self._set(x.dst, rows.reshape(count, -1).all(axis=1) if count else rows, unused=True)
+        else:
+            rows = self._rows(self._known, x.src)
+            self._unused[x.src.key][_units(x.src.rows)] = False
+            self._set(x.dst, np.repeat(rows, _count(x) // max(len(rows), 1)), unused=True)
+
+
+def _is_for_somebody(x: Copy | Call) -> bool:
+    """What is computed, and what leaves; a batch may come with rows that it does not need."""
+    return x.kernel != "zero" if isinstance(x, Call) else x.src.space.kind == "device" or x.dst.space.kind == "staging"
+
+
+def _demand(known: np.ndarray, ref: Ref) -> None:
+    if not known.all():
+        raise LedgerError(f"{ref.key} is read where it has no value")
 
 
 # ---------------------------------------------------------------------------------------------------------------- bytes
@@ -135,7 +230,7 @@ def peaks(ops: Iterable[Op], there: There) -> Counter[str]:
         if isinstance(x, Alloc):
             live[str(memory_of(x.ref.space))] += round(x.nbytes)
             there[x.ref.key] = x
-        elif isinstance(x, Free) and x.ref.key in there:
+        elif isinstance(x, Free) and x.ref.rows == All():
             live[str(memory_of(x.ref.space))] -= round(there.pop(x.ref.key).nbytes)
         most |= live
     return most
@@ -149,7 +244,7 @@ def slab(groups: Sequence[Sequence[Sequence[Op]]], device: int) -> int:
         for ops in passes:
             stack: dict[str, int] = {}
             for x in ops:
-                if isinstance(x, Alloc | Free) and x.ref.space == Space("device", device):
+                if isinstance(x, Alloc | Free) and x.ref.key[1:] + (x.ref.rows,) == (Space("device", device), All()):
                     name = x.ref.tensor
                     if isinstance(x, Alloc) and x.row and x.stays:
                         places.put(name, x.nbytes)

@@ -85,7 +85,7 @@ class Alloc:
 
 @dataclass(frozen=True, eq=False)
 class Free:
-    """It is there no more."""
+    """It is there no more; of a cache, what some of its rows hold is of no worth any more."""
 
     ref: Ref
 

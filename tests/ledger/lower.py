@@ -43,10 +43,11 @@ class Placed:
 
 
 class Lowered(NamedTuple):
-    """One pass: everything that runs, and the waits between."""
+    """One pass: everything that runs, the waits between, and the batch of every operation."""
 
     p: PassProgram
     entries: tuple[Op | Placed, ...]
+    batches: tuple[int, ...]
     staged: bool
 
     @property
@@ -82,7 +83,11 @@ class Lowering:
         return self.width[name] * self.item
 
     def lower(self, p: PassProgram) -> Lowered:
-        return Lowered(p, tuple(Lower(self, p).every()), self.staged)
+        one, entries, batches = Lower(self, p), [], []
+        for x in one.every():
+            entries.append(x)
+            batches += [] if isinstance(x, Placed) else [one.batch]
+        return Lowered(p, tuple(entries), tuple(batches), self.staged)
 
 
 class Lower:
@@ -144,6 +149,7 @@ class Lower:
                     self.step, self.batch, self.turn = at, p.order[at], at % sets
                     if body is p.body:
                         self._begin_batch()
+                        yield from self._used_up(sets)
                     for x in body:
                         yield from self._do(x)
         for x in p.after:
@@ -158,6 +164,23 @@ class Lower:
         self.slots: dict[int, np.ndarray] = {}
         self.packed: list[list[tuple[int, int, bool]]] = [[] for _ in self.devices]
 
+    def _used_up(self, sets: int) -> Iterator[Free]:
+        """What lies in the sets of the batch that had them last is of no worth any more. The disk has filled those of
+        its windows before."""
+        p = self.p
+        if self.step < sets:
+            return
+        for i in self.devices:
+            for space in (Space("device", i), Space("staging", i)) if p.packed else ():
+                if not (p.keeps and space.kind == "staging"):
+                    yield Free(Ref(f"script {self.step % p.sets}", space, Chunk(0, self.script_bytes(i))))
+            for name in p.buffers[i]:
+                if name not in p.packed and name not in ("cache", "gradient_cache"):
+                    yield Free(self.device(i, name, 0, p.buffers[i][name].shape[0], self.step))
+            for name in p.staging[i]:
+                if name not in p.packed and _side(name) == "staging":
+                    yield Free(self.beside(i, name, 0, p.staging[i][name].shape[0], self.step))
+
     def _do(self, x: Instruction) -> Iterator[Op | Placed]:
         if isinstance(x, WAITS):
             yield Placed(x, self.turn)
@@ -167,7 +190,7 @@ class Lower:
     def _buffers(self) -> Iterator[Alloc]:
         p = self.p
         for i in self.devices:
-            script = sum(p.buffers[i][name].nbytes(self.item) // p.sets for name in p.packed)
+            script = self.script_bytes(i)
             for k in range(p.sets if p.packed else 0):
                 yield Alloc(Ref(f"script {k}", Space("device", i)), script, 1, 1)
                 if not p.keeps:
@@ -178,6 +201,10 @@ class Lower:
             for name, buffer in p.staging[i].items():
                 if name not in p.packed:
                     yield self._buffer(name, Space(_side(name), i), buffer)
+
+    def script_bytes(self, i: int) -> int:
+        """Of one set of the arrays that one copy brings."""
+        return sum(self.p.buffers[i][name].nbytes(self.item) // self.p.sets for name in self.p.packed)
 
     def _buffer(self, name: str, space: Space, buffer: Buffer) -> Alloc:
         rows = buffer.sets * buffer.shape[0]
@@ -353,6 +380,8 @@ class Lower:
                 mine = self.cache(i, x.cache, own[part], self.brought[i, here])
                 other = self.cache(peer, x.cache, theirs[part], self.brought[i, there])
                 yield Copy(other, mine, "add") if adds else Copy(mine, other)
+            if adds and len(own):
+                yield Free(self.cache(i, x.cache, own, None))
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -422,6 +451,7 @@ class Lower:
                 yield from self._by_the_host(i, "flush_rows", cache, target, into)
             else:
                 yield Copy(target, cache, _mode(into))
+            yield Free(self.cache(i, x.cache, slots, None))
             if kept is not None and kept.rows:
                 vertices = x.picks.column("row", i, self.batch)
                 order = np.argsort(vertices, kind="stable")
@@ -527,7 +557,8 @@ def _mode(stores: Any) -> Any:
 def given(plan: Any) -> list[Alloc]:
     """What is there before the first pass: the features and what is pageable on the host, the memory of scripts that
     stay."""
-    found, item = [Alloc(Ref(name, HOST), stays=True) for name in GIVEN if name != FEATURES], plan.shape.itemsize
+    item, beside = plan.shape.itemsize, [name for name in GIVEN if name != FEATURES]
+    found = [Alloc(Ref(name, HOST), plan.topology.num_vertices, stays=True) for name in beside]
     if plan.shape.sparse_input is None:
         row = plan.passes.width[FEATURES] * item
         found.append(Alloc(Ref(FEATURES, HOST), plan.in_memory(FEATURES), row, row, stays=True))
