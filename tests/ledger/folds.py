@@ -79,7 +79,7 @@ class Values:
         """
         for x, _ in there_after(ops, self._there):
             if isinstance(x, Alloc):
-                strict = x.row and not x.stays and x.ref.space.kind != "window"  # from where rows go whose turn comes
+                strict = not x.stays and x.ref.space.kind != "window"  # from where rows go whose turn comes
                 (self._buffers.add if strict else self._buffers.discard)(x.ref.key)
                 self._known[x.ref.key], self._unused[x.ref.key] = np.full((2, max(x.rows, 1)), False)
             elif isinstance(x, Free):
@@ -146,7 +146,7 @@ class Values:
 
 def _is_for_somebody(x: Copy | Call) -> bool:
     """What is computed, and what leaves; a batch may come with rows that it does not need."""
-    return x.kernel != "zero" if isinstance(x, Call) else x.src.space.kind == "device" or x.dst.space.kind == "staging"
+    return x.kernel not in ("zero", "stage") if isinstance(x, Call) else x.src.space.kind == "device" or x.dst.space.kind == "staging"
 
 
 def _demand(known: np.ndarray, ref: Ref) -> None:
@@ -336,6 +336,49 @@ def waits(ops: Sequence[Op], *, staged: bool) -> tuple[np.ndarray, np.ndarray]:
                 table[at][rows] = k
     apart = {(j, k) for j, k in pairs if stream_of(ops[j], staged=staged) != stream_of(ops[k], staged=staged)}
     return _pairs(apart), _pairs(adding)
+
+
+def placed_waits(ops: Sequence[Op], pairs: np.ndarray, *, staged: bool) -> list[tuple[int, int]]:
+    """Few waits that order all pairs: before the second operation its stream waits until the first is done."""
+    found: list[tuple[int, int]] = []
+    _run_streams(ops, pairs, found, staged=staged, places=True)
+    return found
+
+
+def unordered(
+    ops: Sequence[Op], pairs: np.ndarray, placed: list[tuple[int, int]], *, staged: bool
+) -> list[tuple[int, int]]:
+    """The pairs that these waits do not order."""
+    return _run_streams(ops, pairs, placed, staged=staged, places=False)
+
+
+def _run_streams(
+    ops: Sequence[Op], pairs: np.ndarray, placed: list[tuple[int, int]], *, staged: bool, places: bool
+) -> list[tuple[int, int]]:
+    """Vector clocks, by stream: how much each knows to be done. Work is given to streams by the dispatching thread."""
+    on = {k: stream_of(x, staged=staged) for k, x in enumerate(ops) if isinstance(x, Copy | Call)}
+    number = {stream: k for k, stream in enumerate({HERE: None} | dict.fromkeys(on.values()))}
+    clock, done = np.zeros((len(number), len(number)), np.int64), dict[int, np.ndarray]()
+    needs, held = defaultdict(list), defaultdict(list)
+    for table, every in ((needs, pairs.tolist()), (held, placed)):
+        for j, k in every:
+            table[k].append(j)
+    left = []
+    for k, stream in on.items():
+        own = clock[number[stream]]
+        np.maximum(own, clock[0], out=own)
+        for j in held[k]:
+            np.maximum(own, done[j], out=own)
+        for j in sorted(needs[k], reverse=True):
+            other = number[on[j]]
+            if own[other] < done[j][other]:
+                left.append((j, k))
+                if places:
+                    placed.append((j, k))
+                    np.maximum(own, done[j], out=own)
+        own[number[stream]] += 1
+        done[k] = own.copy()
+    return left
 
 
 def _pairs(found: set[tuple[int, int]]) -> np.ndarray:

@@ -1,0 +1,70 @@
+"""Waits that follow from what operations read and write, beside those that are placed by hand."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from hongtu.plan.program import moves, waiting
+from tests.ledger.by_hand import Order
+from tests.ledger.folds import placed_waits, unordered, waits
+from tests.ledger.form import Copy
+from tests.ledger.lower import Placed
+from tests.ledger.plans import PLANS, lowered
+
+DERIVED = 40  # waits of a pass that are left out
+
+
+@functools.cache
+def pairs_of(name):
+    return [waits(one.ops, staged=one.staged) for one in lowered(name)]
+
+
+def why(x):
+    return x.wait.verb, x.wait.why
+
+
+def placed(one):
+    return Counter(why(x) for x in one.entries if isinstance(x, Placed) and not isinstance(x.wait, waiting.Signal))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_waits_by_hand_order_all_that_follows(name):
+    for one, (pairs, _) in zip(lowered(name), pairs_of(name), strict=True):
+        assert not len(Order(one).unordered(pairs)), one.p.name
+
+
+def test_every_wait_by_hand_follows():
+    """Without it some plan has operations in no order that what they read and write puts in one."""
+    there, follows = set(), set()
+    for name in PLANS:
+        for one, (pairs, _) in zip(lowered(name), pairs_of(name), strict=True):
+            for wait in placed(one):
+                there.add(wait)
+                if wait not in follows and len(Order(one, lambda x, wait=wait: why(x) != wait).unordered(pairs)):
+                    follows.add(wait)
+    assert there == follows and len(there) == 17, there ^ follows
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_derived_waits_order_everything_and_none_is_too_many(name):
+    rng = np.random.default_rng(len(name))
+    for one, (pairs, _) in zip(lowered(name), pairs_of(name), strict=True):
+        found = placed_waits(one.ops, pairs, staged=one.staged)
+        assert unordered(one.ops, pairs, found, staged=one.staged) == []
+        for k in rng.permutation(len(found))[: DERIVED // 10]:
+            assert found[k] in unordered(one.ops, pairs, found[:k] + found[k + 1 :], staged=one.staged)
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if lowered(name)[0].staged])
+def test_adds_that_race_are_those_that_are_atomic(name):
+    found = 0
+    for one, (_, adding) in zip(lowered(name), pairs_of(name), strict=True):
+        racing = {(one.batches[j], one.ops[j].dst.space.number) for j, _ in Order(one).unordered(adding).tolist()}
+        pushes = [x for x in one.p.body if isinstance(x, moves.Push)]
+        assert racing == {pair for x in pushes for pair in x.contended.pairs}
+        found += sum(isinstance(x, Copy) and x.adds for x in one.ops)
+    assert found
