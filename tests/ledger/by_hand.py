@@ -82,3 +82,6 @@ class Order:
         for i in self.devices:
             for moment in moments:
                 self._hold(self._at(x.stream, i), moment)
+
+    def drain(self, x: object, at: Placed) -> None:
+        self._hold(0, self.clocks.max(axis=0))

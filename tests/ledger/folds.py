@@ -93,7 +93,7 @@ class Values:
         for ref in x.reads:
             if isinstance(x, Call) or ref is not x.dst:
                 self._use(ref)
-        if isinstance(x, Copy) and not x.stores:
+        if isinstance(x, Copy) and not x.stores and x.dst.space.kind != "rank":
             rows = self._rows(self._known, x.dst)
             _demand(rows if x.adds else rows | x.mode, x.dst)  # type: ignore[operator]
         for ref in x.writes:
@@ -133,15 +133,16 @@ class Values:
 
     def _whole_chunk(self, x: Copy) -> None:
         """All rows of a chunk go to the disk and come back, of a pruned one those without a value, too."""
+        self._grow(x.src if x.src.space.kind == "disk" else x.dst)
+        rows, there = self._rows(self._known, x.src), self._rows(self._known, x.dst)
+        few, many = sorted((len(rows), len(there)))
+        if not few or many % few:
+            raise LedgerError(f"{x.src.key} has {len(rows)} entries, {x.dst.key} {len(there)}")
         if x.src.space.kind == "disk":
-            self._grow(x.src)
-            rows = self._rows(self._known, x.src)
-            count = len(self._rows(self._known, x.dst))
-            self._set(x.dst, rows.reshape(count, -1).all(axis=1) if count else rows, unused=True)
+            self._set(x.dst, rows.reshape(few, -1).all(axis=1), unused=True)
         else:
-            rows = self._rows(self._known, x.src)
             self._unused[x.src.key][_units(x.src.rows)] = False
-            self._set(x.dst, np.repeat(rows, _count(x) // max(len(rows), 1)), unused=True)
+            self._set(x.dst, np.repeat(rows, many // few), unused=True)
 
 
 def _is_for_somebody(x: Copy | Call) -> bool:

@@ -28,13 +28,19 @@ THROUGH = ("disk ", "bucket ", "parts ")  # names of a window of the disk
 WAITS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
 
 
+class Drain(Instruction):
+    """The dispatching thread waits for all streams when the batches of a pass are through: in no program."""
+
+    why = "drain: the pass is done"
+
+
 @dataclass(frozen=True, eq=False)
 class Placed:
     """A wait of today's program where it stands in the list.
 
     Attributes:
         turn: which set of events it is about.
-        device: a wait that is in no program, but in the devices: of one of them.
+        device: a wait that is in no program, but in the devices: of one of them; None: of all.
     """
 
     wait: Instruction
@@ -149,9 +155,10 @@ class Lower:
                     self.step, self.batch, self.turn = at, p.order[at], at % sets
                     if body is p.body:
                         self._begin_batch()
-                        yield from self._used_up(sets)
+                    yield from self._used_up(recalls=body is p.recalls)
                     for x in body:
                         yield from self._do(x)
+        yield Placed(Drain(), 0)
         for x in p.after:
             yield from getattr(self, x.verb)(x)
         yield from (Free(x.ref) for x in buffers if not x.stays)
@@ -164,22 +171,22 @@ class Lower:
         self.slots: dict[int, np.ndarray] = {}
         self.packed: list[list[tuple[int, int, bool]]] = [[] for _ in self.devices]
 
-    def _used_up(self, sets: int) -> Iterator[Free]:
-        """What lies in the sets of the batch that had them last is of no worth any more. The disk has filled those of
-        its windows before."""
+    def _used_up(self, *, recalls: bool) -> Iterator[Free]:
+        """What the batch that had these sets last left in them is of no worth any more: of windows of the disk that
+        recalls fill, or of everything else."""
         p = self.p
-        if self.step < sets:
-            return
+        filled = {getattr(x, "name", getattr(x, "tensor", "")) for x in p.recalls}
         for i in self.devices:
-            for space in (Space("device", i), Space("staging", i)) if p.packed else ():
+            for space in (Space("device", i), Space("staging", i)) if p.packed and not recalls else ():
                 if not (p.keeps and space.kind == "staging"):
                     yield Free(Ref(f"script {self.step % p.sets}", space, Chunk(0, self.script_bytes(i))))
-            for name in p.buffers[i]:
+            for name, buffer in p.buffers[i].items() if not recalls else ():
                 if name not in p.packed and name not in ("cache", "gradient_cache"):
-                    yield Free(self.device(i, name, 0, p.buffers[i][name].shape[0], self.step))
-            for name in p.staging[i]:
-                if name not in p.packed and _side(name) == "staging":
-                    yield Free(self.beside(i, name, 0, p.staging[i][name].shape[0], self.step))
+                    yield Free(self.device(i, name, 0, buffer.shape[0], self.step))
+            for name, buffer in p.staging[i].items():
+                window = _side(name) == "window" and name.split(" ", 1)[1] in filled
+                if name not in p.packed and window == recalls:
+                    yield Free(self.beside(i, name, 0, buffer.shape[0], self.step))
 
     def _do(self, x: Instruction) -> Iterator[Op | Placed]:
         if isinstance(x, WAITS):

@@ -22,6 +22,7 @@ from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer
 from tests import tiny
 from tests.ledger.lower import Lowered, lower
+from tests.plan.test_interpreter import random_plan
 from tests.ranks.test_interpreted import artifact_of
 
 Z = frozenset({"z1", gradient("z1")})
@@ -68,6 +69,14 @@ def of_a_rank(staging: int) -> ExecutionPlan:
     return make_plan(share.topology, share.schedule_paper, shape, strategy, None, choice=choice)
 
 
+def drawn(seed: int) -> ExecutionPlan:
+    """One of the random plans of the interpreter's test."""
+    found = random_plan(np.random.default_rng(seed))
+    assert found is not None
+    made: ExecutionPlan = found[2]
+    return made
+
+
 PLANS: dict[str, Callable[[], ExecutionPlan]] = {
     "paper": lambda: plan(tiny.GCN, "paper"),
     "none, one device": lambda: plan(tiny.GAT, "none", (1, 8)),
@@ -93,6 +102,7 @@ PLANS: dict[str, Callable[[], ExecutionPlan]] = {
     "spilled, staged": lambda: plan(tiny.GAT, spilled=1, staging=2),
     "spilled, one set": lambda: plan(NORM, "paper", spilled=0, staging=1, scripts=False),
     "spilled, four devices": lambda: plan(tiny.GCN, sizes=(4, 2), spilled=0, staging=2),
+    "drawn, a slot is filled while a peer may pull": lambda: drawn(55),
     "a rank": lambda: of_a_rank(0),
     "a rank, staged": lambda: of_a_rank(2),
 }

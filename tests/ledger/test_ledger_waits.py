@@ -11,11 +11,10 @@ import pytest
 from hongtu.plan.program import moves, waiting
 from tests.ledger.by_hand import Order
 from tests.ledger.folds import placed_waits, unordered, waits
-from tests.ledger.form import Copy
 from tests.ledger.lower import Placed
 from tests.ledger.plans import PLANS, lowered
 
-DERIVED = 40  # waits of a pass that are left out
+DERIVED = 4  # waits of a pass that are left out
 
 
 @functools.cache
@@ -55,16 +54,16 @@ def test_derived_waits_order_everything_and_none_is_too_many(name):
     for one, (pairs, _) in zip(lowered(name), pairs_of(name), strict=True):
         found = placed_waits(one.ops, pairs, staged=one.staged)
         assert unordered(one.ops, pairs, found, staged=one.staged) == []
-        for k in rng.permutation(len(found))[: DERIVED // 10]:
+        for k in rng.permutation(len(found))[: DERIVED]:
             assert found[k] in unordered(one.ops, pairs, found[:k] + found[k + 1 :], staged=one.staged)
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if lowered(name)[0].staged])
+@pytest.mark.parametrize("name", ["full, four devices", "in a budget, staged", "spilled, four devices", "one device"])
 def test_adds_that_race_are_those_that_are_atomic(name):
-    found = 0
+    found = set()
     for one, (_, adding) in zip(lowered(name), pairs_of(name), strict=True):
         racing = {(one.batches[j], one.ops[j].dst.space.number) for j, _ in Order(one).unordered(adding).tolist()}
         pushes = [x for x in one.p.body if isinstance(x, moves.Push)]
         assert racing == {pair for x in pushes for pair in x.contended.pairs}
-        found += sum(isinstance(x, Copy) and x.adds for x in one.ops)
-    assert found
+        found |= racing
+    assert found or name == "one device"
