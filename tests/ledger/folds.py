@@ -33,7 +33,7 @@ def there_after(ops: Iterable[Op], there: There) -> Iterator[tuple[Op, There]]:
             if x.ref.key in there:
                 raise LedgerError(f"{x.ref.key} is made twice")
             there[x.ref.key] = x
-        elif isinstance(x, Free) and x.ref.rows == All():
+        elif isinstance(x, Free) and isinstance(x.ref.rows, All):
             if there.pop(x.ref.key, None) is None:
                 raise LedgerError(f"{x.ref.key} is freed, but it is not there")
         else:
@@ -45,7 +45,7 @@ def there_after(ops: Iterable[Op], there: There) -> Iterator[tuple[Op, There]]:
 def _in_bounds(ref: Ref, there: There) -> None:
     made = there.get(ref.key)
     if made is None:
-        if ref.space.kind in OUTSIDE or (ref.space == HOST and ref.rows == All()):
+        if ref.space.kind in OUTSIDE or (ref.space == HOST and isinstance(ref.rows, All)):
             return  # the graph's own arrays and the plan's are always there
         raise LedgerError(f"{ref.key} is not there")
     end = _end(ref.rows)
@@ -101,7 +101,7 @@ class Values:
             self._set(ref, True, unused=not through and _is_for_somebody(x))
 
     def _use(self, ref: Ref) -> None:
-        given = ref.rows == All() and ref.space == HOST and ref.key not in self._known
+        given = isinstance(ref.rows, All) and ref.space == HOST and ref.key not in self._known
         if not given and ref.space.kind != "rank":
             _demand(self._rows(self._known, ref), ref)
             self._unused[ref.key][_units(ref.rows)] = False
@@ -128,7 +128,7 @@ class Values:
         if ref.key in self._buffers and self._rows(self._unused, ref).any():
             raise LedgerError(f"a value of {ref.key} goes before anybody has used it")
         self._set(ref, False, unused=False)
-        if ref.rows == All():
+        if isinstance(ref.rows, All):
             del self._known[ref.key], self._unused[ref.key]
 
     def _whole_chunk(self, x: Copy) -> None:
@@ -147,7 +147,11 @@ class Values:
 
 def _is_for_somebody(x: Copy | Call) -> bool:
     """What is computed, and what leaves; a batch may come with rows that it does not need."""
-    return x.kernel not in ("zero", "stage") if isinstance(x, Call) else x.src.space.kind == "device" or x.dst.space.kind == "staging"
+    return (
+        x.kernel not in ("zero", "stage")
+        if isinstance(x, Call)
+        else x.src.space.kind == "device" or x.dst.space.kind == "staging"
+    )
 
 
 def _demand(known: np.ndarray, ref: Ref) -> None:
@@ -231,7 +235,7 @@ def peaks(ops: Iterable[Op], there: There) -> Counter[str]:
         if isinstance(x, Alloc):
             live[str(memory_of(x.ref.space))] += round(x.nbytes)
             there[x.ref.key] = x
-        elif isinstance(x, Free) and x.ref.rows == All():
+        elif isinstance(x, Free) and isinstance(x.ref.rows, All):
             live[str(memory_of(x.ref.space))] -= round(there.pop(x.ref.key).nbytes)
         most |= live
     return most
@@ -245,7 +249,8 @@ def slab(groups: Sequence[Sequence[Sequence[Op]]], device: int) -> int:
         for ops in passes:
             stack: dict[str, int] = {}
             for x in ops:
-                if isinstance(x, Alloc | Free) and x.ref.key[1:] + (x.ref.rows,) == (Space("device", device), All()):
+                whole = isinstance(x, Alloc | Free) and isinstance(x.ref.rows, All)
+                if whole and x.ref.space == Space("device", device):
                     name = x.ref.tensor
                     if isinstance(x, Alloc) and x.row and x.stays:
                         places.put(name, x.nbytes)

@@ -31,6 +31,9 @@ class All(NamedTuple):
     """Every row."""
 
 
+ALL = All()
+
+
 class Chunk(NamedTuple):
     """Rows that lie behind one another."""
 
@@ -55,7 +58,7 @@ class Ref:
 
     tensor: str
     space: Space
-    rows: Rows = All()
+    rows: Rows = ALL
 
     @property
     def key(self) -> tuple[str, Space]:

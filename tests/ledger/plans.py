@@ -31,14 +31,14 @@ NORM = tiny.network(tiny.layer(4), tiny.layer(3, linear=False))
 
 def plan(
     shape: NetworkShape, strategy: str | Strategy = "full", sizes: tuple[int, int] = (2, 4), *,
-    more: int | None = None, spilled: int | None = None, pruned: bool = False, **choice: object,
+    more: int | None = None, spilled: int | None = None, but: str = "", pruned: bool = False, **choice: object,
 ) -> ExecutionPlan:  # fmt: skip
     """On the tiny graph.
 
     Args:
         sizes: partitions and chunks.
         more: bytes of the budget beyond the smallest that works.
-        spilled: of how many chunks rows are in memory all the same, where tensors lie on a disk.
+        spilled: of how many chunks rows are in memory all the same, where tensors lie on a disk; ``but``: all but one.
         pruned: two vertices have a loss.
     """
     topology, whole = tiny.topology(*sizes), get_strategy(strategy)
@@ -52,7 +52,7 @@ def plan(
         sketch = sketch_plan(topology, topology.input_order, shape, whole, chosen)
         budget = more + max(sketch.device_bytes.values())
     made = make_plan(topology, topology.input_order, shape, whole, budget, choice=chosen)
-    return made if spilled is None else with_spilled(made, dict.fromkeys(candidates(made), spilled))
+    return made if spilled is None else with_spilled(made, dict.fromkeys(set(candidates(made)) - {but}, spilled))
 
 
 def of_a_rank(staging: int) -> ExecutionPlan:
@@ -102,6 +102,8 @@ PLANS: dict[str, Callable[[], ExecutionPlan]] = {
     "spilled, staged": lambda: plan(tiny.GAT, spilled=1, staging=2),
     "spilled, one set": lambda: plan(NORM, "paper", spilled=0, staging=1, scripts=False),
     "spilled, four devices": lambda: plan(tiny.GCN, sizes=(4, 2), spilled=0, staging=2),
+    "spilled, but the features": lambda: plan(tiny.GAT, sizes=(1, 8), spilled=0, but=FEATURES),
+    "spilled, but the features, staged": lambda: plan(tiny.GAT, spilled=0, but=FEATURES, staging=1),
     "drawn, a slot is filled while a peer may pull": lambda: drawn(55),
     "a rank": lambda: of_a_rank(0),
     "a rank, staged": lambda: of_a_rank(2),

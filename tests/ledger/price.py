@@ -68,9 +68,7 @@ def _resident(plan: ExecutionPlan, name: str, device: int) -> Alloc:
     return Alloc(Ref(name, Space("device", device)), plan.resident_rows(name, device), step, step, stays=True)
 
 
-def _buffers(
-    own: dict[str, Buffer], on_host: dict[str, Buffer], sets: int, there: Space, item: int
-) -> Iterator[Alloc]:
+def _buffers(own: dict[str, Buffer], on_host: dict[str, Buffer], sets: int, there: Space, item: int) -> Iterator[Alloc]:
     """Arrays that one copy brings are one piece, once for each set."""
     packed = {name for name in own if name in on_host and name != "flush_rows"}
     nbytes = sum(own[name].nbytes(item) for name in packed) // max(sets, 1)
