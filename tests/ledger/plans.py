@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hongtu.graph.sparse_rows import SparseRows
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
@@ -26,7 +27,16 @@ from tests.plan.test_interpreter import random_plan
 from tests.ranks.test_interpreted import artifact_of
 
 Z = frozenset({"z1", gradient("z1")})
-NORM = tiny.network(tiny.layer(4), tiny.layer(3, linear=False))
+MIXED = tiny.network(tiny.layer(4), tiny.layer(3, linear=False))
+NORM = tiny.network(
+    tiny.layer(3, combined=False, s=(2,)),
+    tiny.layer(3, combined=False, linear=True, norm=True, uses_statistics=False),
+    tiny.layer(3, 2, linear=False),
+)
+SPARSE = replace(
+    tiny.GAT,
+    sparse_input=SparseRows(np.arange(0, 2 * tiny.V + 1, 2), np.tile([0, 2], tiny.V), np.ones(2 * tiny.V, "f4"), 4),
+)
 
 
 def plan(
@@ -93,14 +103,21 @@ PLANS: dict[str, Callable[[], ExecutionPlan]] = {
     "fused, in a budget": lambda: plan(tiny.GCN, sizes=(1, 8), fuse=True, more=40, staging=2),
     "resident": lambda: plan(tiny.GCN, resident=Z),
     "resident, staged": lambda: plan(tiny.GAT, resident=Z | {FEATURES}, structure=True, staging=2),
-    "saved": lambda: plan(NORM, save=True),
-    "saved, staged": lambda: plan(NORM, save=True, structure=True, staging=1),
+    "saved": lambda: plan(MIXED, save=True),
+    "saved, staged": lambda: plan(MIXED, save=True, structure=True, staging=1),
     "pruned": lambda: plan(tiny.GAT, pruned=True, more=60),
     "pruned, staged": lambda: plan(tiny.GAT, pruned=True, staging=1, resident=Z),
+    "norm": lambda: plan(NORM),
+    "norm, staged": lambda: plan(NORM, staging=2, pruned=True),
+    "norm, saved": lambda: plan(NORM, save=True, staging=1),
+    "sparse": lambda: plan(SPARSE, pruned=True),
+    "sparse, staged": lambda: plan(SPARSE, sizes=(1, 8), staging=2, scripts=False),
+    "edge loss": lambda: plan(replace(MIXED, edge_loss=True), staging=1),
+    "learned features": lambda: plan(replace(MIXED, learned_input=True), staging=2),
     "spilled": lambda: plan(tiny.GAT, spilled=0),
     "spilled, pruned": lambda: plan(tiny.GAT, pruned=True, spilled=1, staging=1),
     "spilled, staged": lambda: plan(tiny.GAT, spilled=1, staging=2),
-    "spilled, one set": lambda: plan(NORM, "paper", spilled=0, staging=1, scripts=False),
+    "spilled, one set": lambda: plan(MIXED, "paper", spilled=0, staging=1, scripts=False),
     "spilled, four devices": lambda: plan(tiny.GCN, sizes=(4, 2), spilled=0, staging=2),
     "spilled, but the features": lambda: plan(tiny.GAT, sizes=(1, 8), spilled=0, but=FEATURES),
     "spilled, but the features, staged": lambda: plan(tiny.GAT, spilled=0, but=FEATURES, staging=1),
