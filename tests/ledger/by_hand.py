@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from hongtu.plan.program import waiting
-from tests.ledger.folds import HERE, stream_of
 from tests.ledger.form import Call, Copy
 from tests.ledger.lower import Lowered, Placed
+from tests.ledger.streams import HERE, stream_of
 
 DEVICES = "load", "compute", "flush"
 

@@ -48,12 +48,12 @@ def _in_bounds(ref: Ref, there: There) -> None:
         if ref.space.kind in OUTSIDE or (ref.space == HOST and isinstance(ref.rows, All)):
             return  # the graph's own arrays and the plan's are always there
         raise LedgerError(f"{ref.key} is not there")
-    end = _end(ref.rows)
+    end = end_of(ref.rows)
     if made.row and end > made.rows:
         raise LedgerError(f"{ref.key} has {made.rows} rows, not {end}")
 
 
-def _end(rows: All | Chunk | Column) -> int:
+def end_of(rows: All | Chunk | Column) -> int:
     if isinstance(rows, Chunk):
         return rows.end if rows.end > rows.first else 0
     return 0 if isinstance(rows, All) else int(rows.index.max(initial=-1)) + 1
@@ -104,10 +104,10 @@ class Values:
         given = isinstance(ref.rows, All) and ref.space == HOST and ref.key not in self._known
         if not given and ref.space.kind != "rank":
             _demand(self._rows(self._known, ref), ref)
-            self._unused[ref.key][_units(ref.rows)] = False
+            self._unused[ref.key][units_of(ref.rows)] = False
 
     def _rows(self, table: dict[Key, np.ndarray], ref: Ref) -> np.ndarray:
-        rows: np.ndarray = table[ref.key][_units(ref.rows)]
+        rows: np.ndarray = table[ref.key][units_of(ref.rows)]
         return rows
 
     def _set(self, ref: Ref, value: bool | np.ndarray, *, unused: bool) -> None:
@@ -115,14 +115,14 @@ class Values:
             if ref.space.kind == "rank":
                 return
             self._grow(ref)
-        self._known[ref.key][_units(ref.rows)] = value
-        self._unused[ref.key][_units(ref.rows)] = unused
+        self._known[ref.key][units_of(ref.rows)] = value
+        self._unused[ref.key][units_of(ref.rows)] = unused
 
     def _grow(self, ref: Ref) -> None:
         """Of the disk there is as much as was ever named."""
         for table in (self._known, self._unused):
             known = table.get(ref.key, np.full(0, False))
-            table[ref.key] = np.append(known, np.full(max(_end(ref.rows) - len(known), 0), ref.tensor == "artifact"))
+            table[ref.key] = np.append(known, np.full(max(end_of(ref.rows) - len(known), 0), ref.tensor == "artifact"))
 
     def _end(self, ref: Ref) -> None:
         if ref.key in self._buffers and self._rows(self._unused, ref).any():
@@ -141,7 +141,7 @@ class Values:
         if x.src.space.kind == "disk":
             self._set(x.dst, rows.reshape(few, -1).all(axis=1), unused=True)
         else:
-            self._unused[x.src.key][_units(x.src.rows)] = False
+            self._unused[x.src.key][units_of(x.src.rows)] = False
             self._set(x.dst, np.repeat(rows, many // few), unused=True)
 
 
@@ -266,140 +266,7 @@ def slab(groups: Sequence[Sequence[Sequence[Op]]], device: int) -> int:
     return height
 
 
-# -------------------------------------------------------------------------------------------------------------- streams
-
-
-HERE = "dispatch", 0  # the thread that gives streams their work
-ON = {  # the stream that copies between two spaces, of a device or of all
-    ("host", "device"): "load", ("staging", "device"): "load", ("window", "device"): "load",
-    ("device", "host"): "flush", ("device", "staging"): "flush", ("device", "window"): "flush",
-    ("staging", "host"): "host", ("staging", "window"): "host", ("window", "host"): "host",
-    ("host", "rank"): "host",
-    ("window", "window"): "disk", ("host", "window"): "disk", ("disk", "window"): "disk", ("window", "disk"): "disk",
-    ("host", "staging"): "dispatch", ("rank", "host"): "dispatch",
-}  # fmt: skip
-
-
-def stream_of(x: Copy | Call, *, staged: bool) -> tuple[str, int]:
-    """Which stream does it. Where device and host share their memory, only the disk has one of its own."""
-    if isinstance(x, Call):
-        kind = x.where.kind
-        name = "compute" if kind == "device" else "disk" if kind == "window" else "dispatch"
-        number = x.where.number if kind == "device" else 0
-    else:
-        src, dst = x.src.space, x.dst.space
-        if src.kind == dst.kind == "device":
-            adds_here = x.src.space == x.dst.space or x.adds
-            name, number = ("compute", src.number) if adds_here else ("load", dst.number)
-        else:
-            name = ON[src.kind, dst.kind]
-            number = dst.number if name == "load" else src.number if name == "flush" else 0
-    return (name, number) if staged or name == "disk" else HERE
-
-
-# ---------------------------------------------------------------------------------------------------------------- waits
-
-
-def waits(ops: Sequence[Op], *, staged: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What must be ordered between streams, from what every operation reads and writes.
-
-    Returns:
-        int64 [K, 2]: the first operation must be done before the second begins; and the same of two that add to the
-        same rows of a device, which need no order if they add atomically.
-    """
-    sizes = _sizes(ops)
-    written: dict[Key, np.ndarray] = {}
-    read: dict[tuple[Key, tuple[str, int]], np.ndarray] = {}
-    added: dict[tuple[Key, tuple[str, int]], np.ndarray] = {}
-    streams: dict[Key, set[tuple[str, int]]] = defaultdict(set)
-    pairs: set[tuple[int, int]] = set()
-    adding: set[tuple[int, int]] = set()
-
-    def last(table: dict, key: object, rows: object) -> set[int]:
-        return set(np.unique(table[key][rows]).tolist()) - {-1} if key in table else set()
-
-    for k, x in enumerate(ops):
-        if not isinstance(x, Copy | Call):
-            continue
-        stream = stream_of(x, staged=staged)
-        atomic = isinstance(x, Copy) and x.src.space.kind == x.dst.space.kind == "device" and x.adds
-        for is_write, refs in ((False, x.reads), (True, x.writes)):
-            for ref in refs:
-                key, rows = ref.key, _units(ref.rows)
-                adds = atomic and ref is x.dst
-                if adds and not is_write:
-                    continue
-                before = last(written, key, rows)
-                for other in streams[key]:
-                    before |= set() if adds else last(added, (key, other), rows)
-                    before |= last(read, (key, other), rows) if is_write else set()
-                    adding |= {(j, k) for j in last(added, (key, other), rows) if other != stream} if adds else set()
-                pairs |= {(j, k) for j in before if j != k}
-                streams[key].add(stream)
-                table, at = (added, (key, stream)) if adds else (written, key) if is_write else (read, (key, stream))
-                if at not in table:
-                    table[at] = np.full(sizes[key], -1, dtype=np.int64)
-                table[at][rows] = k
-    apart = {(j, k) for j, k in pairs if stream_of(ops[j], staged=staged) != stream_of(ops[k], staged=staged)}
-    return _pairs(apart), _pairs(adding)
-
-
-def placed_waits(ops: Sequence[Op], pairs: np.ndarray, *, staged: bool) -> list[tuple[int, int]]:
-    """Few waits that order all pairs: before the second operation its stream waits until the first is done."""
-    found: list[tuple[int, int]] = []
-    _run_streams(ops, pairs, found, staged=staged, places=True)
-    return found
-
-
-def unordered(
-    ops: Sequence[Op], pairs: np.ndarray, placed: list[tuple[int, int]], *, staged: bool
-) -> list[tuple[int, int]]:
-    """The pairs that these waits do not order."""
-    return _run_streams(ops, pairs, placed, staged=staged, places=False)
-
-
-def _run_streams(
-    ops: Sequence[Op], pairs: np.ndarray, placed: list[tuple[int, int]], *, staged: bool, places: bool
-) -> list[tuple[int, int]]:
-    """Vector clocks, by stream: how much each knows to be done. Work is given to streams by the dispatching thread."""
-    on = {k: stream_of(x, staged=staged) for k, x in enumerate(ops) if isinstance(x, Copy | Call)}
-    number = {stream: k for k, stream in enumerate({HERE: None} | dict.fromkeys(on.values()))}
-    clock, done = np.zeros((len(number), len(number)), np.int64), dict[int, np.ndarray]()
-    needs, held = defaultdict(list), defaultdict(list)
-    for table, every in ((needs, pairs.tolist()), (held, placed)):
-        for j, k in every:
-            table[k].append(j)
-    left = []
-    for k, stream in on.items():
-        own = clock[number[stream]]
-        np.maximum(own, clock[0], out=own)
-        for j in held[k]:
-            np.maximum(own, done[j], out=own)
-        for j in sorted(needs[k], reverse=True):
-            other = number[on[j]]
-            if own[other] < done[j][other]:
-                left.append((j, k))
-                if places:
-                    placed.append((j, k))
-                    np.maximum(own, done[j], out=own)
-        own[number[stream]] += 1
-        done[k] = own.copy()
-    return left
-
-
-def _pairs(found: set[tuple[int, int]]) -> np.ndarray:
-    return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
-
-
-def _units(rows: All | Chunk | Column) -> slice | np.ndarray:
+def units_of(rows: All | Chunk | Column) -> slice | np.ndarray:
     if isinstance(rows, Chunk):
         return slice(rows.first, rows.end)
     return rows.index if isinstance(rows, Column) else slice(None)
-
-
-def _sizes(ops: Sequence[Op]) -> dict[Key, int]:
-    sizes: dict[Key, int] = defaultdict(lambda: 1)
-    for x in ops:
-        for ref in (*x.reads, *x.writes) if isinstance(x, Copy | Call) else (x.ref,):
-            sizes[ref.key] = max(sizes[ref.key], _end(ref.rows), x.rows if isinstance(x, Alloc) else 1)
-    return sizes

@@ -16,13 +16,14 @@ from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
-from hongtu.plan.program import moves, spilling, waiting
+from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.check import GIVEN
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.predict import placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
-from tests.ledger.form import DISK, HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
-from tests.ledger.lower_body import Body
+from tests.ledger.form import HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
+from tests.ledger.lower_body import Body, mode_of
+from tests.ledger.lower_disk import OnDisk
 
 THROUGH = ("disk ", "bucket ", "parts ")  # names of a window of the disk
 WAITS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
@@ -96,7 +97,7 @@ class Lowering:
         return Lowered(p, tuple(entries), tuple(batches), self.staged)
 
 
-class Lower:
+class Lower(OnDisk):
     """One pass."""
 
     def __init__(self, at: Lowering, p: PassProgram) -> None:
@@ -441,7 +442,7 @@ class Lower:
         through = None if name != "flush_rows" else self.device(i, name, 0, count, self.step)
         yield Copy(staging, source, through=through)
         yield Placed(waiting.Follow(stream="host", other="flush", why="add: the rows have arrived"), self.turn, i)
-        yield Copy(target, staging, _mode(stores))
+        yield Copy(target, staging, mode_of(stores))
 
     def flush(self, x: moves.Flush) -> Iterator[Op | Placed]:
         for i in self.devices:
@@ -457,7 +458,7 @@ class Lower:
             if self.staged:
                 yield from self._by_the_host(i, "flush_rows", cache, target, into)
             else:
-                yield Copy(target, cache, _mode(into))
+                yield Copy(target, cache, mode_of(into))
             yield Free(self.cache(i, x.cache, slots, None))
             if kept is not None and kept.rows:
                 vertices = x.picks.column("row", i, self.batch)
@@ -465,100 +466,12 @@ class Lower:
                 places = kept.places(vertices[order])
                 if len(places):
                     bucket = self.beside(i, f"bucket {x.tensor}", 0, len(places), self.step)
-                    mode = _mode(stores if isinstance(stores, bool) else stores[order[: len(places)]])
+                    mode = mode_of(stores if isinstance(stores, bool) else stores[order[: len(places)]])
                     yield Copy(Ref(x.tensor, HOST, Column(places)), bucket, mode)
-
-    # ------------------------------------------------------------------------------------------------------ the disk
-
-    def disk(self, begin: int, count: int, row: int) -> Ref:
-        return Ref("file", DISK, Chunk(begin, begin + count * row))
-
-    def _window(self, name: str, i: int, number: int) -> Ref:
-        first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-        return self.beside(i, f"disk {name}", 0, end - first, self.step)
-
-    def _on_disk(self, kept: Kept) -> list[tuple[int, int]]:
-        return [one for one in self.p.busy(self.batch) if not self._in_memory(kept, *one)]
-
-    def recall_given(self, x: spilling.RecallGiven | spilling.LayOut) -> Iterator[Op]:
-        for i, number in self._on_disk(x.kept):
-            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-            row = 4 * self.at.width[x.name]
-            yield Copy(self._window(x.name, i, number), Ref("artifact", DISK, Chunk(first * row, end * row)))
-
-    def lay_out(self, x: spilling.LayOut) -> Iterator[Op]:
-        yield from self.recall_given(x)
-        for i, number in self._on_disk(x.kept):
-            yield from self._give(x, i, number)
-
-    def recall(self, x: spilling.Recall) -> Iterator[Op]:
-        row = self.at.row(x.name)
-        for i, number in self._on_disk(x.kept):
-            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-            into = self._window(x.name, i, number)
-            where = i, number - i * self.view.chunks, first, end
-            pieces = [piece for of in x.given for piece in of.pieces(*where, row)]
-            if x.straight:
-                yield Copy(into, self.disk(pieces[0].begin, end - first, row))
-                continue
-            yield Call("zero", (), (into,), into.space)
-            for piece in pieces:
-                parts = self.beside(i, f"parts {x.name}", 0, piece.rows, 0)
-                yield Copy(parts, self.disk(piece.begin, piece.rows, row))
-                taken = parts if piece.take is None else self.some(parts, piece.take)
-                yield Copy(self.some(into, piece.row - first), taken, _mode(piece.stores))
-
-    def recall_picks(self, x: spilling.RecallPicks) -> Iterator[Op]:
-        row = self.at.row(x.tensor)
-        for i in self.devices:
-            buckets = x.region.buckets[i]
-            lies, here = buckets.of_batch(self.batch), buckets.in_memory(self.batch)
-            if here:
-                places = x.kept.places(np.sort(x.picks.column("row", i, self.batch)))
-                bucket = self.beside(i, f"bucket {x.tensor}", 0, here, self.step)
-                yield Copy(bucket, Ref(x.tensor, HOST, Column(places)))
-            count = lies.stop - lies.start
-            if count:
-                bucket = self.beside(i, f"bucket {x.tensor}", here, here + count, self.step)
-                yield Copy(bucket, self.disk(x.region.begin[i] + lies.start * row, count, row))
-
-    def spill(self, x: spilling.Spill) -> Iterator[Op]:
-        row = self.at.row(x.name)
-        for i, number in self._on_disk(x.kept):
-            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-            if x.own is not None:
-                yield Copy(self.disk(x.own + first * row, end - first, row), self._window(x.name, i, number))
-            yield from self._give(x, i, number)
-
-    def _give(self, x: spilling.Spill | spilling.LayOut, i: int, number: int) -> Iterator[Op]:
-        """A chunk's rows to the batches that load them."""
-        row, first = self.at.row(x.name), int(self.view.chunk_start[number])
-        own, window = number - i * self.view.chunks, self._window(x.name, i, number)
-        for region in x.takers:
-            buckets = region.buckets[i]
-            for lo, count in zip(buckets.begin[:, own].tolist(), buckets.count[:, own].tolist(), strict=True):
-                if count:
-                    taken = self.some(window, buckets.rows(slice(lo, lo + count)) - first)
-                    yield Copy(self.disk(region.begin[i] + lo * row, count, row), taken)
-
-    def spill_picks(self, x: spilling.SpillPicks) -> Iterator[Op]:
-        row = self.at.row(x.tensor)
-        for i in self.devices:
-            buckets = x.region.buckets[i]
-            at = buckets.in_memory(self.batch)
-            for lo, count in zip(buckets.begin[self.batch].tolist(), buckets.count[self.batch].tolist(), strict=True):
-                if count:
-                    bucket = self.beside(i, f"bucket {x.tensor}", at, at + count, self.step)
-                    yield Copy(self.disk(x.region.begin[i] + lo * row, count, row), bucket)
-                at += count
 
 
 def _side(name: str) -> Kind:
     return "window" if name.startswith(THROUGH) else "staging"
-
-
-def _mode(stores: Any) -> Any:
-    return stores if isinstance(stores, np.ndarray) else "store" if stores else "add"
 
 
 def given(plan: Any) -> list[Alloc]:

@@ -6,7 +6,7 @@ What autograd saved of a stage is read by whoever differentiates it, whether a r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -188,10 +188,10 @@ class Body:
             yield Copy(self.at.device(self.i, f"deliver {x.name}", 0, self.count, self.at.step), out)
         elif x.where == "host":
             stores = stores if self.at._in_memory(x.kept, self.i, self.number) else True
-            yield Copy(self.at.own_rows(x.name, self.i, self.number, x.kept), out, _mode(stores))
+            yield Copy(self.at.own_rows(x.name, self.i, self.number, x.kept), out, mode_of(stores))
         elif x.where == "device":
             there = self._own(x.name)
-            yield Copy(self._picked(there) if x.picked else there, out, _mode(stores))
+            yield Copy(self._picked(there) if x.picked else there, out, mode_of(stores))
             if not x.picked:
                 self.registers[x.register] = there
         else:
@@ -200,7 +200,7 @@ class Body:
             self.at.at.pieces[x.name, self.number] = self.registers[x.register] = ref
             if before is None:
                 yield Alloc(ref, stays=True)
-            yield Copy(ref, out, _mode(stores))
+            yield Copy(ref, out, mode_of(stores))
 
     def save(self, x: computing.Save) -> Iterator[Op]:
         self.saves = True
@@ -231,5 +231,5 @@ class Body:
         yield Call("uncombine", reads, self._refs(x.gives), self.space)
 
 
-def _mode(stores: object) -> object:
+def mode_of(stores: Any) -> Any:
     return stores if isinstance(stores, np.ndarray) else "store" if stores else "add"

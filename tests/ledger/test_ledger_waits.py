@@ -10,9 +10,9 @@ import pytest
 
 from hongtu.plan.program import moves, waiting
 from tests.ledger.by_hand import Order
-from tests.ledger.folds import placed_waits, unordered, waits
 from tests.ledger.lower import Placed
 from tests.ledger.plans import PLANS, lowered
+from tests.ledger.streams import placed_waits, unordered, waits
 
 DERIVED = 4  # waits of a pass that are left out
 WAITING = (  # together they have all that the compiler places
