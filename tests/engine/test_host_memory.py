@@ -153,8 +153,8 @@ def test_what_a_probe_took_is_free_at_once(monkeypatch):
     probed, executors = [], []
 
     class Device(CpuDevice):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
             probed.append(self)
 
     class Watched(Executor):

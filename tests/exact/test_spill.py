@@ -388,7 +388,7 @@ def test_a_directory_in_memory_is_warned_of(tmp_path, monkeypatch):
 
 def test_passes_hold_less_than_the_peaks_of_all(tmp_path, held):
     """Host and devices are at their highest in different passes."""
-    _, spilling = pair(SIX[1], (1, 4), tmp_path)
+    _, spilling = pair(SIX[0], (1, 4), tmp_path)
     held.clear()
     spilling.train_epoch(), spilling.evaluate()
     plan = spilling.plan
