@@ -26,6 +26,7 @@ from hongtu.threads import follow_quota, usable_cores
 
 prange = range  # in plain Python; numba's own in compiled code
 LOOPS, ARRAYS = 300_000, 30_000_000  # elements that plain loops, and plain operations on arrays, are given in all
+AT_ONCE = 500_000  # elements in one call: operations on arrays take several times the memory of compiled loops
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
 
 seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls
@@ -67,7 +68,8 @@ class Compiled:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self._dispatcher is None and self._left > 0:
-            self._left -= 1 + sum(map(_elements, args)) + sum(map(_elements, named.values()))
+            given = 1 + sum(map(_elements, args)) + sum(map(_elements, named.values()))
+            self._left = 0 if given > AT_ONCE else self._left - given
             if self._left > 0:
                 return self.plain(*args, **named)
         return self.dispatcher(*args, **named)

@@ -100,9 +100,10 @@ def what_planning_takes(shape):
 
 
 @pytest.mark.parametrize("shape", [tiny.GCN, tiny.GAT], ids=["gcn", "gat"])
-def test_planning_takes_little_beside_what_it_keeps(shape):
+def test_planning_takes_little_beside_what_it_keeps(shape, monkeypatch):
     """Grains that were compared, and what led to intervals, are gone before the plan is complete. In a process of its
     own: one that has freed much would take that again."""
+    monkeypatch.setenv("HONGTU_COMPILE", "always")  # for few rows, too
     with ProcessPoolExecutor(1, get_context("spawn")) as alone:
         found = alone.submit(what_planning_takes, shape).result()
     if found is None:

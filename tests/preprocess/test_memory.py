@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -49,7 +50,10 @@ print(anonymous_bytes(), file=sys.stderr)
 assert main(["preprocess", graph, out, "--force", *flags]) == 0
 """
     command = [sys.executable, "-c", code, str(tiny), str(graph), str(tmp_path / "out"), "--partitioner", "streaming"]
-    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
+    environment = os.environ | {"HONGTU_COMPILE": "always"}  # for the tiny graph, too
+    done = subprocess.run(
+        [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     before = int(done.stderr.splitlines()[0])
     log = [json.loads(line) for line in (tmp_path / "out" / "stages.jsonl").read_text().splitlines()]
     stored = EDGES * (2 if "--undirected" in flags else 1)
