@@ -29,9 +29,10 @@ def preprocess_directory(
     """
     path, own = Path(source), config.partitioner
     beside = path / "partition.npy"
-    if own == "auto" and beside.is_file():
+    found = os.path.isfile(beside)  # False also where nobody may look
+    if own == "auto" and found:
         own = str(beside)
-    elif beside.is_file() and own != str(beside):
+    elif found and own != str(beside):
         note(f"{beside}: is left out for {own}, as was asked")
     settings, attach = _with_partition(config, own)
     return run_stages(

@@ -328,7 +328,7 @@ class Trainer(Resumable):
             "another Trainer of the same artifact and layers"
         )
 
-    @called_by_all(Resumable._check_whole)
+    @called_by_all(lambda self: self.check_trains())
     @torch.inference_mode(False)
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""

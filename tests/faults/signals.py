@@ -23,6 +23,7 @@ import numpy as np
 
 import hongtu
 from hongtu.cli.main import main
+from hongtu.cli.stopping import Signals, stoppable
 from hongtu.errors import INTERRUPTS
 from hongtu.train.run_directory import RunDirectory
 from tests.faults.outcome import Outcome
@@ -64,6 +65,9 @@ def lines_of(work: Callable[[], Any]) -> Counter[Line]:
     with tracing(lambda frame: count if threading.get_ident() == main_thread else None):
         work()
     return found
+
+
+UNHEARD = {main.__code__, stoppable.__wrapped__.__code__, Signals.__init__.__code__, Signals.install.__code__}  # yet
 
 
 class Sent:
@@ -216,7 +220,8 @@ def interrupt(kind: type[Training] | type[Preprocessing], tries: int, seed: int 
                 late += 1
             else:
                 stopped.add(line)
-            allowed = {0} if sent.at is None else {0, 128 + numbers[0], *(128 + n for n in numbers if gap == 0)}
+            heard_of = numbers if gap == 0 or line[0] in UNHEARD else numbers[:1]  # which of them may be the first
+            allowed = {0} if sent.at is None else {0, *(128 + n for n in heard_of)}
             loss = "" if sent.at is None else command.loss(place, sent.at, said)
             if code not in allowed or said.count("\n") > 1:
                 loss = f"exit code {code}: {said!r}"

@@ -235,7 +235,7 @@ class _Zeros(HostStore):
 
 def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
     """Vertices of a chunk that have a loss, at most."""
-    if not isinstance(loss, MeanLoss):
+    if not isinstance(loss, MeanLoss) or loss.loss_vertices is None:
         return 0
     first = np.minimum(view.chunk_start[:-1], view.num_vertices - 1)
     return int(np.add.reduceat(loss.loss_vertices, first, dtype=np.int64).max())
