@@ -51,9 +51,7 @@ assert main(["preprocess", graph, out, "--force", *flags]) == 0
 """
     command = [sys.executable, "-c", code, str(tiny), str(graph), str(tmp_path / "out"), "--partitioner", "streaming"]
     environment = os.environ | {"HONGTU_COMPILE": "always"}  # for the tiny graph, too
-    done = subprocess.run(
-        [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     before = int(done.stderr.splitlines()[0])
     log = [json.loads(line) for line in (tmp_path / "out" / "stages.jsonl").read_text().splitlines()]
     stored = EDGES * (2 if "--undirected" in flags else 1)
