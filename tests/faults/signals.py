@@ -23,7 +23,6 @@ import numpy as np
 
 import hongtu
 from hongtu.cli.main import main
-from hongtu.cli.stopping import Signals
 from hongtu.errors import INTERRUPTS
 from hongtu.train.run_directory import RunDirectory
 from tests.faults.outcome import Outcome
@@ -67,19 +66,18 @@ def lines_of(work: Callable[[], Any]) -> Counter[Line]:
     return found
 
 
-UNHEARD = {main.__code__.co_filename, Signals.install.__code__.co_filename}  # where handlers come and go
-
-
 class Sent:
     """Sends signals when a line is about to run for the n-th time.
 
     Attributes:
         at: what ``look`` gave then; None until it is done.
+        heard: the command had a handler for the first of them then.
     """
 
     def __init__(self, line: Line, times: int, numbers: list[int], gap: float, look: Callable[[], Any]) -> None:
         self.line, self.left, self.numbers, self.gap, self.look = line, times, numbers, gap, look
         self.at: Any = None
+        self.heard = True
         self._timer: threading.Timer | None = None
 
     def trace(self, frame: FrameType) -> Any:
@@ -95,6 +93,7 @@ class Sent:
     def _send(self) -> None:
         self.at = self.look()
         first, *others = self.numbers
+        self.heard = signal.getsignal(first) is not _pass_over
         try:
             os.kill(os.getpid(), first)
         finally:
@@ -111,10 +110,14 @@ class Sent:
             self._timer.join()
 
 
+def _pass_over(*_: Any) -> None:
+    pass
+
+
 @contextmanager
 def heard() -> Iterator[None]:
     """Signals that come outside of a command, or too late, do nothing; none is ignored, as behind `&` in a script."""
-    before = {number: signal.signal(number, lambda *_: None) for number in INTERRUPTS}
+    before = {number: signal.signal(number, _pass_over) for number in INTERRUPTS}
     try:
         yield
     finally:
@@ -220,10 +223,8 @@ def interrupt(kind: type[Training] | type[Preprocessing], tries: int, seed: int 
                 late += 1
             else:
                 stopped.add(line)
-            heard_of = (
-                numbers if gap == 0 or line[0].co_filename in UNHEARD else numbers[:1]
-            )  # which of them may be the first
-            allowed = {0} if sent.at is None else {0, *(128 + n for n in heard_of)}
+            first = numbers[:1] if sent.heard and gap else numbers  # which of them may be the first that is heard
+            allowed = {0} if sent.at is None else {0, *(128 + n for n in first)}
             loss = "" if sent.at is None else command.loss(place, sent.at, said)
             if code not in allowed or said.count("\n") > 1:
                 loss = f"exit code {code}: {said!r}"
