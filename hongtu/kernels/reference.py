@@ -271,8 +271,10 @@ def put_rows(src, src_index, dst, dst_index, stores):
 
 
 def put_rows_alone(src, dst, dst_index, stores):
-    """``put_rows`` of all rows of ``src``."""
-    put_rows(src, np.arange(len(dst_index)), dst, dst_index, stores)
+    """``put_rows`` of all rows of ``src``, in their order: ``dst_index`` may repeat where the first one stores."""
+    adds, count = ~stores, len(dst_index)
+    dst[dst_index[stores]] = src[:count][stores]
+    np.add.at(dst, dst_index[adds], src[:count][adds])
 
 
 def gather_rows(src, index, out):

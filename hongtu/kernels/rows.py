@@ -1,6 +1,6 @@
 """Row copies between host tensors and caches, by index, on CPU memory (numba, deterministic).
 
-Destination indices of one call are unique, so rows can be moved in parallel.
+Destination indices of one call are unique, so rows can be moved in parallel, but where one thread works alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def put_rows(
 
 @compiled(plain=reference.put_rows_alone, until=MANY)
 def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray) -> None:
-    """``put_rows`` of all rows of ``src``, on one thread."""
+    """``put_rows`` of all rows of ``src``, in their order: ``dst_index`` may repeat where the first one stores."""
     for k in range(len(dst_index)):
         put_row(src, k, dst, dst_index[k], stores[k])
 

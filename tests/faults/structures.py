@@ -3,6 +3,7 @@ instructions, JSON with values of other types, lines of text as tools write them
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
@@ -161,9 +162,9 @@ def _json(sample: bytes, rng: np.random.Generator) -> bytes:
         if what < 0.1 and holder is not whole:
             del holder[key]
         elif what < 0.2 and isinstance(holder, dict) and holder is not whole:
-            holder[str(_choose(VALUES, rng))] = _choose(VALUES, rng)
+            holder[str(_choose(VALUES, rng))] = copy.deepcopy(_choose(VALUES, rng))
         else:
-            holder[key] = _choose(VALUES, rng)
+            holder[key] = copy.deepcopy(_choose(VALUES, rng))  # what lies inside one is changed in turn
     return json.dumps(whole[""], ensure_ascii=bool(rng.random() < 0.5)).encode(errors="surrogatepass")
 
 

@@ -22,6 +22,9 @@ def test_rows(count, width, dtype):
     for stores in (rng.random(count) < 0.5, np.ones(count, np.bool_), np.zeros(count, np.bool_)):
         assert_same(rows.put_rows, src, index, dst, at, stores)
         assert_same(rows.put_rows_alone, src[:count].copy(), dst, at, stores)
+    again = rng.integers(0, 5, count).astype(np.int32)  # several of one row, the first of which stores
+    first = np.isin(np.arange(count), np.unique(again, return_index=True)[1])
+    assert_same(rows.put_rows_alone, src[:count].copy(), dst, again, first)
     for name, given in (("copy_rows", (src, index)), ("add_rows", (src, index))):
         found, expected = dst.copy(), dst.copy()
         getattr(rows, name)(*given, found, at)

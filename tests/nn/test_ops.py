@@ -144,7 +144,7 @@ def cuda_kernels():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "graph_attention"])  # which only the CPU has
 def test_cuda_kernels_give_the_same(name, cuda_kernels):
     """Their own sources, run on the CPU."""
     operation, shape = OPERATIONS[name]

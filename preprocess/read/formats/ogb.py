@@ -176,9 +176,10 @@ def _features(file: Path, num_rows: int, into: Path) -> np.ndarray:
 
 
 def _lines(file: Path) -> Iterator[str]:
+    """Those that are not blank."""
     for data, first in read_lines(file, block=HEAD):
         try:
-            yield from data.decode().split("\n")[:-1]
+            yield from filter(str.strip, data.decode().split("\n"))
         except UnicodeDecodeError as error:
             raise InputError(f"{file}: after line {first - 1}: {error}; download the dataset again") from None
 
