@@ -31,8 +31,8 @@ demo: $(VENV)/.runtime  ## preprocess and train a small graph (GRAPH=DIR: your o
 test: $(VENV)/.dev  ## run tests of everything that needs no GPU, a few cases of each, and doctests (WORKERS=N processes)
 	$(TESTS) --sample
 
-test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU
-	$(TESTS)
+test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU (REST=1: those that `make test` leaves out)
+	$(TESTS) $(if $(REST),--rest)
 
 torch-sparse: $(VENV)/.dev  ## build torch-sparse, a quarter of an hour, and run the tests that use it
 	$(INSTALL) --no-build-isolation torch-scatter torch-sparse

@@ -49,12 +49,14 @@ GOLDEN = 0.6180339887  # of a grid, steps of this part of it meet no period of i
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="of each grid a few cases, of a long one one: `make test`")
+    parser.addoption("--rest", action="store_true", help="what a sample leaves out")
     parser.addoption("--whole", action="store_true", help="every case of the grids of which pairs are else enough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the pairs of a grid that is marked so, without ``--whole``. With ``--sample``, keep a few spread cases of
-    every test function, one of a long grid or as many as its mark says, and no long test that is no grid."""
+    every test function, one of a long grid or as many as its mark says, and no long test that is no grid; with
+    ``--rest`` all others."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         grids.setdefault(item.nodeid.split("[")[0], []).append(item)
@@ -65,9 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             grid = [grid[k] for k in every_pair(cases)]
         long = grid[0].get_closest_marker("long")
         most = min(len(grid), MOST if long is None else long.kwargs.get("sample", int(len(grid) > 1)))
-        kept |= (
-            {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)} if config.getoption("--sample") else {*grid}
-        )
+        sample = {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)}
+        rest = {*grid} - sample if config.getoption("--rest") else {*grid}
+        kept |= sample if config.getoption("--sample") else rest
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
