@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import copy
-import os
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 
 import torch
 from torch import nn
 
-from hongtu.device.backends import Backend
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.hardware import Hardware
 from hongtu.model.embedding import Embedding
 from hongtu.model.network import Network
 from hongtu.model.wiring import Modules
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
-from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.search.host import HostLimit
-from hongtu.ranks.together import Together
 from hongtu.train.network_plan import plan_network
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import make_loss
+from hongtu.train.survey.stepping import PLAINLY
 
 
 def layer_number(model: nn.ModuleList, layer: int) -> int:
@@ -47,32 +44,19 @@ def layer_runtime(
     model: Modules,
     number: int,
     *,
-    strategy: Strategy,
+    spec: RunSpec,
     budget: int | None,
-    dtype: torch.dtype,
-    autocast: torch.dtype | None,
-    hardware: Hardware,
     embedding: Embedding | None,
-    backend: Backend,
-    on_oom: str,
-    ranks: Together,
-    limit: HostLimit | None,
-    spill: str | os.PathLike[str] | None,
 ) -> Runtime:
     """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
     beside whatever the trainer holds."""
-    network = Network(model.first(number + 1).cpu(), RowContext(), autocast)
+    network = Network(model.first(number + 1).cpu(), RowContext(), spec.autocast)
     loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
     if embedding is not None:
         embedding = copy.copy(embedding)
         embedding.weight = nn.Parameter(embedding.weight.detach())
-    make_plan = partial(
-        plan_network, artifact, loss=loss, optimizer=optimizer, strategy=strategy, dtype=dtype, hardware=hardware,
-        limit=limit,
-    )  # fmt: skip
+    spec = replace(spec, stepping=PLAINLY)
+    make_plan = partial(plan_network, artifact, loss=loss, optimizer=optimizer, spec=spec)
     rows = None if embedding is None else lambda: embedding
-    return Runtime(
-        artifact, network, loss, make_plan, rows=rows, budget=budget, dtype=dtype, backend=backend, on_oom=on_oom,
-        ranks=ranks, spill=spill,
-    )  # fmt: skip
+    return Runtime(artifact, network, loss, make_plan, spec, rows=rows, budget=budget)

@@ -19,7 +19,6 @@ from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
 from hongtu.graph.topology import Topology
-from hongtu.hardware import CPU, Hardware
 from hongtu.host import available_bytes, drop_pages, return_freed_memory, reuse_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
 from hongtu.model.checks import check_default_device
@@ -34,9 +33,10 @@ from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import plan_run
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.shape import check_edge_data, network_shape
-from hongtu.train.survey.stepping import PLAINLY, Stepping, learned_bytes, step_rows
+from hongtu.train.survey.stepping import learned_bytes, step_rows
 
 LARGE = 1 << 20  # edges of a graph whose plans take tens of MiB
 ABOUT = 1.02  # times the best: as fast, for what is saved is worth more than an estimate's error
@@ -48,30 +48,23 @@ def plan_network(
     network: Network,
     loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
-    strategy: Strategy,
+    spec: RunSpec,
     budget: int | None,
-    dtype: torch.dtype,
-    hardware: Hardware = CPU,
-    stepping: Stepping = PLAINLY,
     correct: Correct | None = None,
-    limit: HostLimit | None = None,
 ) -> ExecutionPlan:
     """Set ``transform_first`` and ``once_per_vertex`` of the network's layers and plan its run. Ranks that fetch rows
     of one another get the same sides and savings, or are refused.
 
     Args:
+        budget: bytes per device, or None for no limit.
         correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
-        limit: what the host may hold; None: anything.
 
     Raises:
         InputError: for anything that cannot work.
         BudgetError: when the budget is too small; names the smallest that works.
     """
     check_default_device()
-    planner = NetworkPlanner(
-        artifact, network, loss, optimizer, strategy, budget, dtype, hardware, stepping, correct, limit
-    )
-    return planner.plan()
+    return NetworkPlanner(artifact, network, loss, optimizer, spec, budget, correct).plan()
 
 
 class NetworkPlanner:
@@ -84,28 +77,23 @@ class NetworkPlanner:
         network: Network,
         loss: MeanLoss | EdgeLoss,
         optimizer: torch.optim.Optimizer,
-        strategy: Strategy,
+        spec: RunSpec,
         budget: int | None,
-        dtype: torch.dtype,
-        hardware: Hardware,
-        stepping: Stepping,
         correct: Correct | None,
-        limit: HostLimit | None,
     ) -> None:
         self._artifact, self._network, self._loss, self._optimizer = artifact, network, loss, optimizer
-        self._strategy, self._budget, self._dtype, self._hardware = strategy, budget, dtype, hardware
-        self._limit = limit
+        self._spec, self._budget, dtype = spec, budget, spec.dtype
         check_edge_data(artifact, network)
         self._stored = artifact.topology.keeping(
             edge_features=any(layer.uses_edge_features for layer in network.layers),
             edge_type=any(layer.uses_edge_type for layer in network.layers),
         )
-        self._clips = stepping.clips or hardware.staged  # a GPU's optimizers may change gradients where a CPU's do not
+        self._clips = spec.stepping.clips or spec.hardware.staged  # optimizers on GPUs may change gradients
         self._learned: dict[str, Any] = {}
         if artifact.learns_features:
             rows, columns = artifact.num_vertices, artifact.feature_width
-            stepped = step_rows(stepping.make_rows_optimizer, rows, columns, dtype)
-            stepped = replace(stepped, changes=stepping.clips or stepped.changes)
+            stepped = step_rows(spec.stepping.make_rows_optimizer, rows, columns, dtype)
+            stepped = replace(stepped, changes=spec.stepping.clips or stepped.changes)
             taken = learned_bytes(stepped, rows * columns * dtype.itemsize)
             self._learned = {"learned_bytes": taken, "copies_learned": stepped.changes}
         self._probe = partial(
@@ -122,10 +110,10 @@ class NetworkPlanner:
         Raises:
             BudgetError: when none does; names the smallest budget that works.
         """
-        artifact, network, strategy = self._artifact, self._network, self._strategy
+        artifact, network, strategy = self._artifact, self._network, self._spec.strategy
         never = (False,) * len(network.layers)
         self._choose_edges(strategy)
-        self._loss.check_output(self._shape(never).output, self._dtype)
+        self._loss.check_output(self._shape(never).output, self._spec.dtype)
         sides = self._choose_sides() if strategy.transform_first else never
         if artifact.halo is not None:
             return self._plan(sides, strategy)
@@ -153,9 +141,9 @@ class NetworkPlanner:
         network.set_transform_first(transform_first)
         choices = network.transform_first, network.once_per_vertex
         if choices not in self._traced:
-            with as_on_gpu() if self._hardware.staged else nullcontext():  # what layers do there is counted
+            with as_on_gpu() if self._spec.hardware.staged else nullcontext():  # what layers do there is counted
                 shape = network_shape(
-                    self._artifact, network, self._loss, self._optimizer, self._dtype,
+                    self._artifact, network, self._loss, self._optimizer, self._spec.dtype,
                     looks=not self._traced, clips=self._clips,
                 )  # fmt: skip
             shape = replace(shape, **self._learned) if shape.learned_input else shape
@@ -168,24 +156,24 @@ class NetworkPlanner:
 
     def _topology(self, edges: PaperEdges) -> Topology:
         if edges not in self._topologies:
-            named = str(self._dtype).removeprefix("torch.")
+            named = str(self._spec.dtype).removeprefix("torch.")
             self._topologies[edges] = with_paper_edges(self._stored, edges, self._artifact.degree_statistics(), named)
         return self._topologies[edges]
 
     def _choose_sides(self) -> tuple[bool, ...]:
         """Per layer, whether its linear map comes before the exchange: layer by layer the predicted cheaper side. Where
         what stages compute is saved, and it costs about the same, it does: the aggregate need not be kept then."""
-        artifact, layers = self._artifact, self._network.layers
+        artifact, layers, spec = self._artifact, self._network.layers, self._spec
         chosen, linked = [False] * len(layers), self._budget is not None
         topology = artifact.topology if artifact.halo is None else artifact.whole.topology  # the same on every rank
-        saves = not linked and self._strategy.resident and self._strategy.save
+        saves = not linked and spec.strategy.resident and spec.strategy.save
 
         def seconds(sides: list[bool]) -> float:
             shape = self._shape(tuple(sides))
             if artifact.halo is not None:
                 sparse: Any = artifact.whole.sparse_features
                 shape = replace(shape, loss_rows=0, sparse_input=sparse)
-            return sketch_seconds(_sketch(topology, shape, self._strategy), self._hardware, linked=linked)
+            return sketch_seconds(_sketch(topology, shape, spec.strategy), spec.hardware, linked=linked)
 
         best = seconds(chosen)
         for index, layer in enumerate(layers):
@@ -199,13 +187,12 @@ class NetworkPlanner:
     # ------------------------------------------------------------------------------------------------ within the host
 
     def _plan(self, sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
-        if self._limit is None:
-            return without_scripts(
-                self._planned(sides, used, None), available_bytes(), has_devices=not self._hardware.staged
-            )
+        limit, staged = self._spec.limit, self._spec.hardware.staged
+        if limit is None:
+            return without_scripts(self._planned(sides, used, None), available_bytes(), has_devices=not staged)
         spills = False
         try:
-            found = self._fitting(sides, used, self._limit)
+            found = self._fitting(sides, used, limit)
             spills = bool(found.spilled)
             return found
         finally:
@@ -241,10 +228,10 @@ class NetworkPlanner:
         plans = [fit_host(self._afresh(sides, used, host_memory, 1), limit)]
         if size < 4:
             return plans[0]
-        seconds = predict_seconds(plans.pop(), self._hardware).total
+        seconds = predict_seconds(plans.pop(), self._spec.hardware).total
         with suppress(InputError):
             found = fit_host(self._afresh(sides, used, host_memory, size // 2), limit)
-            if predict_seconds(found, self._hardware).total < seconds:
+            if predict_seconds(found, self._spec.hardware).total < seconds:
                 return found
             del found
         return fit_host(self._afresh(sides, used, host_memory, 1), limit)
@@ -269,7 +256,7 @@ class NetworkPlanner:
         give_up = partial(drop_pages, topology.local_source, cached=True)
         grouped = (lambda: None) if host_memory is None else give_up
         return plan_run(
-            topology, artifact.schedule_paper, self._shape(sides), used, self._budget, self._probe, self._hardware,
+            topology, artifact.schedule_paper, self._shape(sides), used, self._budget, self._probe, self._spec.hardware,
             artifact.original_id, self._loss.loss_vertices, artifact.halo, host_memory, grouped, largest,
         )  # fmt: skip
 
@@ -279,14 +266,13 @@ def sketch_network(
     network: Network,
     loss: MeanLoss | EdgeLoss,
     optimizer: torch.optim.Optimizer,
-    strategy: Strategy,
-    dtype: torch.dtype,
+    spec: RunSpec,
 ) -> ExecutionPlan:
     """What a network computes, without planned transfers, and linear maps behind the exchanges."""
     network.set_once_per_vertex([False] * len(network.layers))
     network.set_transform_first((False,) * len(network.layers))
-    shape = network_shape(artifact, network, loss, optimizer, dtype)
-    return _sketch(artifact.topology, shape, strategy)
+    shape = network_shape(artifact, network, loss, optimizer, spec.dtype)
+    return _sketch(artifact.topology, shape, spec.strategy)
 
 
 def _sketch(topology: Topology, shape: NetworkShape, strategy: Strategy) -> ExecutionPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,6 +22,7 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.train.budget import budget_bytes
 from hongtu.train.network_plan import plan_network
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.settings import OptimizerFactory, adam, host_limit, make_loss, make_optimizer
 from hongtu.train.survey.stepping import Stepping
 from hongtu.train.survey.widths import fill_widths
@@ -60,9 +62,9 @@ def plan_model(
     made = make_optimizer(optimizer, learned)
     hardware = load_hardware(hardware)
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
-    make = partial(
-        plan_network, artifact, network, mean_loss, made, get_strategy(strategy), dtype=dtype, hardware=hardware,
-        stepping=Stepping(make_rows_optimizer=optimizer),
-    )  # fmt: skip
+    stepping = Stepping(make_rows_optimizer=optimizer)
+    unlimited = RunSpec(strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, stepping=stepping)
+    make = partial(plan_network, artifact, network, mean_loss, made)
     with using(NumbaKernels.of_graph(artifact.size)):
-        return make(budget_bytes(device_memory, make), limit=limit)
+        budget = budget_bytes(device_memory, partial(make, unlimited))
+        return make(replace(unlimited, limit=limit), budget)

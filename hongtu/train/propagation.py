@@ -32,6 +32,7 @@ from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.group import current
 from hongtu.train.budget import budget_bytes
 from hongtu.train.ranked import ALONE
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import check_precision
 from hongtu.train.survey.probe import Correct, probe_workspace
@@ -113,7 +114,9 @@ class Propagation:
         check_precision(dtype)
         self.columns, self.dtype = columns, dtype
         backend = get_backend(device, self.artifact.size)
-        self._strategy, self._hardware = get_strategy(strategy), hardware or backend.hardware
+        self._spec = RunSpec(
+            strategy=get_strategy(strategy), dtype=dtype, hardware=hardware or backend.hardware, backend=backend
+        )
         self._beside = self.artifact.num_vertices * columns * dtype.itemsize  # what a step adds to P y
         self._rows = VertexRows(
             self.artifact.original_id, torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
@@ -121,9 +124,8 @@ class Propagation:
         network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
         budget = budget_bytes(device_memory, lambda limit: self._plan(network=network, budget=limit, correct=None))
         self._runtime = Runtime(
-            self.artifact, network, None, self._plan, rows=lambda: self._rows, budget=budget, dtype=dtype,
-            backend=backend,
-        )  # fmt: skip
+            self.artifact, network, None, self._plan, self._spec, rows=lambda: self._rows, budget=budget
+        )
         self._runtime.engine.count_once(self._beside)
         self.record: EpochRecord | None = None
 
@@ -185,6 +187,6 @@ class Propagation:
             correct=correct,
         )  # fmt: skip
         return plan_run(
-            artifact.topology, artifact.schedule_paper, shape, self._strategy, budget, probe, self._hardware,
+            artifact.topology, artifact.schedule_paper, shape, self._spec.strategy, budget, probe, self._spec.hardware,
             artifact.original_id,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from hongtu.ranks.together import Together
 from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
 from hongtu.train.network_plan import plan_network, sketch_network
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.settings import adam, make_loss
 
 ALONE = "start one process, without torchrun"
@@ -149,25 +151,23 @@ def plan_ranks(
     artifact.check_bounds()
     network = Network(as_modules(layers), RowContext())
     check_ranked(artifact, network, loss, ranks, dependencies)
-    optimizer, savings = adam(network.modules.parameters()), get_strategy(strategy)
+    optimizer = adam(network.modules.parameters())
+    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)
     count = exchanging_layers(network)
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(
-        device_memory,
-        lambda limit: plan_network(
-            artifact, network, make_loss(artifact, loss), optimizer, savings, limit, torch.float32, hardware
-        ),
+        device_memory, partial(plan_network, artifact, network, make_loss(artifact, loss), optimizer, spec)
     )
 
     def sketch() -> ExecutionPlan:
-        return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, savings, torch.float32)
+        return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, spec)
 
     bounds = deal(artifact, ranks, sketch, hardware)
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
         share = share_of(artifact, rank, bounds, stages, fabric)
         of_share = make_loss(share, loss)
-        return share, plan_network(share, network, of_share, optimizer, savings, budget, torch.float32, hardware)
+        return share, plan_network(share, network, of_share, optimizer, spec, budget)
 
     def tried(stages: Stages) -> list[Tried]:
         joined = over(fabric, hardware)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hongtu.device.backends import Backend
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.given import as_path
@@ -26,6 +25,7 @@ from hongtu.ranks.together import Together, called_by_all
 from hongtu.train.loop import Waiting
 from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
 
@@ -50,9 +50,8 @@ class Resumable:
     history: list[dict[str, Any]]
     waiting: Waiting
     _network: Network
-    _backend: Backend
+    _spec: RunSpec
     _context: RowContext
-    _dtype: torch.dtype
     _torn: str | None = None
     _number: int
 
@@ -199,7 +198,7 @@ class Resumable:
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         check_identity(path, state["identity"], self._identity())
         there, here = state["identity"].get(THREADS), torch.get_num_threads()
-        if there not in (None, str(here)) and self._backend.on_host:
+        if there not in (None, str(here)) and self._spec.backend.on_host:
             warnings.warn(
                 f"{path}: the snapshot is of a run with {there} threads, and this one has {here}: sums are rounded "
                 f"differently, and numbers may differ in their last digits; torch.set_num_threads({there}) gives the "
@@ -259,7 +258,7 @@ class Resumable:
             "optimizer": type(self.optimizer).__name__,
             "scheduler": type(self.scheduler).__name__,
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
-            "dtype": str(self._dtype),
+            "dtype": str(self._spec.dtype),
             "autocast": str(self._network.autocast),
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }

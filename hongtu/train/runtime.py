@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +13,7 @@ from torch import nn
 
 from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
-from hongtu.errors import BudgetError, DeviceOutOfMemory, InputError
+from hongtu.errors import BudgetError, DeviceOutOfMemory
 from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes, check_host
 from hongtu.model.checks import check_default_device
@@ -24,14 +23,13 @@ from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import needed
-from hongtu.ranks.together import Alone, Together
 from hongtu.threads import shared_cores
 from hongtu.train.excess import SHARES, Excess
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.witness import Witness
 
 T = TypeVar("T")
-ON_OOM = ("raise", "replan")
 
 
 class MakePlan(Protocol):
@@ -54,12 +52,10 @@ class Runtime:
         make_plan: plans the run.
         rows: makes or gives features that are on the host and change, where there is room: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
-        on_oom: "raise", or "replan": run again with smaller groups of chunks.
-        ranks: as for ``Engine``; None: this process is alone.
-        spill: as for ``Engine``.
+        spec: how the run goes.
 
     Raises:
-        InputError: for another ``on_oom``, and whatever ``make_plan`` refuses.
+        InputError: whatever ``make_plan`` refuses.
         BudgetError: when the budget is too small.
     """
 
@@ -69,30 +65,24 @@ class Runtime:
         network: Network,
         loss: MeanLoss | EdgeLoss | None,
         make_plan: MakePlan,
+        spec: RunSpec,
         *,
         rows: Callable[[], VertexRows] | None,
         budget: int | None,
-        dtype: torch.dtype,
-        backend: Backend,
-        on_oom: str = "raise",
-        ranks: Together | None = None,
-        spill: str | os.PathLike[str] | None = None,
     ) -> None:
-        if on_oom not in ON_OOM:
-            raise InputError(f"on_oom {on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        self._artifact, self._network, self._on_oom, self._backend = artifact, network, on_oom, backend
-        self._make_plan = _tried(make_plan, backend)
-        self._partitions, self._ranks = artifact.topology.partitions, ranks or Alone()
-        probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype)
-        self._probe = _tried(probe, backend)
+        self._artifact, self._network, self._on_oom, self._backend = artifact, network, spec.on_oom, spec.backend
+        self._make_plan = _tried(make_plan, spec.backend)
+        self._partitions, self._ranks = artifact.topology.partitions, spec.ranks
+        probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=spec.dtype)
+        self._probe = _tried(probe, spec.backend)
         self._budget = budget
         self._excess = Excess()
         self._plan = self._plan_first()
         if rows is not None:
-            check_host(needed(self._plan, has_devices=backend.on_host))
+            check_host(needed(self._plan, has_devices=spec.backend.on_host))
         self._make_engine = partial(
-            Engine, artifact, network, loss, embedding=None if rows is None else rows(), budget=budget, dtype=dtype,
-            backend=backend, ranks=self._ranks, spill=spill,
+            Engine, artifact, network, loss, embedding=None if rows is None else rows(), budget=budget,
+            dtype=spec.dtype, backend=spec.backend, ranks=spec.ranks, spill=spec.spill,
         )  # fmt: skip
         self._engine: Engine | None = self._make_engine(self._plan)
         self._whole = True  # else something stopped a run, which may have left anything behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -64,6 +65,7 @@ from hongtu.train.ranked import (
 )
 from hongtu.train.resumable import Resumable
 from hongtu.train.rows_file import check_rows_file, write_rows
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
@@ -197,16 +199,22 @@ class Trainer(Resumable):
                 links = isinstance(loss, LinkLoss)
                 self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
                 self._evaluation = Evaluation(None if links else metric, self.artifact.task)
-                self._backend = get_backend(device, self.artifact.size)
-                self.strategy = get_strategy(strategy)
-                self.hardware = load_hardware(hardware or self._backend.hardware)
-                self._spill, self._limit = spill, host_limit(
-                    host_memory, spills=spill is not None, has_devices=self._backend.on_host,
-                    device_memory=device_memory, ranks=self.ranks.size,
+                backend = get_backend(device, self.artifact.size)
+                limit = host_limit(
+                    host_memory, spills=spill is not None, has_devices=backend.on_host, device_memory=device_memory,
+                    ranks=self.ranks.size,
                 )  # fmt: skip
                 if spill is not None:
                     check_disk(spill, 0)
-                self._dtype, self._on_oom = dtype, on_oom
+                stepping = Stepping(
+                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None
+                )
+                self._spec = RunSpec(
+                    strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, stepping=stepping, limit=limit,
+                    hardware=load_hardware(hardware or backend.hardware), spill=spill, on_oom=on_oom, backend=backend,
+                    ranks=self.ranks,
+                )  # fmt: skip
+                self.strategy, self.hardware = self._spec.strategy, self._spec.hardware
                 self.clip_grad_norm, self.detect_anomaly, self.deterministic = (
                     clip_grad_norm,
                     detect_anomaly,
@@ -218,7 +226,7 @@ class Trainer(Resumable):
                 self.artifact = bind_edges(self.model, self.artifact, dtype)
                 fill_widths(self.model, self.artifact, dtype)
                 check_tensors(self.model)
-                self.model.to(self._backend.where(0), dtype)  # before optimizers make their state beside it
+                self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it
                 self._network = Network(self.model, self._context, autocast)
                 check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
                 self.dependencies = dependencies
@@ -228,13 +236,10 @@ class Trainer(Resumable):
                 self.optimizer = make_optimizer(optimizer, iter(self._learned))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
-                stepping = Stepping(
-                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None
-                )
-                self._budget = budget_bytes(device_memory, lambda limit: self._plan_whole(loss, stepping, limit))
+                self._budget = budget_bytes(device_memory, lambda budget: self._plan_whole(loss, budget))
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
-            self._share, self._loss, self._runtime = self._make_runtime(loss, stepping, on_oom)
+            self._share, self._loss, self._runtime = self._make_runtime(loss)
             if isinstance(self._loss, MeanLoss):
                 self._evaluation.threshold = self._loss.threshold
             self._validation = None
@@ -251,26 +256,22 @@ class Trainer(Resumable):
             self._copies = False  # gradients before a step
             self._resting: Resting = []
 
-    def _plan_whole(self, loss: Losses | LinkLoss, stepping: Stepping, budget: int | None) -> ExecutionPlan:
+    def _plan_whole(self, loss: Losses | LinkLoss, budget: int | None) -> ExecutionPlan:
         """Of the whole graph in one process."""
         self.model.cpu()  # where plans are tried
-        with self._backend.trial():
-            return plan_network(
-                self.artifact, self._network, make_loss(self.artifact, loss), self.optimizer, self.strategy, budget,
-                self._dtype, self.hardware, stepping,
-            )  # fmt: skip
+        spec, whole = replace(self._spec, limit=None), make_loss(self.artifact, loss)
+        with spec.backend.trial():
+            return plan_network(self.artifact, self._network, whole, self.optimizer, spec, budget)
 
     def _sketch(self, loss: Losses | LinkLoss) -> ExecutionPlan:
         """Of the whole graph, by which its partitions are dealt to ranks."""
         self.model.cpu()  # where plans are tried
         whole = make_loss(self.artifact, loss)
-        return sketch_network(self.artifact, self._network, whole, self.optimizer, self.strategy, self._dtype)
+        return sketch_network(self.artifact, self._network, whole, self.optimizer, self._spec)
 
-    def _make_runtime(
-        self, loss: Losses | LinkLoss, stepping: Stepping, on_oom: str
-    ) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
+    def _make_runtime(self, loss: Losses | LinkLoss) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
         """This rank's share of the artifact, its loss, and what runs them."""
-        layers_on_ranks, seed = exchanging_layers(self._network), self._context.seed
+        layers_on_ranks, seed, spec = exchanging_layers(self._network), self._context.seed, self._spec
         bounds = self.ranks.first(
             lambda: deal(self.artifact, self.ranks.size, lambda: self._sketch(loss), self.hardware)
         )
@@ -278,10 +279,7 @@ class Trainer(Resumable):
         def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
             share = share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric)
             of_share = make_loss(share, loss)
-            return share, of_share, partial(
-                plan_network, share, loss=of_share, optimizer=self.optimizer, strategy=self.strategy, dtype=self._dtype,
-                hardware=self.hardware, stepping=stepping, limit=self._limit,
-            )  # fmt: skip
+            return share, of_share, partial(plan_network, share, loss=of_share, optimizer=self.optimizer, spec=spec)
 
         def tried(stages: Stages) -> list[Tried]:
             with self.ranks.agreed():
@@ -300,8 +298,8 @@ class Trainer(Resumable):
             share, of_share, make_plan = share_and_plan(stages)
 
             def learned() -> Embedding:
-                make_optimizer = stepping.make_rows_optimizer
-                self.embedding = Embedding(share, make_optimizer, seed, self._dtype, self.ranks.each)
+                make_optimizer = spec.stepping.make_rows_optimizer
+                self.embedding = Embedding(share, make_optimizer, seed, spec.dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
                 return self.embedding
@@ -309,10 +307,7 @@ class Trainer(Resumable):
             if isinstance(of_share, EdgeLoss):
                 of_share.check_scores(self._link_scores)
             rows = learned if self.artifact.learns_features else None
-            runtime = Runtime(
-                share, self._network, of_share, make_plan, rows=rows, budget=self._budget,
-                dtype=self._dtype, backend=self._backend, on_oom=on_oom, ranks=self.ranks, spill=self._spill,
-            )  # fmt: skip
+            runtime = Runtime(share, self._network, of_share, make_plan, spec, rows=rows, budget=self._budget)
         if self.embedding is not None:
             made = self.embedding.optimizer
             self.ranks.check_same({"embedding_optimizer": (type(made).__name__, settings_of(made))})
@@ -541,11 +536,8 @@ class Trainer(Resumable):
 
     @torch.inference_mode(False)
     def _layer_runtime(self, number: int) -> Runtime:
-        return layer_runtime(
-            self._share, self.model, number, strategy=self.strategy, budget=self._budget, dtype=self._dtype,
-            autocast=self._network.autocast, hardware=self.hardware, embedding=self.embedding, backend=self._backend,
-            on_oom=self._on_oom, ranks=self.ranks, limit=self._limit, spill=self._spill,
-        )  # fmt: skip
+        spec, budget = self._spec, self._budget
+        return layer_runtime(self._share, self.model, number, spec=spec, budget=budget, embedding=self.embedding)
 
     @names_known
     @called_by_all(Resumable._check_whole)

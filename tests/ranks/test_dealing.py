@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from hongtu.hardware import CPU
 from hongtu.ranks.share import deal_partitions
 from hongtu.train.network_plan import sketch_network
 from hongtu.train.ranked import deal
+from hongtu.train.run_spec import RunSpec
 from hongtu.train.settings import adam, make_loss
 from tests import graphs, problems
 from tests.models import SIX
@@ -69,10 +69,8 @@ def test_a_partition_with_most_of_the_work_has_a_rank_for_itself():
     rows = dataclasses.replace(CPU, **dict.fromkeys(fields, 1e-18), **fast)  # which alone take time
 
     def dealt(hardware):
-        strategy = hongtu.Strategy()
-        return deal(
-            artifact, 2, lambda: sketch_network(artifact, network, loss, optimizer, strategy, torch.float32), hardware
-        )
+        spec = RunSpec(strategy=hongtu.Strategy())
+        return deal(artifact, 2, lambda: sketch_network(artifact, network, loss, optimizer, spec), hardware)
 
     start = artifact.topology.partition_start
     assert start[3] < 100 and dealt(rows) == [0, 3, 4] and dealt(CPU) == [0, 2, 4]
