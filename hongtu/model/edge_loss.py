@@ -8,7 +8,7 @@ Legend: V vertices, B edges of a block, K negatives per edge, Q pairs that are n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,21 @@ from hongtu.graph.artifact import Artifact
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.model.checks import drops
 from hongtu.model.link_loss import LinkLoss, trained_decoder
-from hongtu.model.link_pairs import LinkPairs
+from hongtu.model.link_pairs import Block, LinkPairs
 from hongtu.model.link_scores import Score, link_scores, ranks, ranks_among
 from hongtu.model.loss_terms import check_alone
+from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import dropout_key
 
 _EVALUATION = 1  # a stream of its own: scores do not depend on the epoch
 
 
 class EdgeLoss:
-    """A ``LinkLoss`` on an artifact.
+    """A ``LinkLoss`` on an artifact, and a loss over vertices beside it.
+
+    Args:
+        weight: what it is multiplied by.
+        beside: what is added to it, or None.
 
     Raises:
         InputError: for edges that are none, or a decoder with parameters.
@@ -38,10 +43,14 @@ class EdgeLoss:
     repeats = False  # the host evaluates it
 
     label_bytes = 0
-    trains = True
+    remedy = "a decoder takes rows [B, C] of both ends, a loss scores [B] and [B, K]; both give [B]"
     watch: Any = None  # it is one number, of whole vertex rows: nobody is shown its parts
 
-    def __init__(self, given: LinkLoss, artifact: Artifact) -> None:
+    def __init__(
+        self, given: LinkLoss, artifact: Artifact, weight: float = 1.0, beside: MeanLoss | None = None
+    ) -> None:
+        self._weight, self.beside = weight, beside
+        self._vertices: tuple[Tensor, ...] | None = None  # with a loss beside: which, their labels, their terms
         self._decoder = trained_decoder(given)
         if self._decoder is not None and drops(self._decoder):
             raise InputError("LinkLoss: its decoder drops at random, by block of pairs; leave dropout to the layers")
@@ -51,12 +60,22 @@ class EdgeLoss:
     @property
     def nbytes(self) -> int:
         """Bytes that it holds for the whole run."""
-        return self._pairs.nbytes + self._decoder_bytes
+        return self._pairs.nbytes + self._decoder_bytes + self._beside_bytes
 
     @property
     def predicted_bytes(self) -> int:
         """``nbytes`` by sizes alone; of a decoder its parameters and their gradients."""
-        return self._pairs.predicted_bytes + self._decoder_bytes
+        return self._pairs.predicted_bytes + self._decoder_bytes + self._beside_bytes
+
+    @property
+    def _beside_bytes(self) -> int:
+        """Of the loss over vertices: labels, a byte of terms, and a number of each row that has some."""
+        return 0 if self.beside is None else int(np.count_nonzero(self.beside.bits)) * (self.beside.label_bytes + 9)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a vertex with a loss, where there is one over vertices; edges there are."""
+        return self.beside is None or self.beside.trains
 
     @property
     def _decoder_bytes(self) -> int:
@@ -70,6 +89,12 @@ class EdgeLoss:
     def validates(self) -> bool:
         return self._pairs.has("val")
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those given of which copies compute the loss beside it."""
+        return [] if self.beside is None else self.beside.modules
+
+    threshold = 0.0
     loss_rows = 0  # of the model's output: the loss is one of edges
 
     @property
@@ -84,21 +109,32 @@ class EdgeLoss:
         Raises:
             InputError: naming its shape, or what mixes.
         """
+        if self.beside is not None:
+            self.beside.check_output(columns, dtype)
         ends, negatives = self._pairs.form("train")
         counts = [1, 1, *[negatives] * ends]
         rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in counts]
-        remedy = "a decoder takes rows [B, C] of both ends, a loss scores [B] and [B, K]; both give [B]"
-        with torch.enable_grad(), refused_as("LinkLoss: its decoder or loss", remedy):
-            losses = self._losses(*rows)
+        one = next(self._pairs.blocks("train")).relation
+        with torch.enable_grad(), refused_as("LinkLoss: its decoder or loss", self.remedy):
+            losses = self._losses(None if one is None else one[:1], *rows)
+        self._check_leaves(losses, rows)
+        of_two = [2 * count for count in counts]
+        numbers = torch.sin(torch.arange(sum(of_two) * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
+        alike = None if one is None else one[:1].expand(2)
+        check_alone(
+            "LinkLoss: its decoder or loss",
+            lambda *rows: self._losses(None if alike is None else alike[: len(rows[0])], *rows),
+            *numbers.split(of_two),
+        )
+
+    def _check_leaves(self, losses: Tensor, rows: Sequence[Tensor]) -> None:
+        """That nothing but rows and the decoder's own parameters would be trained."""
         for leaf in _leaves(losses):
             if not any(leaf is given for given in (*rows, *self._learned)):
                 raise InputError(
                     f"LinkLoss: its decoder or loss has parameters, one of shape {tuple(leaf.shape)}, which would not "
                     "be trained; pass the torch.nn.Module that has them as decoder, or give them to a layer"
                 )
-        of_two = [2 * count for count in counts]
-        numbers = torch.sin(torch.arange(sum(of_two) * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
-        check_alone("LinkLoss: its decoder or loss", self._losses, *numbers.split(of_two))
 
     def backward(self, out_VC: Tensor, grad_VC: Tensor, seed: int, epoch: int) -> float:
         """Add the gradient of the loss by the output to ``grad_VC``; both on the host, in new order.
@@ -106,25 +142,45 @@ class EdgeLoss:
         Returns:
             the loss.
         """
-        total, key, count = 0.0, dropout_key(seed, epoch, 0, 0), self._pairs.count
+        total, key = 0.0, dropout_key(seed, epoch, 0, 0)
         for parameter in self._learned:
             parameter.grad = None
         for block in self._pairs.blocks("train"):
-            source, destination, _ = block
-            others = self._pairs.negatives("train", block, key, epoch)
-            ends = [torch.from_numpy(x) for x in (source, destination, *others.reshape(len(others), -1))]
+            ends = [torch.from_numpy(x) for x in self._ends(block, key, epoch)]
             with torch.enable_grad():
                 rows = [out_VC.index_select(0, end).requires_grad_() for end in ends]
-                losses = self._losses(*rows)
-                if losses.shape != (len(source),):
-                    raise InputError(
-                        f"LinkLoss: shape {tuple(losses.shape)}, expected one loss per edge: ({len(source)},)"
-                    )
-                (losses.sum() / count).backward()
-            total += float(losses.detach().double().sum()) / count
+                total += self._differentiate(block, rows)
             for end, part in zip(ends, rows, strict=True):
                 if part.grad is not None:
                     NUMBA.scatter_add_edges(end, part.grad.contiguous(), grad_VC)
+        return total + self._add_beside(out_VC, grad_VC)
+
+    def _ends(self, block: Block, key: int, epoch: int) -> list[np.ndarray]:
+        """The vertices whose rows a block's losses are made of."""
+        others = self._pairs.negatives("train", block, key, epoch)
+        return [block.source, block.destination, *others.reshape(len(others), -1)]
+
+    def _differentiate(self, block: Block, rows: Sequence[Tensor]) -> float:
+        """Give rows and parameters their gradients of a block's part of the loss, which is returned."""
+        losses, count = self._losses(block.relation, *rows), self._pairs.count
+        if losses.shape != block.ids.shape:
+            raise InputError(f"LinkLoss: shape {tuple(losses.shape)}, expected one loss per edge: ({len(block.ids)},)")
+        (losses.sum() / count * self._weight).backward()
+        return float(losses.detach().double().sum()) / count * self._weight
+
+    def _add_beside(self, out_VC: Tensor, grad_VC: Tensor) -> float:
+        """The loss over vertices; adds its gradient."""
+        if self.beside is None:
+            return 0.0
+        if self._vertices is None:
+            chosen = np.flatnonzero(self.beside.bits)
+            part = self.beside.of_rows(chosen, np.ones(len(chosen), dtype=bool))
+            self._vertices = tuple(map(torch.from_numpy, (chosen, part.label_rows(), part.bits)))
+        total = 0.0
+        for rows, labels, bits in zip(*(x.split(self._given.block) for x in self._vertices), strict=True):
+            gradient, loss = self.beside.gradient(out_VC.index_select(0, rows), labels, bits)
+            grad_VC.index_add_(0, rows, gradient)
+            total += float(loss)
         return total
 
     def scores(self, out_VC: Tensor, seed: int, metrics: Mapping[str, Score] | None = None) -> dict[str, float]:
@@ -157,14 +213,19 @@ class EdgeLoss:
         drawn = self._pairs.drawn(ids, dropout_key(seed, epoch, 0, 0))
         return self._artifact.original_id[drawn if len(drawn) == 2 else drawn[0]].astype(np.int64)
 
-    def _losses(self, source: Tensor, destination: Tensor, *others: Tensor) -> Tensor:
-        return self._given.loss(self._given.decoder(source, destination), self._decode_negatives(source, *others))
+    def _losses(self, relation: Tensor | None, source: Tensor, destination: Tensor, *others: Tensor) -> Tensor:
+        positive = self._decode(source, destination, relation)
+        return self._given.loss(positive, self._decode_negatives(relation, source, *others))
 
-    def _decode_negatives(self, source: Tensor, *others: Tensor) -> Tensor:
-        """[B, K]: of destinations [B K, C], or of sources and destinations."""
+    def _decode(self, source: Tensor, destination: Tensor, relation: Tensor | None) -> Tensor:
+        return self._given.decoder(source, destination, *(() if relation is None else (relation,)))
+
+    def _decode_negatives(self, relation: Tensor | None, source: Tensor, *others: Tensor) -> Tensor:
+        """[B, K]: of destinations [B K, C], or of sources and destinations, under the relations of their edges."""
         each = len(others[-1]) // len(source)
         first = others[0] if len(others) == 2 else source.repeat_interleave(each, dim=0)
-        return self._given.decoder(first, others[-1]).view(-1, each)
+        kinds = None if relation is None else relation.repeat_interleave(each)
+        return self._decode(first, others[-1], kinds).view(-1, each)
 
     @torch.no_grad()
     def _ranks(self, split: str, out_VC: Tensor, seed: int) -> Iterator[Tensor]:
@@ -173,15 +234,16 @@ class EdgeLoss:
         def rows(ends: np.ndarray) -> Tensor:
             return out_VC.index_select(0, torch.from_numpy(ends.ravel()))
 
-        decode, shared_Q = self._given.decoder, self._shared_scores(split, out_VC)
+        shared_Q = self._shared_scores(split, out_VC)
         key = dropout_key(seed, 0, _EVALUATION, ("train", "val", "test").index(split))
         for block in self._pairs.blocks(split):
-            source, destination = map(rows, block[:2])
+            source, destination = map(rows, (block.source, block.destination))
+            own = self._decode(source, destination, block.relation)
             if shared_Q is not None:
-                yield ranks_among(decode(source, destination), shared_Q)
+                yield ranks_among(own, shared_Q)
                 continue
             others = map(rows, self._pairs.negatives(split, block, key, 0))
-            yield ranks(decode(source, destination), self._decode_negatives(source, *others))
+            yield ranks(own, self._decode_negatives(block.relation, source, *others))
 
     def _shared_scores(self, split: str, out_VC: Tensor) -> Tensor | None:
         """[Q]: of the pairs that are negatives of all edges of a split; None where each edge has its own."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
@@ -20,7 +21,14 @@ from hongtu.graph.given import as_array
 from hongtu.model.link_loss import CORRUPT, LinkLoss
 from hongtu.nn.dropout import hashes
 
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+class Block(NamedTuple):
+    """Some edges: int32 [B] twice, their numbers int64 [B], and where a decoder sees them their relations int64 [B]."""
+
+    source: np.ndarray
+    destination: np.ndarray
+    ids: np.ndarray
+    relation: Tensor | None
 
 
 class LinkPairs:
@@ -48,6 +56,8 @@ class LinkPairs:
         own = "train" not in self._edges
         if own and not artifact.num_edges:
             raise InputError("LinkLoss: the graph has no edges; pass edges=")
+        kinds = {"train": given.edge_type, "val": given.val_edge_type, "test": given.test_edge_type}
+        self._relation = self._relations(kinds) if given.sees_relations else {}
         in_edge_start = artifact.topology.in_edge_start
         self._first_id = edge_id_starts(in_edge_start, artifact.original_id) if own else np.empty(0, np.int64)
         self.count = artifact.num_edges if own else self._edges["train"].shape[1]
@@ -59,15 +69,15 @@ class LinkPairs:
         self._uniform = 2 if given.corrupt == "both" else 1, int(given.negatives) if drawn else 1
         self._form = {split: (len(rows), rows.shape[2]) for split, rows in self._fixed.items()}
         if callable(given.negatives):
-            source, destination, _ = next(self.blocks("train"))
-            found = self._called(source[:2], destination[:2], 0)
+            first = next(self.blocks("train"))
+            found = self._called(first.source[:2], first.destination[:2], 0)
             self._form["train"] = len(found), found.shape[2]
 
     @property
     def nbytes(self) -> int:
         """Bytes that are held for the whole run."""
         arrays = (self._new_id, self._first_id, *self._edges.values(), *self._fixed.values(), *self._shared.values())
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in (*arrays, *self._relation.values()))
 
     @property
     def predicted_bytes(self) -> int:
@@ -79,11 +89,16 @@ class LinkPairs:
         negatives = (given.negatives, given.val_negatives, given.test_negatives)
         fixed = [int(np.prod(np.shape(rows))) for rows in negatives if np.ndim(rows) > 1]
         vertices = self._artifact.num_vertices * (12 if given.edges is None else 4)
-        return vertices + 8 * sum(pairs) + 4 * sum(fixed)
+        kinds = [len(kind) for kind in (given.edge_type, given.val_edge_type, given.test_edge_type) if kind is not None]
+        return vertices + 8 * sum(pairs) + 4 * sum(fixed) + 8 * sum(kinds) * given.sees_relations
 
     def has(self, split: str) -> bool:
         """Whether a split's edges are given."""
         return split in self._edges
+
+    def edges(self, split: str) -> int:
+        """How many edges are given of a split."""
+        return self._edges[split].shape[1]
 
     def form(self, split: str) -> tuple[int, int]:
         """L and K of a split's negatives."""
@@ -106,7 +121,9 @@ class LinkPairs:
         edges = self._edges[split]
         for first in range(0, edges.shape[1], step):
             part = np.ascontiguousarray(edges[:, first : first + step])
-            yield part[0], part[1], np.arange(first, first + part.shape[1])
+            kind = self._relation.get(split)
+            relation = None if kind is None else torch.from_numpy(kind[first : first + step])
+            yield Block(part[0], part[1], np.arange(first, first + part.shape[1]), relation)
 
     def negatives(self, split: str, block: Block, key: int, epoch: int) -> np.ndarray:
         """int32 [L, B, K]: those of a block's edges.
@@ -115,12 +132,11 @@ class LinkPairs:
             key: of the uniform ones.
             epoch: which a function of the caller's is told.
         """
-        source, destination, ids = block
         if split in self._fixed:
-            return self._fixed[split][:, ids]
+            return self._fixed[split][:, block.ids]
         if split == "train" and callable(self._given.negatives):
-            return self._called(source, destination, epoch)
-        return self.drawn(ids, key)
+            return self._called(block.source, block.destination, epoch)
+        return self.drawn(block.ids, key)
 
     def drawn(self, ids: np.ndarray, key: int) -> np.ndarray:
         """int32 [L, B, K]: uniform ones, decided by the numbers of their edges."""
@@ -145,6 +161,25 @@ class LinkPairs:
             given = "beside its own negatives" if split in self._fixed else "without its edges"
             raise InputError(f"LinkLoss: negative edges of {split} {given}; pass edges, and one kind of negatives")
         return self._renumbered(f"negative {split}", pairs)
+
+    def _relations(self, kinds: dict[str, Any]) -> dict[str, np.ndarray]:
+        """int64 [P] of every split whose edges are given."""
+        found = {}
+        for split, edges in self._edges.items():
+            name = "edge_type" if split == "train" else f"{split}_edge_type"
+            kind = as_array(f"LinkLoss: {name}", [] if kinds[split] is None else kinds[split])
+            if kind.dtype.kind not in "iu" or kind.shape != (edges.shape[1],):
+                raise InputError(
+                    f"LinkLoss: {name} {kind.dtype} {kind.shape}, and its decoder takes the relation of every edge; "
+                    f"pass integers ({edges.shape[1]},)"
+                )
+            found[split] = kind.astype(np.int64)
+        if "train" not in self._edges and self._artifact.stored.edge_type is None:
+            raise InputError(
+                "LinkLoss: its decoder takes the relation of every edge, and the graph's have none; preprocess it with "
+                "edge_type, or pass edges and edge_type"
+            )
+        return found
 
     def _checked(self, title: str, negatives: Any, edges: int, form: tuple[int, int] | None = None) -> np.ndarray:
         """int32 [L, edges, K] of original ids [edges, K] or [2, edges, K]."""
@@ -181,4 +216,6 @@ class LinkPairs:
                 local = np.asarray(topology.local_source[first : first + len(at)])
                 source = topology.sources[int(topology.source_start[chunk]) + local]
                 ids = self._first_id[destination] + at - starts[destination]
-                yield np.ascontiguousarray(source, np.int32), destination.astype(np.int32), ids
+                kind = self._artifact.stored.edge_type if self._given.sees_relations else None
+                relation = None if kind is None else torch.from_numpy(kind[first : first + len(at)].astype(np.int64))
+                yield Block(np.ascontiguousarray(source, np.int32), destination.astype(np.int32), ids, relation)

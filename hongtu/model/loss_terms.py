@@ -78,6 +78,21 @@ def terms_of(loss: Losses) -> list[LossTerm]:
     return [term if isinstance(term, LossTerm) else LossTerm(term) for term in given]
 
 
+def parts_of(loss: Any) -> tuple[LossTerm | None, list[LossTerm]]:
+    """The term over edges, where there is one, and those over vertices.
+
+    Raises:
+        InputError: for two terms over edges, and for one with a mask or weights of vertices.
+    """
+    terms = terms_of(loss)
+    over_edges = [term for term in terms if isinstance(term.loss, LinkLoss)]
+    if len(over_edges) > 1:
+        raise InputError(f"loss: {len(over_edges)} LinkLosses, expected one; put the edges of all into it")
+    if over_edges and (over_edges[0].vertex_weight is not None or not np.array_equal(over_edges[0].mask, "train")):
+        raise InputError("loss: a LossTerm of a LinkLoss has a mask or vertex_weight; pass its edges to the LinkLoss")
+    return next(iter(over_edges), None), [term for term in terms if term not in over_edges]
+
+
 def balanced_weights(labels: np.ndarray, mask: np.ndarray, classes: int) -> Tensor:
     """float32 [classes]: vertices / (classes * vertices of the class), over ``mask``; 0 for a class without any.
 

@@ -38,6 +38,7 @@ class MeanLoss:
         task: "multiclass", "multilabel" or "regression".
         num_classes: number of classes, or columns of the labels.
         original_id: int32 [V].
+        of_edges: they are edges, and outputs a decoder's; messages say so.
 
     Attributes:
         bits: uint8 [V], bit k set where term k has a loss.
@@ -58,7 +59,11 @@ class MeanLoss:
         task: str,
         num_classes: int,
         original_id: np.ndarray,
+        of_edges: bool = False,
     ) -> None:
+        self._giver, self._each, self._all = (
+            ("the decoder", "edge", "edges") if of_edges else ("the last layer", "vertex", "vertices")
+        )
         self._terms = terms_of(loss)
         self._labels, self._task, self._num_classes = labels, task, num_classes
         self._names = [_name(term.loss) for term in self._terms]
@@ -192,7 +197,7 @@ class MeanLoss:
         classes = self._num_classes
         if self._labels.ndim == 2 and columns != classes:
             what = "columns" if self._task == "regression" else "classes"
-            raise InputError(f"the last layer has {columns} columns, the labels have {classes} {what}")
+            raise InputError(f"{self._giver} has {columns} columns, the labels have {classes} {what}")
         if self._labels.ndim == 1:
             self._check_classes(title, loss, columns)
         for name, fits in (("weight", (columns,)), ("pos_weight", (1, columns))):
@@ -200,7 +205,7 @@ class MeanLoss:
             if isinstance(weight, Tensor) and weight.numel() not in fits:
                 raise InputError(
                     f"loss {type(loss.module).__name__}: {name} has {weight.numel()} numbers, expected one for each of "
-                    f"the last layer's {columns} columns"
+                    f"{self._giver}'s {columns} columns"
                 )
 
     def _check_classes(self, title: str, loss: PerVertex, columns: int) -> None:
@@ -209,7 +214,7 @@ class MeanLoss:
         if loss.compares_numbers and not binary and loss.is_torchs:
             raise InputError(
                 f"{title} does not fit the labels ({KINDS[self._task]}): use loss='cross_entropy' or "
-                "torch.nn.CrossEntropyLoss; for classes 0 and 1 a last layer of one column does, too"
+                f"torch.nn.CrossEntropyLoss; for classes 0 and 1 one column from {self._giver} does, too"
             )
         end = 2 if binary else columns
         beyond = {
@@ -217,12 +222,12 @@ class MeanLoss:
             for split, held in self._held.items()
             for count in [np.where(loss.ignores(np.arange(len(held))), 0, held)]
         }
-        found = " and ".join(f"{count} vertices of the {split} mask" for split, count in beyond.items() if count)
+        found = " and ".join(f"{count} {self._all} of the {split} mask" for split, count in beyond.items() if count)
         if found:
             of_one = "; with one column use classes 0 and 1, and loss='bce_with_logits'" if columns == 1 else ""
             raise InputError(
-                f"the last layer has {columns} columns, the labels have {self._num_classes} classes, and {found} have "
-                f"one of {end} or above; give it more columns, or take these vertices out of the masks{of_one}"
+                f"{self._giver} has {columns} columns, the labels have {self._num_classes} classes, and {found} have "
+                f"one of {end} or above; give it more columns, or take these {self._all} out of the masks{of_one}"
             )
 
     def gradient(
@@ -304,7 +309,7 @@ class MeanLoss:
         if len(bad):
             vertex = int(original_id[np.flatnonzero(mask)[bad[0]]])
             raise InputError(
-                f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "
+                f"loss: its mask contains {self._each} {vertex} (and {len(bad) - 1} more) without a label; "
                 "clear the mask there, or use a callable that looks at no target"
             )
 

@@ -16,7 +16,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import is_random
 from hongtu.model.embedding import Embedding
-from hongtu.model.link_loss import LinkLoss
+from hongtu.model.link_loss import LinkLoss, link_loss_in
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
 from hongtu.model.wiring import Entry, as_modules
@@ -61,7 +61,7 @@ def check_ranked(
             f"on_oom 'replan' runs passes of one rank again, and with {what} the others would wait for them; use "
             "on_oom 'raise'" + (", or dependencies 'cache'" if not network.norms else "")
         )
-    if isinstance(loss, LinkLoss):
+    if link_loss_in(loss) is not None:
         raise InputError(f"loss: a LinkLoss needs the output of all vertices in one process; {ALONE}")
     if artifact.learns_features and dependencies == "cache":
         raise InputError(

@@ -16,8 +16,9 @@ from hongtu.config import parse_bytes
 from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
 from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.link_loss import LinkLoss
-from hongtu.model.loss_terms import Losses, terms_of
+from hongtu.model.loss_terms import Losses, parts_of, terms_of
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.share import Share
@@ -157,10 +158,13 @@ def host_limit(
 
 
 def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:
-    """The loss on the artifact's labels, or over edges."""
-    if isinstance(loss, LinkLoss):
-        return EdgeLoss(loss, artifact)
-    mean = _mean_loss(artifact.whole, loss)
+    """The loss on the artifact's labels, or over edges, or both."""
+    over_edges, others = parts_of(loss)
+    if over_edges is not None:
+        link: Any = over_edges.loss
+        kind = EdgeLoss if link.targets is None else EdgeTargets
+        return kind(link, artifact, over_edges.weight, _mean_loss(artifact, others) if others else None)
+    mean = _mean_loss(artifact.whole, others)
     return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,10 +28,11 @@ from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
 from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
+from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.embedding import NAME, Embedding
-from hongtu.model.link_loss import DECODER, LinkLoss, trained_decoder
+from hongtu.model.link_loss import DECODER, LinkLoss, target_task, trained_decoder
 from hongtu.model.link_scores import link_scores
-from hongtu.model.loss_terms import Losses
+from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
 from hongtu.model.vertex_loss import MeanLoss
@@ -98,7 +100,7 @@ class Trainer(Resumable):
             torch.nn.functional, with class weights, label smoothing, ...; a callable (out [T, C], target) -> per-vertex
             losses [T], whose plain mean is taken; or a
             :class:`~hongtu.model.loss_terms.LossTerm`, or a list of all these, whose weighted sum is meant; or a
-            :class:`~hongtu.model.link_loss.LinkLoss` over edges.
+            :class:`~hongtu.model.link_loss.LinkLoss` over edges, alone or as one of these.
         optimizer: called with the parameters; returns any torch optimizer that steps without a closure.
         device: "cpu", "cuda" for all GPUs, "cuda:K" for one, "torch-sparse": the CPU with its products, or "simulated":
             CUDA's engine and kernels on the CPU.
@@ -131,8 +133,8 @@ class Trainer(Resumable):
             "accuracy", "f1", "macro-f1" or "auc"; a callable (out [T, C], target) -> number, such as a metric of
             torchmetrics; or several, a list of names or a dictionary of either. A smaller score is the better one of a
             metric whose ``higher_is_better`` is False, of torch's losses, and of names that end in "error", "loss",
-            "mse", "mae" and the like. Of a LinkLoss "auc" (None), "mrr" or
-            "hits@K", or several.
+            "mse", "mae" and the like. Of a LinkLoss without targets "auc" (None), "mrr"
+            or "hits@K", or several; beside a loss over vertices metrics are theirs, and links have the AUC.
         dependencies: where rows of other ranks come from: "cache" computes them again, from features, as far as outputs
             depend on them; "comm" fetches what layers exchange and sends gradients back; "hybrid" fetches from that
             layer on with which an epoch is predicted to be the shortest.
@@ -196,9 +198,12 @@ class Trainer(Resumable):
                 check_precision(dtype, autocast)
                 check_steps(scheduler, clip_grad_norm)
                 check_plain(seed, detect_anomaly=detect_anomaly, deterministic=deterministic)
-                links = isinstance(loss, LinkLoss)
+                over_edges, others = parts_of(loss)
+                link = None if others or over_edges is None else over_edges.loss
+                links = isinstance(link, LinkLoss) and link.targets is None
                 self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
-                self._evaluation = Evaluation(None if links else metric, self.artifact.task)
+                task = self.artifact.task if links or not isinstance(link, LinkLoss) else target_task(link.targets)
+                self._evaluation = Evaluation(None if links else metric, task)
                 backend = get_backend(device, self.artifact.size)
                 limit = host_limit(
                     host_memory, spills=spill is not None, has_devices=backend.on_host, device_memory=device_memory,
@@ -240,8 +245,8 @@ class Trainer(Resumable):
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
             self._share, self._loss, self._runtime = self._make_runtime(loss)
-            if isinstance(self._loss, MeanLoss):
-                self._evaluation.threshold = self._loss.threshold
+            scored = self._loss if isinstance(self._loss, MeanLoss) else self._loss.beside or self._loss
+            self._evaluation.threshold = scored.threshold
             self._validation = None
             if self.watched == LOSS_OF_VAL and self.validates:
                 self._validation = validation_loss(self.artifact, loss)  # type: ignore[arg-type]
@@ -430,16 +435,20 @@ class Trainer(Resumable):
         """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
         micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; the loss as
         ``"val_loss"`` where a ReduceLROnPlateau is stepped with it; for links the
-        AUC: the probability that an edge has a higher score than one of its negatives."""
-        if isinstance(self._loss, EdgeLoss):
-            scores = partial(self._loss.scores, seed=self._context.seed, metrics=self._link_scores)
-            return self._infer(self._runtime, lambda out, ids: scores(out))
+        AUC: the probability that an edge has a higher score than one of its negatives; for targets of edges as for
+        those of vertices. Beside a loss over vertices those of edges are ``"train links"``, ..."""
+        edges = self._loss if isinstance(self._loss, EdgeLoss) else None
+        if edges is not None and edges.beside is None:
+            return self._infer(self._runtime, lambda out, ids: self._scores_of_edges(edges, out))
         own = self._share.span
         labels = torch.from_numpy(np.array(self.artifact.labels[own]))
         masks = {split: torch.from_numpy(np.array(mask[own])) for split, mask in self.artifact.masks.items()}
 
         def score(out: Tensor, ids: Tensor) -> dict[str, float]:
             found = self._evaluation(out, labels, masks, self.ranks)
+            if edges is not None:
+                of_edges = self._scores_of_edges(edges, out)
+                found |= {re.sub("^(train|val|test)", r"\1 links", name): x for name, x in of_edges.items()}
             if self._validation is not None:
                 loss = self._validation.value(out, own.start)
                 self.ranks.add_up([loss])
@@ -493,10 +502,19 @@ class Trainer(Resumable):
         last = number == len(self.model) - 1
         return self._infer(self._runtime if last else self._layer_runtime(number), use)
 
+    def _scores_of_edges(self, loss: EdgeLoss, out: Tensor) -> dict[str, float]:
+        """By split, of an output [V, C] in new order."""
+        metrics: Any = self._link_scores
+        if isinstance(loss, EdgeTargets):
+            own = self._evaluation if loss.beside is None else Evaluation(None, loss.task)
+            own.threshold = loss.threshold
+            metrics = partial(own, ranks=Alone())
+        return loss.scores(out, self._context.seed, metrics)
+
     @property
     def validates(self) -> bool:
         """Whether ``evaluate`` has a validation score."""
-        if isinstance(self._loss, EdgeLoss):
+        if isinstance(self._loss, EdgeLoss) and self._loss.beside is None:
             return self._loss.validates
         return bool(self.artifact.masks["val"].any())
 
