@@ -201,11 +201,16 @@ class EdgeLoss:
         return found
 
     def check_scores(self, metrics: Mapping[str, Score]) -> None:
-        """Refuse metrics that look further than there are negatives."""
-        for split in ("train", "val", "test"):
-            if split == "train" or self._pairs.has(split):
+        """Refuse metrics that look further than there are negatives; where only those of train are too few, its edges
+        are ranked among those of val, where all edges of that share them."""
+        for split in ("val", "test", "train"):
+            if not self._given.filtered if split == "train" else self._pairs.has(split):
                 for score in metrics.values():
-                    score(torch.ones(1), self._pairs.rivals(split))
+                    try:
+                        score(torch.ones(1), self._pairs.rivals(split))
+                    except InputError as error:
+                        if split != "train" or not self._pairs.share_with_train():
+                            raise InputError(f"{error} for the {split} edges") from None
 
     def negatives(self, ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """int64 [B, K], or [2, B, K] with ``corrupt="both"``: original ids of the uniform negatives of edges, given by
@@ -234,6 +239,9 @@ class EdgeLoss:
         def rows(ends: np.ndarray) -> Tensor:
             return out_VC.index_select(0, torch.from_numpy(ends.ravel()))
 
+        if self._given.filtered:
+            yield from self._filtered_ranks(split, out_VC)
+            return
         shared_Q = self._shared_scores(split, out_VC)
         key = dropout_key(seed, 0, _EVALUATION, ("train", "val", "test").index(split))
         for block in self._pairs.blocks(split):
@@ -244,6 +252,22 @@ class EdgeLoss:
                 continue
             others = map(rows, self._pairs.negatives(split, block, key, 0))
             yield ranks(own, self._decode_negatives(block.relation, source, *others))
+
+    def _filtered_ranks(self, split: str, out_VC: Tensor) -> Iterator[Tensor]:
+        """As ``_ranks``, among all vertices but those that are known to be destinations."""
+        vertices = len(out_VC)
+        for block in self._pairs.blocks(split) if split != "train" else ():
+            source, destination = (out_VC.index_select(0, torch.from_numpy(ends)) for ends in block[:2])
+            own, known = self._decode(source, destination, block.relation).unsqueeze(1), self._pairs.known(block)
+            found = torch.ones(len(source), dtype=torch.float64)
+            for first in range(0, vertices, self._given.block):
+                rows = out_VC[first : first + self._given.block].repeat(len(source), 1)
+                scores = self._decode_negatives(block.relation, source, rows)
+                for k, ends in enumerate(known):
+                    here = ends[(ends >= first) & (ends < first + self._given.block)] - first
+                    scores[k, torch.from_numpy(here).long()] = torch.nan  # neither higher nor equal
+                found += (scores > own).sum(1) + 0.5 * (scores == own).sum(1).double()
+            yield found
 
     def _shared_scores(self, split: str, out_VC: Tensor) -> Tensor | None:
         """[Q]: of the pairs that are negatives of all edges of a split; None where each edge has its own."""

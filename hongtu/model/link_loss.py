@@ -57,6 +57,8 @@ class LinkLoss:
             Left out: binary cross-entropy; of targets cross-entropy of classes, mean squared error of numbers.
         targets, val_targets, test_targets: of the edges of a split: classes, integers [P], or numbers [P] or [P, D].
         edge_type, val_edge_type, test_edge_type: integers [P], the relation of each edge of a split.
+        filtered: ``evaluate`` ranks the destination of each val and test edge among all vertices but those to which its
+            source has an edge of its relation in any split, as is usual for knowledge graphs; not those of train.
         val_edges, test_edges: integers [2, P'], which ``evaluate`` scores; not trained on.
         val_negatives, test_negatives: integers [P', K'] or [2, P', K'], their negatives; None: as many uniform ones.
         val_negative_edges, test_negative_edges: integers [2, Q], pairs that are negatives of all edges of the split.
@@ -84,6 +86,7 @@ class LinkLoss:
     edge_type: Any = None
     val_edge_type: Any = None
     test_edge_type: Any = None
+    filtered: bool = False
 
     def __post_init__(self) -> None:
         for name, takes, default in (

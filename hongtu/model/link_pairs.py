@@ -66,6 +66,15 @@ class LinkPairs:
         self._fixed = {split: self._fix(split, others[split]) for split in others if others[split] is not None}
         shared = {"val": given.val_negative_edges, "test": given.test_negative_edges}
         self._shared = {split: self._share(split, pairs) for split, pairs in shared.items() if pairs is not None}
+        self._known: tuple[np.ndarray, np.ndarray] | None = None
+        self._train_shares = False
+        if given.filtered and (self._shared or "val" in self._fixed or "test" in self._fixed):
+            raise InputError("LinkLoss: filtered beside negatives of val or test, and ranks among all; leave one out")
+        if self._shared and given.sees_relations:
+            raise InputError(
+                "LinkLoss: negative edges of a split are of all its edges, whose relations differ, and the decoder "
+                "takes one; pass val_negatives and test_negatives, or filtered=True"
+            )
         self._uniform = 2 if given.corrupt == "both" else 1, int(given.negatives) if drawn else 1
         self._form = {split: (len(rows), rows.shape[2]) for split, rows in self._fixed.items()}
         if callable(given.negatives):
@@ -77,7 +86,13 @@ class LinkPairs:
     def nbytes(self) -> int:
         """Bytes that are held for the whole run."""
         arrays = (self._new_id, self._first_id, *self._edges.values(), *self._fixed.values(), *self._shared.values())
-        return sum(array.nbytes for array in (*arrays, *self._relation.values()))
+        return sum(array.nbytes for array in (*arrays, *self._relation.values())) + self._known_bytes
+
+    @property
+    def _known_bytes(self) -> int:
+        """Of what ``known`` looks in, once it is needed."""
+        held = self.count + sum(edges.shape[1] for split, edges in self._edges.items() if split != "train")
+        return 12 * held * self._given.filtered
 
     @property
     def predicted_bytes(self) -> int:
@@ -90,7 +105,7 @@ class LinkPairs:
         fixed = [int(np.prod(np.shape(rows))) for rows in negatives if np.ndim(rows) > 1]
         vertices = self._artifact.num_vertices * (12 if given.edges is None else 4)
         kinds = [len(kind) for kind in (given.edge_type, given.val_edge_type, given.test_edge_type) if kind is not None]
-        return vertices + 8 * sum(pairs) + 4 * sum(fixed) + 8 * sum(kinds) * given.sees_relations
+        return vertices + 8 * sum(pairs) + 4 * sum(fixed) + 8 * sum(kinds) * given.sees_relations + self._known_bytes
 
     def has(self, split: str) -> bool:
         """Whether a split's edges are given."""
@@ -105,16 +120,49 @@ class LinkPairs:
         return self._form.get(split, self._uniform)
 
     def rivals(self, split: str) -> int:
-        """How many negatives an edge is ranked among."""
-        return self._shared[split].shape[1] if split in self._shared else self.form(split)[1]
+        """How many negatives an edge is ranked among, at most."""
+        if self.ranks_all(split):
+            return self._artifact.num_vertices - 1
+        shared = self.shared(split)
+        return self.form(split)[1] if shared is None else shared.shape[1]
+
+    def ranks_all(self, split: str) -> bool:
+        """Whether the edges of a split are ranked among all vertices."""
+        return self._given.filtered and split != "train"
+
+    def known(self, block: Block) -> list[np.ndarray]:
+        """The vertices to which each edge's source has an edge of its relation, in any split: int32, in no order."""
+        if self._known is None:
+            found = [
+                (self._keys(block), block.destination)
+                for split in ("train", "val", "test")
+                for block in self.blocks(split)
+            ]
+            keys, ends = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            order = np.argsort(keys, kind="stable")
+            self._known = keys[order], ends[order]
+        keys, ends = self._known
+        first, last = (np.searchsorted(keys, self._keys(block), side=side) for side in ("left", "right"))
+        return [ends[lo:hi] for lo, hi in zip(first, last, strict=True)]
+
+    def _keys(self, block: Block) -> np.ndarray:
+        """int64 [B]: one number for every source and relation."""
+        kind = 0 if block.relation is None else block.relation.numpy()
+        return kind * np.int64(self._artifact.num_vertices) + block.source
+
+    def share_with_train(self) -> bool:
+        """Have train edges be ranked among the val edges' shared negatives, as OGB's examples do; whether there are."""
+        self._train_shares = "val" in self._shared
+        return self._train_shares
 
     def shared(self, split: str) -> np.ndarray | None:
         """int32 [2, Q]: the pairs that are negatives of all edges of a split; None where each edge has its own."""
-        return self._shared.get(split)
+        return self._shared.get("val" if split == "train" and self._train_shares else split)
 
     def blocks(self, split: str) -> Iterator[Block]:
         """Sources and destinations int32 [B] and numbers int64 [B] of edges, ``block`` pairs at a time."""
-        step = max(1, self._given.block // (1 + self._form.get(split, self._uniform)[1]))
+        pairs = self._artifact.num_vertices if self.ranks_all(split) else 1 + self._form.get(split, self._uniform)[1]
+        step = max(1, self._given.block // pairs)
         if split not in self._edges:
             yield from self._own_blocks(step) if split == "train" else ()
             return

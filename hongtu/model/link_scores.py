@@ -77,7 +77,9 @@ def _score(given: object) -> Score:
 
     def hits(ranks_P: Tensor, count: int) -> Tensor:
         if most > count:
-            raise InputError(f"metric 'hits@{most}': each edge has {count} negatives, so that all are hits; pass more")
+            raise InputError(
+                f"metric 'hits@{most}': each edge has {count} negatives, so that all are hits; pass more negatives"
+            )
         return (ranks_P <= most).double()
 
     return hits
