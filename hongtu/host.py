@@ -69,11 +69,12 @@ def check_host(needed: int) -> None:
         )
 
 
-def check_disk(directory: str | os.PathLike[str], needed: int) -> None:
+def check_disk(directory: str | os.PathLike[str], needed: int, *, make: bool = False) -> None:
     """Refuse a directory that rows cannot be spilled to; warn of one that is memory.
 
     Args:
         needed: bytes that will lie there.
+        make: make it, where it is not there.
 
     Raises:
         InputError: with the bytes needed and those that are free.
@@ -81,6 +82,9 @@ def check_disk(directory: str | os.PathLike[str], needed: int) -> None:
     if not isinstance(directory, str | os.PathLike):
         raise InputError(f"spill: found {directory!r}, expected the path of a directory")
     path = Path(directory)
+    with contextlib.suppress(OSError):
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"spill {directory}: not a writable directory; make it, or give another (--spill DIR)")
     free = shutil.disk_usage(path).free

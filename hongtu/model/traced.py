@@ -40,9 +40,11 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     """
     title = f"from_pyg: {type(model).__name__}"
     root = Root(model, optional=True)
-    if root.asked == ["edge_index"]:
+    if root.asked[:1] in (["edge_index"], [MATRIX]) and {*root.asked[1:]} <= {*OF_EDGES}:
         raise InputError(
-            f"{title}.forward takes no rows; give its convolutions as a list, on an artifact of features='embedding:D'"
+            f"{title}.forward takes no rows; have it take x first. Where the first convolution is called with None, "
+            "which is one row of weights for each vertex, x is the identity: preprocess_graph(features=torch.eye(N)); "
+            "or give its convolutions as a list, on an artifact of features='embedding:D'"
         )
     unknown = [name for name in root.asked[2:] if name not in OF_EDGES]
     if unknown and _is_edge_set(model, unknown[0]):

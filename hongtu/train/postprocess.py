@@ -18,6 +18,9 @@ from hongtu.train.propagation import Propagation, RowStep
 class LabelPropagation:
     """y <- post_step(alpha P y + (1 - alpha) y_0), ``num_layers`` times, from the labels y_0 of ``mask``.
 
+    ``torch_geometric.nn.LabelPropagation`` without ``edge_weight`` has P of ``Propagation(normalize="symmetric")`` on a
+    graph without weights; with ``edge_weight`` that of ``normalize="none"`` on a graph with these weights.
+
     Args:
         num_layers: steps.
         alpha: share of the neighbours.

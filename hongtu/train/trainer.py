@@ -109,7 +109,8 @@ class Trainer(Resumable):
         host_memory: bytes (or "8GiB") of all that the run keeps on the host: vertex rows, staging memory, the graph's
             structure, plan arrays and labels; on the CPU the devices', too. None: what there is. Pages of files that
             the system keeps for itself, and gives up, are not counted.
-        spill: a directory; vertex rows that ``host_memory`` cannot hold lie in a file there while the Trainer exists.
+        spill: a directory, made where it is not there; vertex rows that ``host_memory`` cannot hold lie in a file there
+            while the Trainer exists.
         strategy: "full", "paper", "p2p", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.
         seed: of dropout; parameters are never reinitialised.
         dtype: torch.float32, or torch.float64 for checks.
@@ -210,7 +211,7 @@ class Trainer(Resumable):
                     ranks=self.ranks.size,
                 )  # fmt: skip
                 if spill is not None:
-                    check_disk(spill, 0)
+                    check_disk(spill, 0, make=True)
                 stepping = Stepping(
                     make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None
                 )

@@ -224,8 +224,12 @@ def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
     before = trainer.train_epoch().loss
     shutil.rmtree(folder)
     assert trainer.train_epoch().loss < before
-    with pytest.raises(InputError, match="not a writable directory"):
-        make(folder)
+    folder.write_text("in the way")
+    for wrong in (folder, folder / "below"):
+        with pytest.raises(InputError, match="not a writable directory"):
+            make(wrong)
+    again = make(tmp_path / "made" / "below")
+    assert again.train_epoch().loss == pytest.approx(before) and (tmp_path / "made" / "below").is_dir()
     with pytest.raises(InputError, match="spill: found 3, expected the path of a directory"):
         make(3)
 

@@ -768,6 +768,9 @@ REFUSED = {
     "dropout that never ends": (lambda: Modes("always"), r"drops in evaluation, too; pass training=self.training"),
     "another field of Data": (lambda: AsksData(), r"\(it asks for 'pos'\); there are x, .*put other rows into"),
     "no rows": (lambda: pyg.LightGCN(9, 4, 2), r"takes no rows; .*features='embedding:D'"),
+    "one row of weights for each vertex": (lambda: OfNone(), r"takes no rows; have it take x .* x is the identity"),
+    "no rows, and a matrix": (lambda: OfNone(by="matrix"), r"takes no rows; have it take x .* x is the identity"),
+    "no rows, and weights": (lambda: OfNone(by="weights"), r"takes no rows; have it take x .* x is the identity"),
     "a weight of a module": (lambda: Keeps(kind="weight"), r"uses model.lin.weight, a weight of a module that it"),
     "a parameter that drops": (lambda: Keeps(kind="drops"), r"calls dropout with a parameter or buffer"),
     "numbers of each call": (lambda: Keeps(kind="draws"), r"makes other numbers in every call"),
@@ -789,6 +792,24 @@ def test_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         hongtu.from_pyg(make())
+
+
+class OfNone(torch.nn.Module):
+    """Without features: the first convolution has a row of weights for each vertex."""
+
+    def __init__(self, by="types"):
+        super().__init__()
+        self.a, self.b = pyg.RGCNConv(9, 4, 2), pyg.RGCNConv(4, 3, 2)
+        self.forward = {"types": self.by_types, "matrix": self.by_matrix, "weights": self.by_weights}[by]
+
+    def by_types(self, edge_index, edge_type):
+        return self.b(self.a(None, edge_index, edge_type).relu(), edge_index, edge_type)
+
+    def by_matrix(self, adj_t):
+        return self.b(self.a(None, adj_t).relu(), adj_t)
+
+    def by_weights(self, edge_index, edge_weight, edge_type):
+        return self.by_types(edge_index, edge_type)
 
 
 class OfEdges(torch.nn.Module):

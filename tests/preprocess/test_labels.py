@@ -138,7 +138,8 @@ def test_masks_by_other_names(tmp_path, names):
         for split in ("train", "val", "test"):
             expected = pieces()[f"{split}_mask"] if split in names else np.zeros(V, bool)
             assert np.array_equal(raw.masks[split], expected)
-        assert raw.name("val") == f"data.{names['val']}"
+        name = names["val"]
+        assert raw.name("val") == (f"data.{name}" if isinstance(data, Data) else f"data.ndata[{name!r}]")
 
 
 def test_two_names_of_one_split(tmp_path):
@@ -229,3 +230,20 @@ def test_predictions_without_a_train_mask(tmp_path):
     entropy = lambda out, target: -(out.log_softmax(1) * out.softmax(1)).sum(1)  # noqa: E731
     loss = hongtu.LossTerm(entropy, mask=problem.masks["val"])  # as the message says
     assert hongtu.Trainer(bare, layers(), loss=loss).fit(1)[0].loss > 0
+
+
+def test_messages_name_what_a_graph_of_dgl_has(capsys):
+    """As people write it there, and a Data's fields as there."""
+    for spoil, of_data, of_dgl in (
+        ("x", r"data\.x: ", r"data\.ndata\['feat'\]: "),
+        ("y", r"data\.y: ", r"data\.ndata\['label'\]: "),
+        ("train_mask", r"data\.train_mask: ", r"data\.ndata\['train_mask'\]: "),
+        ("edge_weight", r"data\.edge_weight: 3 values for", r"data\.edata\['weight'\]: 3 values for"),
+        ("edge_index", r"data\.edge_index: shape \(3, ", r"data\.edges\(\): shape \(3, "),
+    ):
+        for data, expected in zip(masked({"train": "train_mask"}), (of_data, of_dgl), strict=True):
+            fields = data if isinstance(data, Data) else hongtu.from_dgl(data)
+            wrong = {"x": torch.zeros(V, 0), "edge_index": torch.zeros(3, 4)}.get(spoil, torch.zeros(3))
+            setattr(fields, spoil, wrong)
+            with pytest.raises(InputError, match=expected):
+                hongtu.preprocess_graph(data=fields, artifact=problems.new_path(), partitions=1, chunks=1)

@@ -60,18 +60,22 @@ def from_dgl(graph: Any) -> Any:
     graph = graph.cpu()
     stores: dict[Any, SimpleNamespace] = {}
     for kind in graph.ntypes:
-        own = _renamed(graph.nodes[kind].data, OF_VERTICES)
-        stores[kind] = SimpleNamespace(num_nodes=graph.num_nodes(kind), **own)
+        place = "ndata" if len(graph.ntypes) == 1 else f"nodes[{kind!r}].data"
+        stores[kind] = _fields(graph.nodes[kind].data, OF_VERTICES, place, num_nodes=graph.num_nodes(kind))
     for key in graph.canonical_etypes:
         source, destination = graph.edges(etype=key, order="eid")
         ends = np.stack([np.asarray(source), np.asarray(destination)]).astype(np.int64)
-        stores[key] = SimpleNamespace(edge_index=ends, **_renamed(graph.edges[key].data, OF_EDGES))
+        place = "edata" if len(graph.canonical_etypes) == 1 else f"edges[{key!r}].data"
+        stores[key] = _fields(graph.edges[key].data, OF_EDGES, place, edge_index=ends)
+        stores[key].dgl_names["edge_index"] = "edges()" if place == "edata" else f"edges(etype={key!r})"
     if len(stores) == 2:
         vertices, edges = stores.values()
-        return SimpleNamespace(**vars(vertices), **vars(edges))
+        return SimpleNamespace(**vars(vertices) | vars(edges) | {"dgl_names": vertices.dgl_names | edges.dgl_names})
     return TypedGraph(list(graph.ntypes), list(graph.canonical_etypes), stores)
 
 
-def _renamed(data: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    found = {name: [data[own] for own in known if own in data] for name, known in names.items()}
-    return {name: values[0] for name, values in found.items() if values}
+def _fields(data: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], place: str, **more: Any) -> SimpleNamespace:
+    """By torch_geometric's names, and with ``dgl_names``: where each is, or would be, in the graph."""
+    own = {name: next((key for key in known if key in data), known[0]) for name, known in names.items()}
+    found = {name: data[key] for name, key in own.items() if key in data}
+    return SimpleNamespace(**found, **more, dgl_names={name: f"{place}[{key!r}]" for name, key in own.items()})

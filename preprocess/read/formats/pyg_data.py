@@ -58,7 +58,7 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
         edge_features=edges.features,
         edge_type=_field(data, name, "edge_type"),
         edge_forms=edges.forms,
-        names={piece: f"{name}.{key}" for piece, key in (FIELDS | EDGE_FIELDS).items()} | masks.names,
+        names={piece: title_of(data, name, key) for piece, key in (FIELDS | EDGE_FIELDS).items()} | masks.names,
         masks=masks.masks,
         **vertex_fields(data, name),
     )
@@ -79,19 +79,20 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
     if values is not None and values.ndim == 2 and attributes is None:
         attributes, values = values, None
     elif values is not None and weight is not None:
-        raise InputError(f"{title}: holds weights, and so does {name}.edge_weight; remove one")
+        raise InputError(f"{title}: holds weights, and so does {title_of(data, name, 'edge_weight')}; remove one")
     matrix = next(value for value in (_get(data, "edge_index"), _get(data, "adj_t"), data) if value is not None)
     of_torch = str(getattr(matrix, "layout", "")).startswith("torch.sparse")
     forms = {} if values is None else {"edge_weight": "sparse tensor" if of_torch else "matrix"}
-    weight = _weight(weight if values is None else values, f"{name}.edge_weight", len(source))
+    weight = _weight(weight if values is None else values, title_of(data, name, "edge_weight"), len(source))
     if attributes is not None:
         form = f"{attributes.ndim}{attributes.dtype.kind.replace('u', 'i')}"
         forms |= {} if form == "2f" else {"edge_features": form}
         attributes = attributes[:, None] if attributes.ndim == 1 else attributes
         if weight is None and attributes.shape == (len(source), 1):
             note(
-                f"{name}.edge_attr: one number for each edge, kept as edge features; a model gets it where its forward "
-                f"passes edge_attr on, and for layers that weigh edges by it set {name}.edge_weight"
+                f"{title_of(data, name, 'edge_attr')}: one number for each edge, kept as edge features; a model gets "
+                "it where its forward passes edge_attr on, and for layers that weigh edges by it set "
+                f"{title_of(data, name, 'edge_weight')}"
             )
     return Ends(source, destination, weight, _floats(attributes), vertices, title, forms)
 
@@ -99,7 +100,7 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
 def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int | None, str]:
     """Sources, destinations, values beside them, how many vertices there are, and what messages call the edges."""
     for key, value in (("edge_index", _get(data, "edge_index")), ("adj_t", _get(data, "adj_t")), ("", data)):
-        title = f"{name}.{key}" if key else name
+        title = title_of(data, name, key) if key else name
         found = None if value is None else to_edges(value, title, square=square)
         if found is not None:
             ends = (found.column, found.row) if key == "adj_t" else (found.row, found.column)
@@ -118,7 +119,7 @@ def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray
 
 def vertex_fields(data: Any, name: str) -> dict[str, Any]:
     """``x`` and ``y``, as features and labels."""
-    labels, sparse = _field(data, name, "y"), to_csr(_get(data, "x"), f"{name}.x")
+    labels, sparse = _field(data, name, "y"), to_csr(_get(data, "x"), title_of(data, name, "x"))
     return {
         "features": _field(data, name, "x") if sparse is None else sparse,
         "labels": labels.ravel() if labels is not None and labels.shape[1:] == (1,) else labels,
@@ -134,15 +135,21 @@ class Masks(NamedTuple):
 
 def masks_of(data: Any, name: str) -> Masks:
     """``train_mask``, ``val_mask`` (or ``valid_mask``) and ``test_mask``, bool [V] or of several splits [S, V]."""
-    found = find_masks(lambda key: _field(data, name, key), lambda key: f"{name}.{key}")
+    found = find_masks(lambda key: _field(data, name, key), lambda key: title_of(data, name, key))
     masks = {split: mask.T if mask.ndim == 2 else mask for split, (_, mask) in found.items()}
     keys = {split: f"{split}_mask" for split in SPLITS} | {split: key for split, (key, _) in found.items()}
-    return Masks(masks or None, {split: f"{name}.{key}" for split, key in keys.items()})
+    return Masks(masks or None, {split: title_of(data, name, key) for split, key in keys.items()})
+
+
+def title_of(data: Any, name: str, key: str) -> str:
+    """What messages call a field: where it is that of a graph of DGL, as people write it there."""
+    own = getattr(data, "dgl_names", {}).get(key)
+    return f"{name}.{key}" if own is None else f"{name.partition('[')[0]}.{own}"
 
 
 def _field(data: Any, name: str, key: str) -> np.ndarray | None:
     value = _get(data, key)
-    return None if value is None else _array(f"{name}.{key}", value)
+    return None if value is None else _array(title_of(data, name, key), value)
 
 
 def _array(name: str, value: Any) -> np.ndarray:
