@@ -119,9 +119,12 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 "it rows, or write a hongtu.nn.Layer"
             )
         if isinstance(called, nn.Embedding):
+            count, columns = called.num_embeddings, called.embedding_dim
             raise InputError(
-                f"{title}.forward calls {place}, an Embedding, with rows; learned rows of vertices are features "
-                "(features='embedding:D'), of few kinds hongtu.nn.TypedLinear"
+                f"{title}.forward calls {place}, an Embedding, with rows, which are floats; the same is a Linear of "
+                f"one column for each kind: make features torch.nn.functional.one_hot(kind, {count}).float(), and "
+                f"{place} torch.nn.Linear({count}, {columns}, bias=False). One learned row for each vertex is "
+                "features='embedding:D'"
             )
         reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:

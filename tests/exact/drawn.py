@@ -53,9 +53,11 @@ def draw(rng: np.random.Generator) -> Drawn:
     drawn = Drawn(kind, problem, Model(model.name, model.layers, model.reference, model.inner, LOSSES[kind]))
     drawn.traits = traits + ["an odd number of label columns"] * (problem.labels.ndim == 2 and problem.classes % 2)
     how = rng.random()
-    if how < 1 / 3:
+    if how < 1 / 4:
         _link(rng, drawn)
-    elif how < 2 / 3:
+    elif how < 1 / 2:
+        _target_edges(rng, drawn, beside=how < 3 / 8)
+    elif how < 3 / 4:
         _weigh_vertices(rng, drawn)
     elif kind == "classes" and rng.random() < 0.6:
         _weigh_classes(rng, drawn)
@@ -114,6 +116,39 @@ def _link(rng: np.random.Generator, drawn: Drawn) -> None:
     link = replace(link, corrupt="both" if negatives == 3 else "destination")
     drawn.model = additions.linked(f"{drawn.model.name} with links", link, drawn.model)
     drawn.traits.append("links")
+
+
+def _target_edges(rng: np.random.Generator, drawn: Drawn, *, beside: bool) -> None:
+    """To a loss of targets of edges, or to this and the one there was."""
+    count, columns = int(rng.integers(1, 60)), drawn.problem.classes
+    edges = additions.some_edges(count, int(rng.integers(99))) % drawn.problem.num_vertices
+    form = str(rng.choice(["numbers", "numbers with holes", "classes", "yes or no"]))
+    numbers = rng.normal(size=count if form == "numbers" else (count, columns)).astype(np.float32)
+    if form == "numbers with holes":
+        numbers[np.add.outer(np.arange(count), np.arange(columns)) % 3 == 0] = np.nan
+    targets = {"classes": rng.integers(0, columns, count), "yes or no": numbers[:, 0] > 0}.get(form, numbers)  # type: ignore
+    of_one = form in ("numbers", "yes or no")
+    decoder = additions.distance if of_one else torch.mul
+    link = hongtu.LinkLoss(edges, targets=targets, decoder=decoder, block=int(rng.choice([8, 64])))
+    weight, name = float(rng.choice([1, 0.3])), drawn.model.loss
+
+    def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
+        decoded, truth = decoder(*(out[end] for end in edges)), torch.from_numpy(targets)
+        if form == "classes":
+            loss = nn.functional.cross_entropy(decoded, truth)
+        elif form == "yes or no":
+            loss = nn.functional.binary_cross_entropy_with_logits(decoded, truth.double())
+        else:
+            known = ~truth.isnan()
+            loss = nn.functional.mse_loss(decoded[known], truth[known].double())
+        if not beside:
+            return loss
+        mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
+        return weight * loss + vertex_losses(squares if name == "mse" else name, out[mask], labels[mask]).mean()
+
+    given = [name, hongtu.LossTerm(link, weight=weight)] if beside else link
+    drawn.model = additions.with_loss(f"{drawn.model.name} with {form} of edges", given, whole, drawn.model)
+    drawn.traits += [f"{form} of edges", *["a loss of vertices beside"] * beside]
 
 
 def _weigh_vertices(rng: np.random.Generator, drawn: Drawn) -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -738,7 +739,7 @@ REFUSED = {
     "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
     "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
-    "other model": (lambda: pyg.ChebConv(4, 8, 2), "PyGLayer.ChebConv"),
+    "other model": (lambda: pyg.ChebConv(4, 8, 2), r"PyGLayer\(ChebConv\).*TAGConv\(in"),
     "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),
     "edges that are drawn": (lambda: OfEdges("drawn"), "calls dropout_edge, which draws edges anew .* GATConv"),
     "edges drawn by a module's name": (lambda: OfEdges("by name"), "calls dropout_edge, which draws edges anew"),
@@ -792,6 +793,54 @@ def test_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         hongtu.from_pyg(make())
+
+
+class OfKinds(torch.nn.Module):
+    """A vector for each kind of vertex, by an Embedding or by a Linear of one column for each kind."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.kind, self.how = torch.nn.Embedding(7, 4), how
+        self.conv = pyg.GCNConv(4, 3)
+
+    def forward(self, x, edge_index):
+        rows = (
+            x if self.how == "columns" else {"slice": x[:, 0], "squeezed": x.squeeze(-1).long(), "whole": x}[self.how]
+        )
+        found = self.kind(rows)
+        return self.conv(found.sum(1) if self.how == "whole" else found, edge_index)
+
+
+@pytest.mark.parametrize("how", ["slice", "squeezed", "whole"])
+def test_kinds_of_vertices(how):
+    """Refused, and what the message says gives the same numbers."""
+    model, kind = OfKinds(how), torch.arange(64) * 5 % 7
+    message = r"calls kind, an Embedding, with rows.*one_hot\(kind, 7\).float\(\), and kind torch.nn.Linear\(7, 4"
+    with pytest.raises(InputError, match=message):
+        hongtu.from_pyg(model)
+    same = copy.deepcopy(model)
+    same.kind, same.how = torch.nn.Linear(7, 4, bias=False), "columns"
+    same.kind.weight.data = model.kind.weight.data.T.clone()
+    problem = replace(problems.awkward(), features=torch.nn.functional.one_hot(kind, 7).float().numpy(), weights=None)
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(same))
+    torch.testing.assert_close(trainer.predict(), model(kind.unsqueeze(1), problem.edge_index).detach())
+
+
+def test_what_stands_for_chebyshev_polynomials():
+    """The weights of powers that TAGConv has give the same numbers, on the graph that the message speaks of."""
+    problem = problems.awkward()
+    edges = torch.from_numpy(problem.edges)
+    edges = torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
+    edges = edges[:, edges[0] != edges[1]]
+    problem = replace(problem, edges=edges.numpy(), weights=None)
+    cheb, powers = pyg.ChebConv(problem.width, 3, 3), hongtu.nn.TAGConv(problem.width, 3, 2)
+    first, second, third = (lin.weight.data for lin in cheb.lins)
+    for lin, weight in zip(powers.lins, (first - third, -second, 2 * third), strict=True):
+        lin.weight.data = weight.clone()
+    powers.bias.data = cheb.bias.data.clone()
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), [powers])
+    expected = cheb(torch.from_numpy(problem.features), edges)
+    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 class OfNone(torch.nn.Module):
