@@ -5,6 +5,7 @@ Legend: V vertices, E edges, B edges of a block.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from hongtu.preprocess.read.size import LARGEST
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 from hongtu.preprocess.read.typed import TypedFeatures
 
-PIECES = ("source", "destination", "weight")
+PIECES = ("source", "destination", "weight", "relation")
+SHOWN = 20  # relations in a message
 BLOCK = 1 << 22  # edges copied in one step
 
 
@@ -120,11 +122,12 @@ def _numbering(raw: RawGraph, as_text: bool) -> Any:
 
 
 def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.ndarray | None:
-    """Fills ``raw.edges``; the weights."""
+    """Fills ``raw.edges``, and ``raw.edge_type`` where edges have relations; the weights."""
     files = [folder / f"{piece}.raw" for piece in PIECES]
     known = None if raw.ids is None else len(raw.ids)
-    count, weighted = 0, None
-    with files[0].open("wb") as sources, files[1].open("wb") as destinations, files[2].open("wb") as weights:
+    count, weighted, relations = 0, None, NameIds()
+    with contextlib.ExitStack() as opened:
+        sources, destinations, weights, kinds = (opened.enter_context(file.open("wb")) for file in files)
         for block in raw.blocks(as_text):
             assert weighted in (None, block.weight is not None)
             weighted = block.weight is not None
@@ -136,14 +139,35 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
                     over="ignore", invalid="ignore"
                 ):  # beyond float32 is refused by the check, as in any format
                     block.weight.astype(np.float32).tofile(weights)
+            if block.relation is not None:
+                relations.number(block.relation).tofile(kinds)
             count += len(block.source)
     if raw.num_edges not in (None, count):
         raise InputError(f"{raw.title}: {count} edges, expected {raw.num_edges}; download or copy it again")
     raw.edges = _joined(folder / "edges.npy", files[:2], np.int32, count)
-    weight = _joined(folder / "edge_weight.npy", files[2:], np.float32, count)[0] if weighted else None
+    weight = _joined(folder / "edge_weight.npy", files[2:3], np.float32, count)[0] if weighted else None
+    if len(relations):
+        raw.edge_type = _relations(
+            raw, _joined(folder / "edge_type.npy", files[3:], np.int32, count)[0], relations.ids()
+        )
     for file in files:
         file.unlink()
     return weight
+
+
+def _relations(raw: RawGraph, kind: np.ndarray, names: list[str]) -> np.ndarray:
+    """int32 [E]: relations that are numbers as they are, others in the order in which they come.
+
+    Raises:
+        InputError: where the graph has types of edges already.
+    """
+    if raw.edge_type is not None:
+        raise InputError(f"{raw.title}: holds relations, and so does {raw.name('edge_type')}; remove one")
+    if all(name.isdecimal() and name.isascii() and int(name) < LARGEST for name in names):
+        return np.array(list(map(int, names)), dtype=np.int32)[kind]
+    shown = ", ".join(f"{k} {name}" for k, name in enumerate(names[:SHOWN])) + ", ..." * (len(names) > SHOWN)
+    raw.notes.append(f"{raw.title}: {len(names)} relations, numbered in the order in which they come: {shown}")
+    return kind
 
 
 def _joined(file: Path, rows: list[Path], dtype: type, count: int) -> np.ndarray:

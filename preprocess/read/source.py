@@ -21,6 +21,7 @@ class EdgeBlock(NamedTuple):
     Attributes:
         source, destination: int64 [B], or both names: lists of text.
         weight: float [B] or None.
+        relation: names of the types of edges, text [B], or None.
         where: says where the k-th edge of the block stands, such as "graph.csv: line 7".
     """
 
@@ -28,6 +29,7 @@ class EdgeBlock(NamedTuple):
     destination: Any
     weight: np.ndarray | None
     where: Callable[[int], str]
+    relation: list[str] | None = None
 
 
 class NotIntegers(InputError):

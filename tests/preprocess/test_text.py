@@ -7,6 +7,8 @@ import gzip
 import numpy as np
 import pytest
 
+import hongtu
+from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read import read_input
@@ -169,3 +171,58 @@ def test_remedies_give_the_right_graph(tmp_path):
     weighted = ("source", "destination", "weight")
     assert read(tmp_path, "a.txt", "0 1 7\n1 2 9\n", columns=weighted) == [(0, 1, 7.0), (1, 2, 9.0)]
     assert read(tmp_path, "a.txt", "a b w\n0 1 7\n1 2 9\n", columns=weighted) == [(0, 1, 7.0), (1, 2, 9.0)]
+
+
+RELATED = {
+    "names": ("knows", "likes", "knows", "owns", [0, 1, 0, 2]),
+    "numbers": ("7", "2", "7", "0", [7, 2, 7, 0]),
+    "numbers and names": ("7", "x", "7", "0", [0, 1, 0, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", RELATED)
+@pytest.mark.parametrize("form", ["h.tsv", "names.csv", "typed.csv", "e.parquet"])
+def test_relations_are_types_of_edges(kind, form, tmp_path, capsys):
+    *relations, expected = RELATED[kind]
+    rows = [("a", "b"), ("b", "c"), ("c", "a"), ("a", "c")] if form == "h.tsv" else [(0, 1), (1, 2), (2, 0), (0, 2)]
+    header = {"h.tsv": ("head", "relation", "tail"), "names.csv": ("subject", "predicate", "object")}.get(
+        form, ("source", ":TYPE", "destination")
+    )
+    columns, file = (header[0], header[2], header[1]), tmp_path / form
+    triples = [(source, relation, destination) for (source, destination), relation in zip(rows, relations, strict=True)]
+    if form == "e.parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        named = dict(zip(header, map(list, zip(*triples, strict=True)), strict=True))
+        if kind == "numbers":
+            named[":TYPE"] = [int(relation) for relation in relations]
+        parquet.write_table(pyarrow.table(named), file)
+    else:
+        between = "\t" if form == "h.tsv" else ","
+        file.write_text("".join(between.join(map(str, line)) + "\n" for line in [header, *triples]))
+    artifact = preprocess(tmp_path, form, "--columns", ",".join(columns), *["--relabel"] * (form == "h.tsv"))
+    assert artifact.num_edge_types == max(expected) + 1 and artifact.topology.edge_weight is None
+    found = dict(zip(ends_of(artifact), artifact.topology.edge_type.tolist(), strict=True))
+    assert found == dict(zip([(0, 1), (1, 2), (2, 0), (0, 2)], expected, strict=True))
+    said = capsys.readouterr().err
+    assert ("3 relations, numbered in the order in which they come: 0 " in said) == (kind != "numbers")
+
+
+def preprocess(tmp_path, name, *options):
+    more = "--features", "random:2", "--task", "links", "--partitions", "1", "--chunks", "1"
+    assert main(["preprocess", str(tmp_path / name), str(tmp_path / "out"), *more, *options]) == 0
+    return hongtu.open_artifact(tmp_path / "out")
+
+
+def ends_of(artifact):
+    """Source and destination of every edge, in the artifact's order, by the numbers of the input."""
+    destinations = np.repeat(np.arange(artifact.num_vertices), np.diff(artifact.topology.in_edge_start))
+    own = artifact.original_id
+    return zip(own[artifact.topology.global_sources()].tolist(), own[destinations].tolist(), strict=True)
+
+
+def test_a_relation_that_is_not_read_is_named(tmp_path, capsys):
+    file = tmp_path / "e.tsv"
+    file.write_text("head\trelation\ttail\nA\tknows\tB\nB\tlikes\tA\n")
+    artifact = preprocess(tmp_path, "e.tsv", "--relabel")
+    assert artifact.num_edge_types == 0
+    assert "column 'relation' is not read; --columns head,tail,relation takes it as" in capsys.readouterr().err

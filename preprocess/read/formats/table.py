@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text_layout import STANDARD, find_ends
+from hongtu.preprocess.read.formats.text_layout import STANDARD, find_ends, is_relation
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
@@ -40,8 +40,8 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
 
     Args:
         path: the file, or the folder.
-        names: of the source, destination and, with a third, weight column. None: those that are named as the ends of an
-            edge are (:func:`~.text_layout.find_ends`), and "weight" where there is one.
+        names: of the source, destination and, with a third, weight or relation column. None: those that are named as
+            the ends of an edge are (:func:`~.text_layout.find_ends`), and "weight" where there is one.
 
     Raises:
         InputError: when pyarrow is absent, a file is unreadable, or a column is missing or of a wrong type.
@@ -79,7 +79,7 @@ def _check_columns(path: Path, names: list[str]) -> list[str]:
             )
         if present.count(name) > 1:
             raise InputError(f"{path}: {present.count(name)} columns {name!r}, expected one; rename the others")
-    if len(names) == 3 and not _is_number(schema.field(names[2]).type):
+    if len(names) == 3 and not is_relation(names) and not _is_number(schema.field(names[2]).type):
         raise InputError(f"{path}: column {names[2]!r} is {schema.field(names[2]).type}, expected numbers for weights")
     return names
 
@@ -148,8 +148,10 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
                     return f"{path}: row {first + k}"
 
                 ids = [_ids(path, name, array, as_text, where) for name, array in zip(names, arrays[:2])]
-                weight = _plain(arrays[2]).to_numpy(zero_copy_only=False) if len(names) == 3 else None
-                yield EdgeBlock(ids[0], ids[1], weight, where)
+                typed = is_relation(names)
+                weight = _plain(arrays[2]).to_numpy(zero_copy_only=False) if len(names) == 3 and not typed else None
+                relation: Any = _ids(path, names[2], arrays[2], True, where) if typed else None
+                yield EdgeBlock(ids[0], ids[1], weight, where, relation)
                 first += len(arrays[0])
     except InputError:
         raise

@@ -10,7 +10,15 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_kernels
-from hongtu.preprocess.read.formats.text_layout import DELIMITERS, Columns, find_columns, is_number, split_line, unquote
+from hongtu.preprocess.read.formats.text_layout import (
+    DELIMITERS,
+    Columns,
+    find_columns,
+    is_number,
+    is_relation,
+    split_line,
+    unquote,
+)
 from hongtu.preprocess.read.formats.text_lines import read_lines
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
@@ -24,9 +32,9 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
 
     Args:
         path: the file; ".gz" after its ending means gzip.
-        names: of the source, destination and, with a third, weight column. In a file whose first line names no columns
-            "source", "destination" and "weight" are the first three. None: as the first line says, else the first two
-            columns, which must be all there are.
+        names: of the source, destination and, with a third, weight or relation column. In a file whose first line names
+            no columns "source", "destination" and "weight" are the first three. None: as the first line says, else the
+            first two columns, which must be all there are.
 
     Raises:
         InputError: when the file cannot be read or lacks a named column; the stream raises it at a bad line.
@@ -37,14 +45,17 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
     def blocks(as_text: bool) -> Iterator[EdgeBlock]:
         found = find_columns(path, names, as_text=True) if as_text else columns
         raw.notes = list(found.notes)
-        return edge_blocks(path, found, as_text=as_text, notes=raw.notes)
+        return edge_blocks(path, found, as_text=as_text, notes=raw.notes, typed=is_relation(names))
 
     raw.blocks = blocks
     return raw
 
 
-def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str] | None = None) -> Iterator[EdgeBlock]:
-    """The edges of a file, some megabytes of lines a block; ``notes`` gets what a person should know of them."""
+def edge_blocks(
+    path: Path, columns: Columns, *, as_text: bool, notes: list[str] | None = None, typed: bool = False
+) -> Iterator[EdgeBlock]:
+    """The edges of a file, some megabytes of lines a block; ``notes`` gets what a person should know of them, and where
+    it is ``typed`` the third column is the type of each edge."""
     wanted, comments = np.array(columns[:3]), 0
     for data, first in read_lines(path, columns.passed):
         text = np.frombuffer(unquote(data, columns.delimiter), dtype=np.uint8)
@@ -62,8 +73,9 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
         source, destination = (
             _names(text, a, b, where) if as_text else _numbers(text, a, b, where, "id") for a, b in spans[:2]
         )
-        weight = None if columns.weight < 0 else _numbers(text, spans[2, 0], spans[2, 1], where, "weight")
-        yield EdgeBlock(source, destination, weight, where)
+        third = spans[2]
+        weight = None if typed or columns.weight < 0 else _numbers(text, third[0], third[1], where, "weight")
+        yield EdgeBlock(source, destination, weight, where, _names(text, third[0], third[1], where) if typed else None)
     if comments and notes is not None:
         notes.append(f"{path}: lines after the first edge that start with # or % are taken for comments: {comments}")
 

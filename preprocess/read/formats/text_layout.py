@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ ENDS = (
     ({"start"}, {"end"}),
     ({"sender", "citing", "follower", "parent"}, {"receiver", "recipient", "cited", "followee", "child"}),
 )
+RELATIONS = {"relation", "relationship", "relationtype", "rel", "predicate", "edgetype", "etype", "type"}
 FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
 WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")
 NUMBER = re.compile(rb"[+-]?[0-9]+")
@@ -66,6 +68,15 @@ def find_ends(words: list[str]) -> tuple[int, int] | None:
         if len(found[0]) == len(found[1]) == 1 and (found[0] < found[1] or "head" not in sources):
             return found[0][0], found[1][0]  # an arc may also go from "tail" to "head"
     return None
+
+
+def is_relation(names: Sequence[str] | None) -> bool:
+    """Whether the third of the columns that are to be read has types of edges, and no weights.
+
+    >>> is_relation(["head", "tail", "relation"]), is_relation(["u", "v", "w"]), is_relation(None)
+    (True, False, False)
+    """
+    return names is not None and len(names) == 3 and re.sub("[^a-z]", "", names[2].lower()) in RELATIONS
 
 
 def _plain_name(word: str) -> str:
@@ -184,6 +195,10 @@ def _named_columns(
         return _columns(head, (0, 1), weight, width, header=True, said=said)
     weighted = len(names) == 3 if names else "weight" in lower
     weight = _position(head.path, lower, "weight") if weighted else -1
+    kinds = [word for word in words if is_relation(["", "", word])]
+    if kinds and names is None:
+        read = ",".join((words[ends[0]], words[ends[1]], kinds[0]))
+        said.append(f"{head.path}: column {kinds[0]!r} is not read; --columns {read} takes it as the type of each edge")
     return _columns(head, ends, weight, len(words), header=True, said=said)
 
 
