@@ -11,7 +11,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, Pass, gradient
 from hongtu.plan.program.compile import compile_pass, compile_plan
-from hongtu.plan.program.predict import device_peaks, device_traffic, disk_bytes, host_peaks, kept_bytes
+from hongtu.plan.program.predict import device_traffic, disk_bytes, host_peaks, kept_bytes
 from hongtu.plan.program.program import PassProgram, Program
 
 
@@ -73,12 +73,10 @@ class ExecutionPlan(PlannedMemory):
     @property
     def arena_bytes(self) -> dict[str, int]:
         """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
-        setup, train = self.program.setup, self.program.train
-        peaks = {f"device {i}": self._always_there(i) + nbytes for i, nbytes in enumerate(self.slabs)}
-        for i in () if peaks else self._devices:
-            found = list(device_peaks((*setup, *train), i, self.shape.itemsize))[len(setup) :]
-            peaks[f"device {i}"] = self.shape.model_bytes + max(found)
-        return peaks | {"pinned host": self._pinned(train), "pageable host": self._pageable} | self._on_disk
+        passes = (*self.passes.train, *(self.passes.evaluate if self.slabs else ()))  # a slab is there in all of them
+        peaks = {f"device {i}": max(self.pass_arena(p, i) for p in passes) for i in self._devices}
+        peaks |= {"pinned host": self._pinned(self.program.train), "pageable host": self._pageable}
+        return peaks | self._on_disk
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -98,15 +96,14 @@ class ExecutionPlan(PlannedMemory):
         from pass to pass for reuse, that of the pass that holds the most."""
         if not self.spilled:
             return self.host_bytes | self.device_bytes
-        item, setup = self.shape.itemsize, self.program.setup
+        first, *setup = self.program.setup
+        arenas = {first.name: [prices[first.name].peak(0) for prices in self.prices]}
+        arenas |= {p.name: [self.pass_arena(p, i) for i in self._devices] for p in self.passes.every}
         found = []
         for group in (self.program.train, self.program.evaluate):
-            passes = (*setup, *group)
-            devices = (device_peaks(passes, i, item) for i in self._devices)
-            lasting = self._lasting(group)
-            for p, pinned, *placed in zip(passes, host_peaks(passes, lasting, item), *devices, strict=True):
-                beside = self.shape.model_bytes + self.workspace.get(p.name, 0)
-                found.append((pinned, *(nbytes + beside for nbytes in placed)))
+            passes = (first, *setup, *group)
+            for p, pinned in zip(passes, host_peaks(passes, self._lasting(group), self.shape.itemsize), strict=True):
+                found.append((pinned, *(nbytes + self.workspace.get(p.name, 0) for nbytes in arenas[p.name])))
         pinned, *placed = max(found, key=sum)
         return {"pinned host": pinned, "pageable host": self._pageable} | dict(
             zip(self.device_bytes, placed, strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hongtu.metrics import Traffic
-from hongtu.plan.program.predict import device_peaks, device_traffic, host_peaks
+from hongtu.plan.program.predict import device_traffic, host_peaks
 from tests.ledger.folds import LedgerError, Values, link_of, peaks, slab, traffic
 from tests.ledger.form import HOST, All, Alloc, Call, Chunk, Column, Copy, Free, Op, Ref, Rows, Space
 from tests.ledger.lower import given
@@ -60,24 +60,28 @@ def test_peaks_of_every_memory(name):
     setup, train = len(program.setup), len(program.train)
     both = ((program.train, found[setup : setup + train]), (program.evaluate, found[setup + train :]))
     for group, own in both:
-        for i in range(plan.topology.partitions):
-            expected = list(device_peaks((*program.setup, *group), i, item))
-            assert [of[f"device {i}"] for of in (*found[:setup], *own)] == expected
         assert [of["pinned host"] for of in own] == list(
             host_peaks((*program.setup, *group), plan._lasting(group), item)
         )[setup:]
     lists = [one.ops for one in lowered(name)]
     groups = lists[setup : setup + train], lists[setup + train :]
-    assert plan.slabs in ((), tuple(slab(groups, i) for i in range(plan.topology.partitions)))
     arena = plan.arena_bytes
+    assert plan.slabs in ((), tuple(slab(groups, i) for i in range(plan.topology.partitions)))
     assert arena["pinned host"] == max(of["pinned host"] for of in both[0][1])
     for i in range(plan.topology.partitions):
+        device, model = f"device {i}", plan.shape.model_bytes
+        arenas = [plan.prices[i]["setup"].peak(0), *(plan.pass_arena(p, i) for p in plan.passes.setup)]
+        assert [model + of[device] for of in found[:setup]] == arenas
         stays = start(name)
         for ops in lists[:setup]:
             peaks(ops, stays)
-        always = sum(x.nbytes for x in stays.values() if x.ref.space == Space("device", i))
-        most = always + slab(groups, i) if plan.slabs else max(of[f"device {i}"] for of in both[0][1])
-        assert arena[f"device {i}"] == plan.shape.model_bytes + most
+        always = model + sum(x.nbytes for x in stays.values() if x.ref.space == Space("device", i))
+        if plan.slabs:
+            assert arena[device] == always + slab(groups, i)
+        else:
+            assert arena[device] == model + max(of[device] for of in both[0][1])
+            every = (*plan.passes.train, *plan.passes.evaluate)
+            assert [model + of[device] for of in found[setup:]] == [plan.pass_arena(p, i) for p in every]
     if plan.spilled:
         refs = [ref for ops in lists for x in ops if isinstance(x, Copy) for ref in (x.src, x.dst)]
         assert max(ref.rows.end for ref in refs if ref.tensor == "file") <= plan.disk.nbytes

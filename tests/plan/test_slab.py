@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hongtu.hardware import aligned
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.memory.slab import stacked
+from hongtu.plan.memory.slab import Price, stacked
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves
@@ -29,8 +29,10 @@ def test_arrays_that_one_copy_brings_are_one_piece_for_each_set():
     }
     buffers["flush_rows"] = Buffer((2, 4), "float", 2)
     beside = {name: buffers[name] for name in ("ids", "weights", "flush_rows")}
-    cache = {"cache": Buffer((65, 1), "float")}
-    assert stacked(buffers, beside, cache, 2, 4) == 2 * aligned(3 * 8 + 5 * 4) + 256 + 256 + 512
+    assert stacked(buffers, beside, 2, 4) == 2 * aligned(3 * 8 + 5 * 4) + 256 + 256
+    price = Price(100, 256, (4, 8), slab=True, at={})
+    assert price.peak(65) == 100 + 256 + 512 + 768
+    assert price.slots(100 + 256 + 2 * 255 + 12 * 7) == 7 and price._replace(rows=()).slots(1 << 20) is None
 
 
 def test_tensors_that_are_there_together_lie_apart_and_below_what_passes_stack():
@@ -47,7 +49,7 @@ def test_tensors_that_are_there_together_lie_apart_and_below_what_passes_stack()
                 spans = sorted(there.values())
                 assert all(a[1] <= b[0] for a, b in pairwise(spans)) and not [s for s, _ in spans if s % 256]
                 top = aligned(spans[-1][1]) if spans else 0
-                highest.append(top + stacked(p.buffers[i], p.staging[i], {}, 2, 4))
+                highest.append(top + stacked(p.buffers[i], p.staging[i], 2, 4))
                 for x in p.frees:
                     there.pop(x.name, None)
             assert slab == max(highest) and not there

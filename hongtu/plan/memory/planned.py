@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.hardware import ALIGNMENT, aligned, padded
+from hongtu.hardware import padded
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
 from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
-from hongtu.plan.memory.slab import Standing, stacked, stand
+from hongtu.plan.memory.slab import Places, Price, stacked
 from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
@@ -167,42 +167,53 @@ class PlannedMemory:
     def pass_arena(self, p: Pass, device: int) -> int:
         """Planned bytes of one pass on one device, the model and resident tensors included; of a slab up to the last
         that the pass uses."""
-        item = self.shape.itemsize
-        if self._in_slab(p):
-            own, on_host = self._buffers(p, device)
-            stack = stacked(own, on_host, self._caches(p, device), self.choice.staging, item)
-            return self._always_there(device) + self._standing[device].height[p.name] + stack
-        beside = self.shape.model_bytes + sum(self.resident_bytes(name, device) for name in self._alive[p.name])
-        beside += self.structure_bytes(device)
-        return beside + sum(buffer.nbytes(item) for buffer in self.buffers(p, device).values())
+        return self.prices[device][p.name].peak(self.capacity(p, device))
+
+    @cached_property
+    def prices(self) -> list[dict[str, Price]]:
+        """Of every device, what passes take of it, by pass name; their transfers need not be planned."""
+        return [dict(self._prices(i)) for i in range(self.topology.partitions)]
+
+    def _prices(self, device: int) -> Iterator[tuple[str, Price]]:
+        """The one account of a device's memory: what set-up leaves stays below the tensors that passes make, and free
+        again, and these below the buffers of a pass."""
+        item, sets = self.shape.itemsize, self.choice.staging
+        beside = self.shape.model_bytes + self.structure_bytes(device)
+        there = {name: self.resident_bytes(name, device) for name in self.placed & {FEATURES}}
+        yield "setup", Price(beside, sum(there.values()), (), slab=False, at={})
+        for passes in (self.passes.setup, self.passes.train, self.passes.evaluate):
+            places = Places()
+            for p in passes:
+                made = {name: self.resident_bytes(name, device) for name in p.creates if name in self.placed}
+                there |= made
+                own, on_host = self._buffers(p, device)
+                if slab := self._in_slab(p):
+                    at = {name: places.put(name, nbytes) for name, nbytes in made.items()}
+                    fixed = places.height + stacked(own, on_host, sets, item)
+                else:
+                    at = {}
+                    fixed = sum(there.values()) + sum(buffer.nbytes(item) for buffer in own.values())
+                rows = tuple(map(self.row_on_device, cached_rows(p, self.resident)))
+                yield p.name, Price(beside, fixed, rows, slab, at)
+                for name in there.keys() & set(p.frees):
+                    del there[name]
+                    if slab:
+                        places.free(name)
+            if passes is self.passes.setup:
+                beside += sum(there.values())
+                there = {}
+            assert not there, f"nobody frees {there}"
 
     @cached_property
     def slabs(self) -> tuple[int, ...]:
         """Bytes of every device's slab; () where the devices' memory is the host's."""
         passes = [p for p in self.passes.every if self._in_slab(p)]
-        devices = range(self.topology.partitions) if passes else ()
-        return tuple(max(self.pass_arena(p, i) for p in passes) - self._always_there(i) for i in devices)
+        prices = self.prices if passes else []
+        return tuple(max(of[p.name].height(self.capacity(p, i)) for p in passes) for i, of in enumerate(prices))
 
     def place_of(self, p: Pass, name: str) -> tuple[int, ...]:
         """Where a tensor that a pass makes and that stays begins in every device's slab; () where it lies elsewhere."""
-        return tuple(standing.at[p.name, name] for standing in self._standing if self._in_slab(p))
-
-    def _always_there(self, device: int) -> int:
-        """Bytes of the model and of what set-up leaves for good."""
-        constant = self.placed & self.passes.constant
-        rows = sum(self.resident_bytes(name, device) for name in constant)
-        return self.shape.model_bytes + self.structure_bytes(device) + rows
-
-    @cached_property
-    def _standing(self) -> tuple[Standing, ...]:
-        """What stays on every device that has a slab."""
-        devices = range(self.topology.partitions) if self.choice.staging else ()
-        groups = self.passes.train, self.passes.evaluate
-        return tuple(stand(groups, self.placed, partial(self.resident_bytes, device=i)) for i in devices)
-
-    def _caches(self, p: Pass, device: int) -> dict[str, Buffer]:
-        slots = self.capacity(p, device)
-        return cache_buffers(p, self.passes.width, slots, self.resident, apart=self.apart)
+        return tuple(of[p.name].at[name] for of in self.prices if name in of[p.name].at)
 
     def needs(self, p: Pass) -> Needs:
         if p.name not in self._needs:
@@ -215,7 +226,8 @@ class PlannedMemory:
 
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""
-        return self._buffers(p, device)[0] | self._caches(p, device)
+        caches = cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident, apart=self.apart)
+        return self._buffers(p, device)[0] | caches
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
@@ -282,16 +294,10 @@ class PlannedMemory:
     def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
         """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
         more than there are rows."""
-        names = cached_rows(p, self.resident)
-        row = sum(map(self.row_on_device, names))
-        capacities = []
-        for i, limits in enumerate(self.limits_of(p)):
-            caches = [buffer.nbytes(self.shape.itemsize) for buffer in self._caches(p, i).values()]
-            if self._in_slab(p):  # where each may take a little more
-                caches = [aligned(nbytes) - (ALIGNMENT - 1) for nbytes in caches]
-            free = budget - self.pass_arena(p, i) + sum(caches) - self.taken_beside(p)
-            slots = free // row if row else self.topology.num_vertices
-            capacities.append(max(limits.slots, min(slots, self.topology.num_vertices)))
+        most, capacities = self.topology.num_vertices, []
+        for prices, limits in zip(self.prices, self.limits_of(p), strict=True):
+            slots = prices[p.name].slots(budget - self.taken_beside(p))
+            capacities.append(max(limits.slots, most if slots is None else min(slots, most)))
         return tuple(capacities)
 
     def resident_rows(self, name: str, device: int) -> int:
@@ -328,18 +334,6 @@ class PlannedMemory:
                     slots = found.setdefault(str(name), {})
                     slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
         return found
-
-    @cached_property
-    def _alive(self) -> dict[str, frozenset[str]]:
-        """By pass name, the resident tensors that exist in the pass."""
-        alive = {}
-        for passes in (self.passes.setup, self.passes.train, self.passes.evaluate):
-            live = {FEATURES} if passes is self.passes.setup else set(self.passes.constant)
-            for p in passes:
-                live |= set(p.creates)
-                alive[p.name] = self.placed & live
-                live -= set(p.frees)
-        return alive
 
     @cached_property
     def crossings(self) -> Crossings:

@@ -6,12 +6,11 @@ set-up leaves for good lies elsewhere, where it came to lie first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from hongtu.hardware import aligned
+from hongtu.hardware import ALIGNMENT, aligned
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.passes.definition import Pass
 
 
 class Places:
@@ -47,45 +46,40 @@ class Places:
         return max((end for _, end in self._taken.values()), default=0)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What stays for several passes on one device.
+class Price(NamedTuple):
+    """What a pass takes of one device: so many bytes, and so many for each slot of its caches.
 
     Attributes:
-        at: by pass and tensor, where what a pass makes begins.
-        height: by pass, the byte behind all that is there while it runs.
+        beside: bytes of the model and of what set-up leaves for good.
+        fixed: of everything else but caches.
+        rows: from one row of each cache to the next.
+        slab: the pass's buffers lie in a slab, where every one begins at a multiple of ``ALIGNMENT``.
+        at: where what the pass makes, and what stays beyond it, begins there, by name.
     """
 
-    at: dict[tuple[str, str], int] = field(default_factory=dict)
-    height: dict[str, int] = field(default_factory=dict)
+    beside: int
+    fixed: int
+    rows: tuple[int, ...]
+    slab: bool
+    at: dict[str, int]
+
+    def height(self, slots: int) -> int:
+        """Bytes beside what is always there, with so many slots."""
+        caches = (slots * row for row in self.rows)
+        return self.fixed + sum(map(aligned, caches) if self.slab else caches)
+
+    def peak(self, slots: int) -> int:
+        """All bytes."""
+        return self.beside + self.height(slots)
+
+    def slots(self, nbytes: int) -> int | None:
+        """How many slots fit so many bytes, wherever caches begin; None: there is no cache."""
+        beside = self.beside + self.fixed + (ALIGNMENT - 1) * len(self.rows) * self.slab
+        return (nbytes - beside) // sum(self.rows) if self.rows else None
 
 
-def stand(groups: Sequence[Sequence[Pass]], placed: frozenset[str], nbytes: Callable[[str], int]) -> Standing:
-    """Where everything stays on one device.
-
-    Args:
-        groups: passes, which run one group after another; each frees what it makes.
-        placed: the vertex tensors that stay; ``nbytes``: of one of them.
-    """
-    standing = Standing()
-    for passes in groups:
-        places, there = Places(), set()
-        for p in passes:
-            for name in (name for name in p.creates if name in placed):
-                standing.at[p.name, name] = places.put(name, nbytes(name))
-                there.add(name)
-            standing.height[p.name] = places.height
-            for name in there.intersection(p.frees):
-                places.free(name)
-                there.remove(name)
-        assert not there, f"nobody frees {there}"
-    return standing
-
-
-def stacked(
-    buffers: Mapping[str, Buffer], beside: Mapping[str, Buffer], caches: Mapping[str, Buffer], sets: int, itemsize: int
-) -> int:
-    """Bytes of a pass's buffers on a device. Arrays that one copy brings are one piece, once for each set.
+def stacked(buffers: Mapping[str, Buffer], beside: Mapping[str, Buffer], sets: int, itemsize: int) -> int:
+    """Bytes of a pass's buffers in a slab. Arrays that one copy brings are one piece, once for each set.
 
     Args:
         beside: the host's side of staging memory.
@@ -93,5 +87,6 @@ def stacked(
     """
     packed = {name for name in buffers if name in beside and name != "flush_rows"}
     script = sum(buffers[name].nbytes(itemsize) for name in packed) // sets
-    others = [buffer for name, buffer in buffers.items() if name not in packed]
-    return sets * aligned(script) + sum(aligned(buffer.nbytes(itemsize)) for buffer in (*others, *caches.values()))
+    return sets * aligned(script) + sum(
+        aligned(b.nbytes(itemsize)) for name, b in buffers.items() if name not in packed
+    )

@@ -12,7 +12,6 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, Over, chunk_entries, device_entries
 from hongtu.plan.program import moves, spilling
-from hongtu.plan.program.instruction import Where
 from hongtu.plan.program.program import PassProgram
 
 
@@ -99,20 +98,20 @@ def _taken(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:
     return sum(int(region.buckets[device].count[:, busy].sum()) for region in takers)
 
 
-def device_peaks(passes: Iterable[PassProgram], device: int, itemsize: int) -> Iterator[int]:
-    """Bytes of planned buffers that one device holds at most in each of consecutive passes."""
-    for p, placed in _alive(passes, "device", device, {}, itemsize):
-        yield placed + sum(buffer.nbytes(itemsize) for buffer in p.buffers[device].values())
-
-
 def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize: int) -> Iterator[int]:
     """Bytes of vertex rows and staging memory that the host holds at most in each of consecutive passes.
 
     Args:
         kept: bytes of the tensors that are there before the first pass.
     """
-    for p, placed in _alive(passes, "host", 0, kept, itemsize):
-        yield placed + sum(buffer.nbytes(itemsize) for buffer in p.passing)
+    live = dict(kept)
+    for p in passes:
+        placed = (x for x in p.before if isinstance(x, moves.Place) and x.where == "host")
+        live |= {x.name: sum(x.rows) * placed_row(x, itemsize) for x in placed}
+        yield sum(live.values()) + sum(buffer.nbytes(itemsize) for buffer in p.passing)
+        for free in p.frees:
+            if free.where == "host":
+                live.pop(free.name, None)
 
 
 def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
@@ -138,21 +137,6 @@ def kept_bytes(passes: Iterable[PassProgram], itemsize: int) -> int:
     """Bytes of the host in which scripts of passes stay, of all devices."""
     keeping = [(p, i) for p in passes if p.keeps and p.packed for i in range(len(p.buffers))]
     return sum(aligned(nbytes) for p, i in keeping for nbytes in script_bytes(p, i, itemsize))
-
-
-def _alive(
-    passes: Iterable[PassProgram], where: Where, device: int, kept: Mapping[str, int], itemsize: int
-) -> Iterator[tuple[PassProgram, int]]:
-    """Every pass with the bytes of the tensors that are in a memory then."""
-    live = dict(kept)
-    for p in passes:
-        for x in p.before:
-            if isinstance(x, moves.Place) and x.where == where:
-                live[x.name] = x.rows[device] * placed_row(x, itemsize)
-        yield p, sum(live.values())
-        for free in p.frees:
-            if free.where == where:
-                live.pop(free.name, None)
 
 
 def placed_row(x: moves.Place, itemsize: int) -> int:

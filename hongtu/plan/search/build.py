@@ -69,7 +69,7 @@ def plan_caches(
         count: only count the rows of training passes, to compare plans.
         alike: passes on the same chunks have caches as small as the smallest of them, and one plan.
     """
-    plan = replace(plan, transfers={}, writers={})
+    plan = _priced_like(plan, transfers={}, writers={})
     planned: dict[str, TransferPlan | TransferCounts] = {}
     known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
     lookahead, prefetch = plan.strategy.reuse == "lookahead", plan.choice.prefetch
@@ -97,8 +97,15 @@ def plan_caches(
                 else plan_transfers(*arguments, plan.strategy.reuse, capacity, prefetch, peer_cost)
             )
         planned[p.name] = known[view, capacity]
-    plan = replace(plan, transfers=planned)
-    return plan if count else replace(plan, writers=_plan_writers(plan))
+    plan = _priced_like(plan, transfers=planned)
+    return plan if count else _priced_like(plan, writers=_plan_writers(plan))
+
+
+def _priced_like(plan: ExecutionPlan, **transfers: Any) -> ExecutionPlan:
+    """The same with other transfers, on which prices do not depend."""
+    found = replace(plan, **transfers)
+    vars(found).update((name, value) for name, value in vars(plan).items() if name == "prices")
+    return found
 
 
 def most_array_bytes(plan: ExecutionPlan) -> int:
