@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.program.instruction import Column, HostRows, SlotsOfSources
 
 
 def undefined(shape, dtype=FLOAT):
@@ -97,9 +98,11 @@ class Interpreter:
         for memory in {"host": [self.host], "device": self.placed, "chunk": self.pieces}[x.where]:
             memory.pop(x.name, None) if x.where == "chunk" else memory.pop(x.name)
 
-    def bring_picks(self, x):
-        columns = (x.picks.column(x.column, i, self.batch) for i in range(len(self.placed)))
-        self.brought[x.name] = [self.stage(i, x.name, column) for i, column in enumerate(columns)]
+    def bring(self, x):
+        if isinstance(x.source, Column):
+            self.brought[x.name] = [self.stage(i, x.name, x.source.of(i, self.batch)) for i in range(len(self.placed))]
+        else:
+            self.on_chunks(x)
 
     def count(self, x, rows):
         self.moved[x.verb] += len(rows)
@@ -235,31 +238,22 @@ class Chunk:
 
     # what comes, what goes
 
-    def read(self, x):
-        rows = self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
-        self.registers[x.name] = self.at.stage(self.i, x.name, rows)
-
-    def array(self, name):
-        return self.index if name == "row_in_chunk" else getattr(self.chunk, name)
+    def array(self, x):
+        if isinstance(x.source, HostRows):
+            return self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
+        if isinstance(x.source, SlotsOfSources):
+            return x.source.of(self.i, self.at.batch)
+        return self.index if x.name == "row_in_chunk" else getattr(self.chunk, x.name)
 
     def bring(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x.name))
-
-    def bring_slots(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, x.slots.of(self.i, self.at.batch))
+        self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x))
 
     def part(self, x):
         own = self.number - self.i * self.view.chunks
         return self.at.memory(self.i, x.buffer)[x.start[self.i][own] : x.start[self.i][own + 1]]
 
     def fill(self, x):
-        self.part(x)[...] = self.array(x.name)
-
-    def fill_rows(self, x):
-        self.part(x)[...] = self.at.host[x.name][self.first : self.end]
-
-    def fill_slots(self, x):
-        self.part(x)[...] = x.slots.of(self.i, self.at.batch)
+        self.part(x)[...] = self.array(x)
 
     def deliver(self, x):
         sent = self.sent.pop(x.name)

@@ -24,7 +24,7 @@ from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves, spilling, waiting
-from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.instruction import Column, Instruction
 from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Alone, Together
 
@@ -166,11 +166,14 @@ class Instructions:
 
     # --------------------------------------------------------------------------------- rows that the caches exchange
 
-    def bring_picks(self, x: moves.BringPicks) -> None:
-        self._brought[x.name] = [
-            device.bring(x.name, self._turn.set, partial(x.picks.column, x.column, i, self._batch), "topology")
-            for i, device in enumerate(self.devices)
-        ]
+    def bring(self, x: moves.Bring) -> None:
+        if isinstance(x.source, Column):
+            self._brought[x.name] = [
+                device.bring(x.name, self._turn.set, partial(x.source.of, i, self._batch), x.link)
+                for i, device in enumerate(self.devices)
+            ]
+        else:
+            self._on_chunks(x)
 
     def ship(self, x: moves.Ship) -> None:
         for device in self.devices:
@@ -246,4 +249,4 @@ class Instructions:
         for chunk in self._chunks:
             getattr(chunk, x.verb)(x)
 
-    read = read_sparse = bring = bring_slots = fill = fill_rows = fill_slots = deliver = _on_chunks
+    fill = deliver = _on_chunks

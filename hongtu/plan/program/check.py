@@ -18,7 +18,7 @@ from hongtu.plan.program import computing, moves, spilling
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
 from hongtu.plan.program.check_waits import RECALLS, SPILLS, check_waits
-from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.instruction import Column, HostRows, Instruction, SlotsOfSources, Stores
 from hongtu.plan.program.program import PassProgram, Program
 
 GIVEN = (  # on the host from the start
@@ -153,6 +153,7 @@ class _Pass:
             self.packed: list[str] = []  # what is in staging memory and was not shipped
             self.sent: dict[str, computing.Write] = {}  # by tensor on the host, what is to be delivered
             self.chunks = p.busy(batch)
+            self.sources: dict[int, np.ndarray] = {}
             for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
         adds = {x.cache for x in p.every if isinstance(x, ADDS) and x.cache in self.slots.held}
@@ -203,10 +204,11 @@ class _Pass:
 
     def _step(self, x: Instruction) -> None:
         slots, memory = self.slots, self.memory
-        self.packed += [name for name in moves.brought(x) if name in self.p.staging[0]]
+        if isinstance(x, moves.Bring) and x.name in self.p.staging[0]:
+            self.packed.append(x.name)
         if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Compute):
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
-        if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
+        if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
         if isinstance(x, (*RECALLS, *SPILLS, spilling.LayOut)):
             getattr(memory.disk, x.verb)(x)
@@ -226,20 +228,8 @@ class _Pass:
                 memory.write(x.tensor, "host", rows[here], Stores(stores))
         elif isinstance(x, moves.Post):
             memory.post(x, self.step)
-        elif isinstance(x, moves.Read):
-            away = memory.disk.on_disk(x.kept)
-            recalled = memory.disk.here.get((x.name, "rows"))
-            demand(recalled is x.kept, f"the rows of {x.name} that are on the disk are not those that were recalled")
-            for _, chunk in (one for one in self.chunks if one not in away):
-                memory.read(x.name, "host", self._own_rows(chunk))
-        elif isinstance(x, moves.BringSlots):
-            self.sources = {chunk: x.slots.of(i, self.batch) for i, chunk in self.chunks}
-        elif isinstance(x, moves.FillSlots):
-            for i, chunk in self.chunks:
-                memory.slots.setdefault(x.buffer, {})[chunk] = x.slots.of(i, self.batch)
-        elif isinstance(x, moves.FillRows) and (x.buffer, "device") in memory.written:
-            for _, chunk in self.chunks:
-                memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
+        elif isinstance(x, moves.Bring):
+            self._bring(x)
         elif isinstance(x, moves.Deliver):
             demand(x.name in self.sent, "nothing was written to be delivered")
             sent, away = self.sent[x.name], memory.disk.on_disk(x.kept)
@@ -256,8 +246,30 @@ class _Pass:
             self.packed.clear()
         elif isinstance(x, moves.Compute):
             self._compute(x)
-        if isinstance(x, moves.Read | moves.Bring | moves.BringSlots):
-            self.registers.add(x.name)
+
+    def _bring(self, x: moves.Bring) -> None:
+        memory, source = self.memory, x.source
+        slots = {k: source.of(i, self.batch) for i, k in self.chunks} if isinstance(source, SlotsOfSources) else {}
+        if isinstance(x, moves.Fill):
+            if slots:
+                memory.slots.setdefault(x.buffer, {}).update(slots)
+            for _, chunk in (
+                self.chunks if isinstance(source, HostRows) and (x.buffer, "device") in memory.written else ()
+            ):
+                memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
+            return
+        if isinstance(source, Column):
+            self.slots.bring_picks(x.name, source, self.batch)
+            return
+        self.registers.add(x.name)
+        self.sources = slots or self.sources
+        if isinstance(source, HostRows):
+            away = memory.disk.on_disk(source.kept)
+            recalled = memory.disk.here.get((x.name, "rows"))
+            same = recalled is source.kept
+            demand(same, f"the rows of {x.name} that are on the disk are not those that were recalled")
+            for _, chunk in (one for one in self.chunks if one not in away):
+                memory.read(x.name, "host", self._own_rows(chunk))
 
     def _compute(self, x: moves.Compute) -> None:
         at_hand = self.registers | {y.name for y in x.body if isinstance(y, computing.Here)}

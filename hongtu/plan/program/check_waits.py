@@ -13,9 +13,7 @@ THROUGH = ("disk ", "bucket ", "parts ")  # names of the staging memory through 
 STREAMS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
 RECALLS = (spilling.Recall, spilling.RecallGiven, spilling.RecallPicks)
 SPILLS = (spilling.Spill, spilling.SpillPicks)
-ON_LOAD = (
-    moves.Read, moves.ReadSparse, moves.Bring, moves.BringSlots, moves.BringPicks, moves.Ship, moves.Load, moves.Pull,
-)  # fmt: skip
+ON_LOAD = (moves.Bring, moves.Ship, moves.Load, moves.Pull)
 ON_COMPUTE = (moves.Zero, moves.Compute, moves.Push)
 ON_FLUSH = (moves.Deliver, moves.Flush)
 ON_HOST = (moves.Post,)
@@ -68,7 +66,7 @@ def _disk(p: PassProgram, at: str, *, staged: bool) -> None:
     """The same of what comes from the disk and goes there."""
     recalls, spills = p.recalls, any(isinstance(x, SPILLS) for x in p.body)
     demand(not any(isinstance(x, RECALLS) for x in p.body), f"{at}: the body recalls")
-    in_place = any(isinstance(x, moves.Read) and x.in_place for x in p.body)
+    in_place = any(isinstance(x, moves.Bring) and getattr(x.source, "in_place", False) for x in p.body)
     may = not staged and p.view.active is None  # the device is the host, and wants every row of a chunk
     demand(may or not in_place, f"{at}: rows that have come from the disk are not copied")
     if recalls:

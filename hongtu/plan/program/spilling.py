@@ -14,6 +14,7 @@ from hongtu.plan.program.instruction import Given, Instruction, Picks, kind
 class LayOut(Instruction):
     """Read the chunk's rows of a tensor from the artifact's file, and write them where others will load them."""
 
+    words = "disk for {passes} <- {name} of the artifact"
     name: str
     kept: Kept
     takers: tuple[Region, ...]
@@ -28,6 +29,7 @@ class Recall(Instruction):
         straight: they are there as they are.
     """
 
+    words = "host {name}[chunk] = disk, by {passes}"
     name: str
     kept: Kept
     given: tuple[Given, ...]
@@ -38,6 +40,7 @@ class Recall(Instruction):
 class RecallGiven(Instruction):
     """The same of a tensor that the artifact has."""
 
+    words = "host {name}[chunk] = of the artifact"
     name: str
     kept: Kept
 
@@ -46,6 +49,7 @@ class RecallGiven(Instruction):
 class RecallPicks(Instruction):
     """On ``disk``: the rows that the batch loads come to staging memory of the host, by row."""
 
+    words = "host {tensor}[load_rows] = disk"
     tensor: str
     kept: Kept
     region: Region
@@ -61,6 +65,7 @@ class Spill(Instruction):
         takers: where later passes load them.
     """
 
+    words = "disk <- host {name}[chunk]{to_be_read}"
     name: str
     kept: Kept
     own: int | None
@@ -71,6 +76,7 @@ class Spill(Instruction):
 class SpillPicks(Instruction):
     """The same of the rows that the batch flushes."""
 
+    words = "disk <- host {tensor}[rows]"
     tensor: str
     kept: Kept
     region: Region
