@@ -12,7 +12,7 @@ from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import computing, moves, spilling, waiting
+from hongtu.plan.program import computing, moves, spilling
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Column, Picks, SlotsOfSources, Stores
@@ -55,10 +55,9 @@ def changed(x, **operands):
 
 
 def drop_move(p, rng):
-    """An instruction on rows, of a stream or around the batches is left out."""
+    """An instruction on rows is left out. What waits are there for: tests/ledger."""
     kinds = (
         moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.Bring, moves.Ship,
-        waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet,
     )  # fmt: skip
     found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
     if found:

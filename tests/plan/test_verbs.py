@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+from typing import get_args
 
 import pytest
 
 from hongtu.engine.body import Body
 from hongtu.engine.executor import Executor
-from hongtu.plan.program import check_waits, computing, moves, predict, spilling, waiting
+from hongtu.plan.program import computing, moves, predict, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 
 
@@ -20,8 +21,8 @@ def kinds(*modules):
 
 CROSS = (moves.Fetch, moves.SendBack)
 AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
-FILLS = (moves.Fill, spilling.LayOut)
-MOVE_NOTHING = (*AROUND, *check_waits.STREAMS, moves.Zero, moves.Compute)
+WAITS = tuple(kinds(waiting))
+MOVE_NOTHING = (*AROUND, *WAITS, moves.Zero, moves.Compute)
 MOVE_NOTHING += (moves.Ship, moves.Post)  # what they move is counted elsewhere
 
 
@@ -36,10 +37,7 @@ def test_a_move_is_run_described_and_counted(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in kinds(moves, waiting, spilling) if kind not in (*AROUND, *CROSS)])
 def test_a_move_of_a_batch_has_its_stream(kind):
-    """Which ``check_waits.py`` asks for its waits."""
-    waits = check_waits
-    streams = waits.STREAMS, waits.ON_LOAD, waits.ON_COMPUTE, waits.ON_FLUSH, waits.ON_HOST, waits.ON_DISK
-    assert sum(issubclass(kind, on) for on in streams) == 1 or kind in FILLS, "these run once, before every epoch"
+    assert (kind.on in get_args(waiting.StreamName)) != issubclass(kind, (*WAITS, spilling.LayOut))
 
 
 @pytest.mark.parametrize("kind", kinds(computing))

@@ -2,8 +2,7 @@
 
 Registers are made before they are read, tensors placed before they are used and freed in the end; every source of a
 chunk is in its slot; the first writer of a row stores and later ones add; gradients leave the caches once; what comes
-from the disk was put there; and where device and host have memories of their own, no wait is missing. What layers
-compute is not looked at.
+from the disk was put there. What layers compute is not looked at, nor how streams wait for one another.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from copy import deepcopy
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program import computing, moves, spilling
+from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
-from hongtu.plan.program.check_waits import RECALLS, SPILLS, check_waits
 from hongtu.plan.program.instruction import Column, HostRows, Instruction, SlotsOfSources, Stores
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -141,10 +139,10 @@ class _Pass:
         p = self.p
         for x in p.before:
             self._try(x, lambda x=x: self._begin(x))
-        check_waits(p, self.at)
+        self._check_places()
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name if isinstance(x, spilling.Spill) else x.tensor for x in p.body if isinstance(x, SPILLS)}
+        self.spilled = {x.name if isinstance(x, spilling.Spill) else x.tensor for x in p.body if x.on == "disk"}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
@@ -185,6 +183,15 @@ class _Pass:
         except KeyError as error:
             raise ProgramError(f"{where}: {error} is not there") from None
 
+    def _check_places(self) -> None:
+        """Rows come from the disk before the body that needs them, and are copied but where the device is the host and
+        wants every row of a chunk."""
+        body, recalls = self.p.body, spilling.Recall | spilling.RecallGiven | spilling.RecallPicks
+        demand(not any(isinstance(x, recalls) for x in body), f"{self.at}: the body recalls")
+        in_place = any(getattr(getattr(x, "source", None), "in_place", False) for x in body)
+        may = self.p.view.active is None and not any(isinstance(x, waiting.Wait) and x.event == "sent" for x in body)
+        demand(may or not in_place, f"{self.at}: rows that have come from the disk are not copied")
+
     def _check_schedule(self) -> None:
         p = self.p
         batches = sorted(p.order)
@@ -210,7 +217,7 @@ class _Pass:
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
         if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
-        if isinstance(x, (*RECALLS, *SPILLS, spilling.LayOut)):
+        if x.on == "disk" or isinstance(x, spilling.LayOut):
             getattr(memory.disk, x.verb)(x)
         elif isinstance(x, moves.Load):
             kept = memory.disk.here.get((x.tensor, "bucket"))

@@ -34,11 +34,13 @@ class Instruction:
 
     Attributes:
         verb: what it is called in listings and by whoever runs it: "begin_moments" of BeginMoments.
+        on: the stream that does it, in the body of a pass.
         words: what it does, for listings, with its operands' names in braces.
         READS, MAKES: the fields that name registers which it needs, or gives a tensor.
     """
 
     verb: ClassVar[str]
+    on: ClassVar[str] = ""
     words: ClassVar[str]
     READS: ClassVar[tuple[str, ...]] = ()
     MAKES: ClassVar[tuple[str, ...]] = ()

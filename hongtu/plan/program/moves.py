@@ -108,6 +108,7 @@ class Post(Instruction):
             None where transfers are only counted.
     """
 
+    on = "host"
     words = "{link} begins: rows of host {tensor} that stay as they are leave"
     tensor: str
     crossing: Crossing
@@ -128,6 +129,7 @@ class LossOverEdges(Instruction):
 class Bring(Instruction):
     """On ``load``: an array, or rows of a host tensor, to the device."""
 
+    on = "load"
     words = "{name} = {source}"
     name: str
     source: Source
@@ -147,6 +149,7 @@ class Ship(Instruction):
         names: in the order in which they are packed; none has numbers larger than those before it.
     """
 
+    on = "load"
     words = "{names} in one copy"
     names: tuple[str, ...]
 
@@ -173,6 +176,7 @@ class Load(Instruction):
         from_bucket: the rows are those of a bucket, which is at hand.
     """
 
+    on = "load"
     words = "{cache}[load_slots] = host {tensor}[load_rows]"
     tensor: str
     cache: str
@@ -189,6 +193,7 @@ class Load(Instruction):
 class Pull(Instruction):
     """On ``load``: ``cache[pull_to] = peer's cache[pull_from]``."""
 
+    on = "load"
     words = "{cache}[pull_to] = peer's {cache}[pull_from]"
     cache: str
     picks: Picks
@@ -198,6 +203,7 @@ class Pull(Instruction):
 class Zero(Instruction):
     """On ``compute``: ``cache[slots] = 0``."""
 
+    on = "compute"
     words = "{cache}[{slots}] = 0"
     cache: str
     picks: Picks
@@ -212,6 +218,7 @@ class Push(Instruction):
         contended: where several devices add to one row; elsewhere each has one writer, whose adds need not be atomic.
     """
 
+    on = "compute"
     words = "peer's {cache}[push_to] += {cache}[push_from]"
     cache: str
     picks: Picks
@@ -227,6 +234,7 @@ class Compute(Instruction):
         arrays: registers of structure, labels and the like, which the body reads without naming them.
     """
 
+    on = "compute"
     words = "on every chunk{recorded}"
     body: tuple[Instruction, ...]
     graph: bool
@@ -238,6 +246,7 @@ class Compute(Instruction):
 class Deliver(Instruction):
     """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it; ``kept`` as there."""
 
+    on = "flush"
     words = "host {name}[chunk] <- {name}"
     name: str
     stores: Stores
@@ -253,6 +262,7 @@ class Flush(Instruction):
         to_bucket: the rows become a bucket, which goes to the disk, but for those of this tensor that are in memory.
     """
 
+    on = "flush"
     words = "host {tensor}[rows] <- {cache}[flush_slots]"
     tensor: str
     cache: str

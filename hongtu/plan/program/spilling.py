@@ -29,6 +29,7 @@ class Recall(Instruction):
         straight: they are there as they are.
     """
 
+    on = "disk"
     words = "host {name}[chunk] = disk, by {passes}"
     name: str
     kept: Kept
@@ -40,6 +41,7 @@ class Recall(Instruction):
 class RecallGiven(Instruction):
     """The same of a tensor that the artifact has."""
 
+    on = "disk"
     words = "host {name}[chunk] = of the artifact"
     name: str
     kept: Kept
@@ -49,6 +51,7 @@ class RecallGiven(Instruction):
 class RecallPicks(Instruction):
     """On ``disk``: the rows that the batch loads come to staging memory of the host, by row."""
 
+    on = "disk"
     words = "host {tensor}[load_rows] = disk"
     tensor: str
     kept: Kept
@@ -65,6 +68,7 @@ class Spill(Instruction):
         takers: where later passes load them.
     """
 
+    on = "disk"
     words = "disk <- host {name}[chunk]{to_be_read}"
     name: str
     kept: Kept
@@ -76,6 +80,7 @@ class Spill(Instruction):
 class SpillPicks(Instruction):
     """The same of the rows that the batch flushes."""
 
+    on = "disk"
     words = "disk <- host {tensor}[rows]"
     tensor: str
     kept: Kept
