@@ -286,11 +286,6 @@ class Chunk:
         self.all_rows[x.name] = self.at.host[x.name][self.first : self.end]
         self.at.moved["recalled"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
 
-    def lay_out(self, x):
-        self.recall_given(x)
-        if not self.kept(x.kept):
-            self.give(x)
-
     def spill(self, x):
         if self.kept(x.kept):
             return

@@ -23,7 +23,7 @@ from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program import moves, spilling, waiting
+from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.instruction import Column, Instruction
 from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Alone, Together
@@ -221,11 +221,6 @@ class Instructions:
                 device.streams.host.run(partial(add_kept, x.to_bucket, host, vertices, stores, self.host[x.tensor]))
 
     # ------------------------------------------------------------------------------------------------------ the disk
-
-    def lay_out(self, x: spilling.LayOut) -> None:
-        assert self.disk is not None
-        for chunk in self._chunks:
-            self.disk.lay_out(x, chunk)
 
     def _chunks_on_disk(self, x: Instruction) -> None:
         for chunk in self._chunks:

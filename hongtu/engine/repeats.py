@@ -25,7 +25,7 @@ from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram, Program
 
 ON_HOST = (waiting.HostWait, moves.BeginMoments, moves.SumStatistics, moves.LossOverEdges, moves.Fetch, moves.SendBack,
-           moves.Post, spilling.LayOut, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
+           moves.Post, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
            spilling.SpillPicks)  # fmt: skip
 
 

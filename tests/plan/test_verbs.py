@@ -37,7 +37,7 @@ def test_a_move_is_run_described_and_counted(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in kinds(moves, waiting, spilling) if kind not in (*AROUND, *CROSS)])
 def test_a_move_of_a_batch_has_its_stream(kind):
-    assert (kind.on in get_args(waiting.StreamName)) != issubclass(kind, (*WAITS, spilling.LayOut))
+    assert (kind.on in get_args(waiting.StreamName)) != issubclass(kind, WAITS)
 
 
 @pytest.mark.parametrize("kind", kinds(computing))

@@ -217,7 +217,7 @@ class _Pass:
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
         if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
-        if x.on == "disk" or isinstance(x, spilling.LayOut):
+        if x.on == "disk":
             getattr(memory.disk, x.verb)(x)
         elif isinstance(x, moves.Load):
             kept = memory.disk.here.get((x.tensor, "bucket"))

@@ -61,8 +61,7 @@ def compile_plan(plan: PlannedMemory) -> Program:
 
 def _first_pass(plan: PlannedMemory) -> PassProgram:
     """What goes to the devices to stay there: the chunks' structure, the features."""
-    before: list[Instruction] = []
-    body: list[Instruction] = []
+    before, recalls, body = list[Instruction](), list[Instruction](), list[Instruction]()
     devices = range(plan.topology.partitions)
     if plan.choice.structure:
         for stays, (p, source, array) in plan.structure.items():
@@ -83,7 +82,9 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         body.append(moves.Fill(name=FEATURES, source=HostRows(), buffer=FEATURES, start=start, link="read"))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
-        body.append(spilling.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))
+        kept = plan.kept[FEATURES]
+        recalls.append(spilling.RecallGiven(name=FEATURES, kept=kept))
+        body.append(spilling.Spill(name=FEATURES, kept=kept, own=None, takers=tuple(takers)))
         chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
         columns = plan.passes.width[FEATURES]
         staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
@@ -91,7 +92,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
         buffers=tuple({} for _ in devices), staging=staging,
-        before=tuple(before), body=tuple(body), after=(), frees=(),
+        before=tuple(before), recalls=tuple(recalls), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
 
 

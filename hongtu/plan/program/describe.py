@@ -89,7 +89,7 @@ class Described:
                 return self._lengths(OfChunk("sources"))
             case spilling.RecallPicks() | spilling.SpillPicks():
                 return tuple(int(buckets.count[self._batch].sum()) for buckets in x.region.buckets)
-            case spilling.LayOut() | spilling.Recall() | spilling.RecallGiven() | spilling.Spill():
+            case spilling.Recall() | spilling.RecallGiven() | spilling.Spill():
                 view = self._p.view
                 return tuple(int(np.diff(view.chunk_start)[c]) if view.num_dst[c] else 0 for c in self._chunks())
         return ()
@@ -131,7 +131,7 @@ class Described:
             case computing.Write():
                 how = "" if x.where == "host" else self._stores(x.stores)
                 return f"{how}{'; what is saved lies there' if x.holds else ''}"
-            case spilling.Recall() | spilling.LayOut() | spilling.RecallGiven() | spilling.Spill():
+            case spilling.Recall() | spilling.RecallGiven() | spilling.Spill():
                 return "; ".join(filter(None, ("" if getattr(x, "straight", True) else "added up", _but(x.kept))))
             case spilling.RecallPicks() | spilling.SpillPicks():
                 return _but(x.kept)

@@ -55,9 +55,8 @@ def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: 
     recalled = spilled = 0
     for x in (*p.before, *p.recalls, *p.body, *p.after):
         match x:
-            case spilling.LayOut() | spilling.RecallGiven():  # from a file of 4-byte numbers
+            case spilling.RecallGiven():  # from a file of 4-byte numbers
                 recalled += 4 * width[x.name] * _rows_on_disk(p, device, x.kept)
-                spilled += _taken(getattr(x, "takers", ()), device, busy) * width[x.name] * itemsize
             case spilling.Recall():
                 found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
                 recalled += sum(found) * width[x.name] * itemsize

@@ -11,16 +11,6 @@ from hongtu.plan.program.instruction import Given, Instruction, Picks, kind
 
 
 @kind
-class LayOut(Instruction):
-    """Read the chunk's rows of a tensor from the artifact's file, and write them where others will load them."""
-
-    words = "disk for {passes} <- {name} of the artifact"
-    name: str
-    kept: Kept
-    takers: tuple[Region, ...]
-
-
-@kind
 class Recall(Instruction):
     """On ``disk``: the destinations' rows of a tensor come to staging memory of the host, and are added up there.
 
