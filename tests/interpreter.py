@@ -62,7 +62,7 @@ class Interpreter:
 
     def do(self, body):
         for x in body:
-            if x.verb in ("fetch", "send_back"):
+            if x.verb == "cross":
                 yield x
             else:
                 getattr(self, x.verb, self.on_chunks)(x)
@@ -84,7 +84,7 @@ class Interpreter:
     def ignore(self, x):
         pass
 
-    wait = host_wait = signal = follow = meet = ignore
+    wait = signal = follow = meet = ignore
 
     def place(self, x):
         there = [self.host] if x.where == "host" else self.placed
@@ -195,13 +195,13 @@ def run_ranks(ranks, programs):
     """Interpreters run passes of theirs side by side, and exchange rows when all have come to it."""
     runs = [rank.steps(passes) for rank, passes in zip(ranks, programs, strict=True)]
     while any(asked := [next(run, None) for run in runs]):
-        assert len({(x.verb, x.tensor) for x in asked}) == 1, "ranks wait for different things"
+        assert len({(x.link, x.tensor) for x in asked}) == 1, "ranks wait for different things"
         exchange(ranks, asked)
 
 
 def exchange(ranks, asked):
     """Rows go from their owners to those that take them, or their gradients back; rank by rank."""
-    fetches = asked[0].verb == "fetch"
+    fetches = asked[0].link == "fetch"
     sent = [rank.host[x.tensor].copy() for rank, x in zip(ranks, asked, strict=True)]
     for rank, rows, x in zip(ranks, sent, asked, strict=True):
         for row, values in rank.posted.pop(x.tensor, {}).items():

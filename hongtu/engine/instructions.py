@@ -121,13 +121,9 @@ class Instructions:
         """Of every network; partitions on one device may share one."""
         return [network.norm(layer) for network in dict.fromkeys(self.networks)]
 
-    def fetch(self, x: moves.Fetch) -> None:
+    def cross(self, x: moves.Cross) -> None:
         assert self.messages is not None
-        self.messages.fetch(x)
-
-    def send_back(self, x: moves.SendBack) -> None:
-        assert self.messages is not None
-        self.messages.send_back(x)
+        self.messages.cross(x)
 
     def post(self, x: moves.Post) -> None:
         assert self.messages is not None and self._current is not None
@@ -143,11 +139,10 @@ class Instructions:
 
     def wait(self, x: waiting.Wait) -> None:
         for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
-            getattr(device.streams, x.stream).wait(event, x.why)
-
-    def host_wait(self, x: waiting.HostWait) -> None:
-        for event in getattr(self._turn, x.event):
-            event.synchronize(x.why)
+            if x.stream == "dispatch":
+                event.synchronize(x.why)
+            else:
+                getattr(device.streams, x.stream).wait(event, x.why)
 
     def signal(self, x: waiting.Signal) -> None:
         setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])

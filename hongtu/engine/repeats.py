@@ -20,13 +20,8 @@ from hongtu.kernels.torch_private import matmul_precisions, parameter_hooks
 from hongtu.metrics import Traffic
 from hongtu.model.network import Network
 from hongtu.nn.layer import is_setting
-from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram, Program
-
-ON_HOST = (waiting.HostWait, moves.BeginMoments, moves.SumStatistics, moves.LossOverEdges, moves.Fetch, moves.SendBack,
-           moves.Post, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
-           spilling.SpillPicks)  # fmt: skip
 
 
 class Moved(Exception):
@@ -137,7 +132,7 @@ class Repeats:
             return "planned buffers have no places of their own"
         for p in program.train:
             for x in p.every:
-                if isinstance(x, ON_HOST) or _in_bucket(x):
+                if x.on in ("dispatch", "host", "disk") or getattr(x, "stream", "") == "dispatch" or _in_bucket(x):
                     return f"{p.name}: {x.verb} needs the host"
         return ""
 

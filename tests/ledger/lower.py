@@ -27,7 +27,7 @@ from tests.ledger.lower_body import Body, mode_of
 from tests.ledger.lower_disk import OnDisk
 
 THROUGH = ("disk ", "bucket ", "parts ")  # names of a window of the disk
-WAITS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
+WAITS = (waiting.Wait, waiting.Signal, waiting.Follow, waiting.Meet)
 
 
 class Drain(Instruction):
@@ -261,7 +261,7 @@ class Lower(OnDisk):
 
     # --------------------------------------------------------------------------------------------- between the ranks
 
-    def fetch(self, x: moves.Fetch | moves.SendBack) -> Iterator[Op]:
+    def cross(self, x: moves.Cross) -> Iterator[Op]:
         """What did not leave before leaves; what others gave comes."""
         mode = "store" if x.link == "fetch" else "add"
         if x.tensor not in self.at.posted:
@@ -272,8 +272,6 @@ class Lower(OnDisk):
             if len(rows):
                 source = Ref(x.tensor, Space("rank", rank), Column(rows))
                 yield Copy(Ref(x.tensor, HOST, Column(rows)), source, mode)
-
-    send_back = fetch
 
     def _leave(self, tensor: str, rank: int, rows: np.ndarray, mode: Any) -> Iterator[Op]:
         if len(rows):

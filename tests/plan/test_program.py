@@ -325,7 +325,7 @@ PACKED = """
     """
 STAGED = """
     wait load sent
-    host_wait brought
+    wait dispatch brought
     bring ids rows
     bring indptr pointers
     bring edge_id_start rows
@@ -372,10 +372,10 @@ def test_streams_wait_where_memories_differ(sets, scripts):
     found = [line(x) for x in p.body]
     packed = "".join(PACKED.split())
     expected = [each.strip().format(packed=packed) for each in STAGED.strip().splitlines()]
-    assert found == [each for each in expected if each != "host_wait brought" or not scripts] and p.keeps is scripts
+    assert found == [each for each in expected if each != "wait dispatch brought" or not scripts] and p.keeps is scripts
     assert p.sets == sets and all(buffer.sets == sets for buffer in p.staging[0].values())
     plain = named(program_of(tiny.GAT, PAPER), "backward 1")
-    kinds = waiting.Wait | waiting.HostWait | waiting.Signal | waiting.Follow | waiting.Meet | moves.Ship
+    kinds = waiting.Wait | waiting.Signal | waiting.Follow | waiting.Meet | moves.Ship
     assert not [x for x in plain.body if isinstance(x, kinds)] and plain.sets == 1 and plain.staging == ({}, {})
 
 

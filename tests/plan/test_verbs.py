@@ -19,7 +19,7 @@ def kinds(*modules):
     return [x for x in every if issubclass(x, Instruction) and x is not Instruction]
 
 
-CROSS = (moves.Fetch, moves.SendBack)
+CROSS = (moves.Cross,)
 AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
 WAITS = tuple(kinds(waiting))
 MOVE_NOTHING = (*AROUND, *WAITS, moves.Zero, moves.Compute)

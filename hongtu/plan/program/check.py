@@ -117,12 +117,12 @@ class _Memory:
             self.read(x.tensor, "host", rows[steps == step])
             left[rows[steps == step]] = True
 
-    def crossed(self, x: moves.Fetch | moves.SendBack) -> None:
+    def crossed(self, x: moves.Cross) -> None:
         """The rest leaves, and what others sent comes."""
         self.left.pop(x.tensor, None)
         for rows in x.crossing.leaving(x.link):
             self.read(x.tensor, "host", rows)
-        if isinstance(x, moves.SendBack):
+        if x.link == "send":
             for rows in x.crossing.arriving(x.link):
                 self.write(x.tensor, "host", rows, Stores(False))
         else:
@@ -160,7 +160,7 @@ class _Pass:
         for x in p.after:
             if isinstance(x, moves.LossOverEdges):
                 self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
-            elif isinstance(x, moves.SendBack):
+            elif isinstance(x, moves.Cross):
                 self._try(x, lambda x=x: self.memory.crossed(x))
         for x in p.frees:
             self._try(x, lambda x=x: self.memory.free(x))
@@ -168,7 +168,7 @@ class _Pass:
     def _begin(self, x: Instruction) -> None:
         if isinstance(x, moves.Place):
             self.memory.place(x)
-        elif isinstance(x, moves.Fetch):
+        elif isinstance(x, moves.Cross):
             self.memory.crossed(x)
 
     def _try(self, x: Instruction, step: object, batch: int | None = None) -> None:

@@ -146,7 +146,7 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             at = plan.place_of(p, name) if name in plan.placed else ()
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at)
     for crossing in plan.crossings.fetched(p):
-        yield moves.Fetch(tensor=str(p.exchange), crossing=crossing)
+        yield moves.Cross(tensor=str(p.exchange), crossing=crossing, link="fetch")
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
 
@@ -157,7 +157,7 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield moves.SumStatistics(layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
-        yield moves.SendBack(tensor=str(p.flush), crossing=crossing)
+        yield moves.Cross(tensor=str(p.flush), crossing=crossing, link="send")
     if p.edge_loss:
         yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
 
@@ -185,7 +185,9 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     if staged:
         yield waiting.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
         if not plan.keeps_scripts(p):
-            yield waiting.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+            yield waiting.Wait(
+                stream="dispatch", event="brought", why="stage: the last copies are through"
+            )  # peers have pulled, too
         elif plan.choice.staging == 1 and _is_pulled(plan, p):  # else rows that are pulled stay a batch longer
             yield waiting.Meet(stream="load", why="load: peers have pulled the last")
     if recalls:

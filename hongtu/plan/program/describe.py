@@ -39,7 +39,7 @@ class Line:
 
 
 BYTES: tuple[tuple[tuple[type[Instruction], ...], str], ...] = (  # whose rows' bytes are said
-    ((moves.Fetch, moves.SendBack), "tensor"),
+    ((moves.Cross,), "tensor"),
     ((moves.Bring, moves.Deliver), "name"),
     ((moves.Load, moves.Pull, moves.Push, moves.Flush), "cache"),
 )
@@ -76,7 +76,7 @@ class Described:
         match x:
             case moves.Place():
                 return x.rows
-            case moves.Fetch() | moves.SendBack():
+            case moves.Cross():
                 return (x.crossing.rows,)
             case moves.Bring():
                 there = (self._is_there(x, i, chunk) for i, chunk in enumerate(self._chunks()))
@@ -166,6 +166,10 @@ class _Operands(dict[str, str]):
                 return value.words.format(name=x.name)
             case "gradients":
                 return _listed("none" if each is None else each for each in value)
+            case "rows_of_ranks" if x.link == "fetch":
+                return f"host {x.tensor}[halo] = of the ranks that own them"
+            case "rows_of_ranks":
+                return f"their owners' {x.tensor} += host {x.tensor}[halo]"
             case "of_columns":
                 return f" of {prod(x.shape)}" if x.shape else ""
             case "recorded":

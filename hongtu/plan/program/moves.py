@@ -54,6 +54,7 @@ class Free(Instruction):
 class BeginMoments(Instruction):
     """Begin to gather mean and variance of what a stage gives the normalisation behind it."""
 
+    on = "dispatch"
     words = "mean and variance behind stage {stage}: {columns} columns"
     stage: int
     columns: int
@@ -71,32 +72,25 @@ class EndMoments(Instruction):
 class SumStatistics(Instruction):
     """Give every network the gradients of a normalisation's statistics, summed over all of them."""
 
+    on = "dispatch"
     words = "gradients of the statistics of layer {layer}, over all networks"
     layer: int
 
 
 @kind
-class Fetch(Instruction):
-    """Over the network: the rows of a host tensor that other ranks own, as their owners computed them.
+class Cross(Instruction):
+    """Over the network: "fetch" rows of a host tensor that other ranks own, as their owners computed them; or "send"
+    gradients of these to their owners, who add them to their own rank by rank.
 
     Attributes:
         crossing: which rows are whose.
     """
 
-    words = "host {tensor}[halo] = of the ranks that own them"
+    on = "dispatch"
+    words = "{rows_of_ranks}"
     tensor: str
     crossing: Crossing
-    link: Literal["fetch"] = "fetch"
-
-
-@kind
-class SendBack(Instruction):
-    """Over the network: their gradients to their owners, who add them to their own rank by rank."""
-
-    words = "their owners' {tensor} += host {tensor}[halo]"
-    tensor: str
-    crossing: Crossing
-    link: Literal["send"] = "send"
+    link: Literal["fetch", "send"]
 
 
 @kind
@@ -120,6 +114,7 @@ class Post(Instruction):
 class LossOverEdges(Instruction):
     """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
 
+    on = "dispatch"
     words = "{gradient} = loss over edges of {output}"
     output: str
     gradient: str

@@ -42,7 +42,7 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
                 traffic.add(x.verb, count * row[x.cache], count)
             case moves.Deliver():
                 traffic.add("write", rows * row[x.name])
-            case moves.Fetch() | moves.SendBack():
+            case moves.Cross():
                 count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
                 traffic.add(x.link, count * row[x.tensor], count)
     traffic.add("disk", sum(disk_bytes(p, device, width, itemsize)))

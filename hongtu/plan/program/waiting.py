@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from hongtu.plan.program.instruction import Instruction, kind
 
-StreamName = Literal["load", "compute", "flush", "host", "disk"]
+StreamName = Literal["load", "compute", "flush", "host", "disk", "dispatch"]  # dispatch gives the others their work
 EventName = Literal["brought", "sent", "added", "recalled", "spilled"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
@@ -17,15 +17,6 @@ class Wait(Instruction):
 
     words = "{stream} until '{event}'"
     stream: StreamName
-    event: EventName
-    why: str
-
-
-@kind
-class HostWait(Instruction):
-    """The host holds until an event."""
-
-    words = "until '{event}'"
     event: EventName
     why: str
 

@@ -8,7 +8,7 @@ from hongtu.plan.program import waiting
 from hongtu.plan.program.program import PassProgram
 
 ROUNDS = 4  # of all sets that are walked; from then on every round takes as long as the last
-STREAMS = ("load", "compute", "flush", "host", "disk")
+STREAMS = ("load", "compute", "flush", "host", "disk", "dispatch")
 
 
 def walk(p: PassProgram, streams: Mapping[str, float]) -> float:
