@@ -58,11 +58,9 @@ def test_every_instruction_is_listed(model, hardware):
 
 
 def test_every_kind_has_words():
-    kinds = [
-        kind for room in (moves, waiting, spilling, computing) for kind in vars(room).values() if isinstance(kind, type)
-    ]
-    said = {kind.verb: vars(kind).get("words") for kind in kinds if issubclass(kind, Instruction)}
-    assert len(said) > 30 and all(said[verb] for verb in said.keys() - {"instruction"})
+    every = [x for room in (moves, waiting, spilling, computing) for x in vars(room).values() if isinstance(x, type)]
+    kinds = [x for x in every if issubclass(x, Instruction) and x is not Instruction]
+    assert len(kinds) > 30 and all(vars(kind).get("words") for kind in kinds)
 
 
 def test_refusals():
