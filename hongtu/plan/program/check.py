@@ -142,7 +142,8 @@ class _Pass:
         self._check_places()
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name if isinstance(x, spilling.Spill) else x.tensor for x in p.body if x.on == "disk"}
+        self.spilled = {x.name for x in p.body if isinstance(x, spilling.Spill)}
+        self.spilled |= {x.tensor for x in p.body if isinstance(x, spilling.SpillPicks)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)

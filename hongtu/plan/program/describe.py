@@ -38,14 +38,6 @@ class Line:
     note: str = ""
 
 
-BYTES: tuple[tuple[tuple[type[Instruction], ...], str], ...] = (  # whose rows' bytes are said
-    ((moves.Cross,), "tensor"),
-    ((moves.Bring, moves.Deliver), "name"),
-    ((moves.Load, moves.Pull, moves.Push, moves.Flush), "cache"),
-)
-UNITS = {moves.Compute: "destinations"}
-
-
 class Described:
     """Says what the instructions of a pass do.
 
@@ -62,37 +54,41 @@ class Described:
 
     def line(self, x: Instruction) -> Line:
         """What one instruction does."""
-        rows, moves_bytes = self._rows(x), None
-        for kinds, operand in BYTES:
-            if isinstance(x, kinds) and not isinstance(x, moves.Fill):
-                moves_bytes = sum(rows) * self._row_bytes(getattr(x, operand))
+        rows, name = self._moved(x)
+        nbytes = sum(rows) * self._row_bytes(name) if name else None
         if isinstance(x, moves.Place):
-            moves_bytes = sum(rows) * placed_row(x, self._itemsize)
-        unit = x.source.unit if isinstance(x, moves.Bring) else UNITS.get(type(x), "rows")
-        return Line(x.words.format_map(_Operands(x)), rows, unit, moves_bytes, self._note(x))
+            nbytes = sum(rows) * placed_row(x, self._itemsize)
+        unit = "destinations" if isinstance(x, moves.Compute) else getattr(getattr(x, "source", None), "unit", "rows")
+        return Line(x.words.format_map(_Operands(x)), rows, unit, nbytes, self._note(x))
 
-    def _rows(self, x: Instruction) -> tuple[int, ...]:
-        """Of every device, the rows that it has to do with."""
+    def _moved(self, x: Instruction) -> tuple[tuple[int, ...], str]:
+        """Of every device, the rows that it has to do with; and what they are of, where their bytes count."""
         match x:
             case moves.Place():
-                return x.rows
+                return x.rows, ""
             case moves.Cross():
-                return (x.crossing.rows,)
+                return (x.crossing.rows,), x.tensor
+            case moves.Fill():
+                return self._lengths(x.source), ""
             case moves.Bring():
                 there = (self._is_there(x, i, chunk) for i, chunk in enumerate(self._chunks()))
-                return tuple(n * here for n, here in zip(self._lengths(x.source), there, strict=True))
-            case moves.Load() | moves.Pull() | moves.Zero() | moves.Push() | moves.Flush():
-                return self._lengths(Column(x.picks, "row"))
-            case moves.Compute() | moves.Deliver():
-                return self._lengths(OfChunk("destinations"))
+                return tuple(n * here for n, here in zip(self._lengths(x.source), there, strict=True)), x.name
+            case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
+                return self._lengths(Column(x.picks, "row")), x.cache
+            case moves.Zero():
+                return self._lengths(Column(x.picks, "row")), ""
+            case moves.Deliver():
+                return self._lengths(OfChunk("destinations")), x.name
+            case moves.Compute():
+                return self._lengths(OfChunk("destinations")), ""
             case computing.Gather() | computing.AddToCache():
-                return self._lengths(OfChunk("sources"))
+                return self._lengths(OfChunk("sources")), ""
             case spilling.RecallPicks() | spilling.SpillPicks():
-                return tuple(int(buckets.count[self._batch].sum()) for buckets in x.region.buckets)
+                return tuple(int(buckets.count[self._batch].sum()) for buckets in x.region.buckets), ""
             case spilling.Recall() | spilling.RecallGiven() | spilling.Spill():
                 view = self._p.view
-                return tuple(int(np.diff(view.chunk_start)[c]) if view.num_dst[c] else 0 for c in self._chunks())
-        return ()
+                return tuple(int(np.diff(view.chunk_start)[c]) if view.num_dst[c] else 0 for c in self._chunks()), ""
+        return (), ""
 
     def _chunks(self) -> list[int]:
         assert self._batch is not None
@@ -124,7 +120,7 @@ class Described:
             case moves.Deliver():
                 return self._stores(x.stores)
             case moves.Flush():
-                batch, rows = self._batch, self._rows(x)
+                batch, rows = self._batch, self._moved(x)[0]
                 assert batch is not None
                 flags = (np.broadcast_to(x.stores[i].of(x.picks.of(i, batch)), rows[i]) for i in self._devices)
                 return _mixed(flags)
