@@ -81,7 +81,7 @@ def gathers(device: Device, host: Tensor, there: Tensor, size: int) -> dict[str,
         torch.index_select(rows, 0, torch.from_numpy(index), out=staging)
         device.streams.load.run(lambda: cache.copy_(staging, non_blocking=True))
 
-    direct = seconds(device, lambda: device.load_rows(rows, on_device, cache, slots))
+    direct = seconds(device, lambda: device.move_rows("load", rows, on_device, cache, slots))
     assert bool((cache == 1).all())
     through_host = seconds(device, gather_on_the_host)
     nbytes = len(cache) * size / 1e9

@@ -78,8 +78,6 @@ class Disk:
     # -------------------------------------------------------------------------------------------------- instructions
 
     def recall(self, x: spilling.Recall, chunk: Chunk) -> None:
-        if x.kept.has(chunk.i, chunk.first):
-            return
         into = _staging(x.name, chunk)
         where = chunk.i, _number(chunk), chunk.first, chunk.end, _row_bytes(into)
         pieces = (piece for of in x.given for piece in of.pieces(*where))
@@ -95,8 +93,6 @@ class Disk:
             put_rows_alone(taken, into.numpy(), piece.row - np.int32(chunk.first), flags)
 
     def recall_given(self, x: spilling.RecallGiven, chunk: Chunk) -> None:
-        if x.kept.has(chunk.i, chunk.first):
-            return
         assert self._given is not None
         start, into = perf_counter(), _staging(x.name, chunk)
         begin = self._offset + chunk.first * into.shape[1] * torch.float32.itemsize
@@ -121,8 +117,6 @@ class Disk:
 
     def spill(self, x: spilling.Spill, chunk: Chunk) -> None:
         rows = _staging(x.name, chunk)
-        if x.kept.has(chunk.i, chunk.first):
-            return
         if x.own is not None:
             self._write(x.own + chunk.first * _row_bytes(rows), rows)
         self._give(x.takers, rows, chunk)

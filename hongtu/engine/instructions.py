@@ -23,7 +23,7 @@ from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program import moves, waiting
+from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Column, Instruction
 from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Alone, Together
@@ -177,7 +177,7 @@ class Instructions:
     def load(self, x: moves.Load) -> None:
         rows, slots = self._brought["load_rows"], self._brought["load_slots"]
         for i, device in enumerate(self.devices):
-            device.load_rows(self._host_rows(x, device), rows[i], device.buffer(x.cache), slots[i])
+            device.move_rows("load", self._host_rows(x, device), rows[i], device.buffer(x.cache), slots[i])
 
     def _host_rows(self, x: moves.Load | moves.Flush, device: Device) -> Tensor:
         """What the rows of a column are counted in."""
@@ -190,7 +190,7 @@ class Instructions:
         for i, device in enumerate(self.devices):
             for peer, part in x.picks.by_peer(i, self._batch):
                 peers = self.devices[peer].buffer(x.cache)
-                device.pull_rows(peers, source[i][part], device.buffer(x.cache), target[i][part])
+                device.move_rows("pull", peers, source[i][part], device.buffer(x.cache), target[i][part])
 
     def zero(self, x: moves.Zero) -> None:
         for device, slots in zip(self.devices, self._brought[x.slots], strict=True):
@@ -217,9 +217,10 @@ class Instructions:
 
     # ------------------------------------------------------------------------------------------------------ the disk
 
-    def _chunks_on_disk(self, x: Instruction) -> None:
+    def _chunks_on_disk(self, x: spilling.Recall | spilling.RecallGiven | spilling.Spill) -> None:
         for chunk in self._chunks:
-            chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk.bare()))
+            if not x.kept.has(chunk.i, chunk.first):
+                chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk.bare()))
 
     recall = recall_given = spill = _chunks_on_disk
 
