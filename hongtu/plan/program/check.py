@@ -256,28 +256,24 @@ class _Pass:
             self._compute(x)
 
     def _bring(self, x: moves.Bring) -> None:
-        memory, source = self.memory, x.source
-        slots = {k: source.of(i, self.batch) for i, k in self.chunks} if isinstance(source, SlotsOfSources) else {}
-        if isinstance(x, moves.Fill):
-            if slots:
-                memory.slots.setdefault(x.buffer, {}).update(slots)
-            for _, chunk in (
-                self.chunks if isinstance(source, HostRows) and (x.buffer, "device") in memory.written else ()
-            ):
-                memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
-            return
-        if isinstance(source, Column):
-            self.slots.bring_picks(x.name, source, self.batch)
-            return
-        self.registers.add(x.name)
-        self.sources = slots or self.sources
-        if isinstance(source, HostRows):
-            away = memory.disk.on_disk(source.kept)
-            recalled = memory.disk.here.get((x.name, "rows"))
-            same = recalled is source.kept
-            demand(same, f"the rows of {x.name} that are on the disk are not those that were recalled")
-            for _, chunk in (one for one in self.chunks if one not in away):
-                memory.read(x.name, "host", self._own_rows(chunk))
+        memory, fills = self.memory, isinstance(x, moves.Fill)
+        match x.source:
+            case Column() as column:
+                self.slots.bring_picks(x.name, column, self.batch)
+                return
+            case SlotsOfSources() as slots:
+                self.sources = {chunk: slots.of(i, self.batch) for i, chunk in self.chunks}
+                if isinstance(x, moves.Fill):
+                    memory.slots.setdefault(x.buffer, {}).update(self.sources)
+            case HostRows() if isinstance(x, moves.Fill):
+                for _, chunk in self.chunks if (x.buffer, "device") in memory.written else ():
+                    memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
+            case HostRows(kept=kept):
+                away, same = memory.disk.on_disk(kept), memory.disk.here.get((x.name, "rows")) is kept
+                demand(same, f"the rows of {x.name} that are on the disk are not those that were recalled")
+                for _, chunk in (one for one in self.chunks if one not in away):
+                    memory.read(x.name, "host", self._own_rows(chunk))
+        self.registers |= set() if fills else {x.name}
 
     def _compute(self, x: moves.Compute) -> None:
         at_hand = self.registers | {y.name for y in x.body if isinstance(y, computing.Here)}
