@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program.instruction import Column, HostRows, SlotsOfSources
+from hongtu.plan.program.origins import Column, HostRows, SlotsOfSources
 
 
 def undefined(shape, dtype=FLOAT):
@@ -99,8 +99,8 @@ class Interpreter:
             memory.pop(x.name, None) if x.where == "chunk" else memory.pop(x.name)
 
     def bring(self, x):
-        if isinstance(x.source, Column):
-            self.brought[x.name] = [self.stage(i, x.name, x.source.of(i, self.batch)) for i in range(len(self.placed))]
+        if isinstance(x.origin, Column):
+            self.brought[x.name] = [self.stage(i, x.name, x.origin.of(i, self.batch)) for i in range(len(self.placed))]
         else:
             self.on_chunks(x)
 
@@ -239,10 +239,10 @@ class Chunk:
     # what comes, what goes
 
     def array(self, x):
-        if isinstance(x.source, HostRows):
+        if isinstance(x.origin, HostRows):
             return self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
-        if isinstance(x.source, SlotsOfSources):
-            return x.source.of(self.i, self.at.batch)
+        if isinstance(x.origin, SlotsOfSources):
+            return x.origin.of(self.i, self.at.batch)
         return self.index if x.name == "row_in_chunk" else getattr(self.chunk, x.name)
 
     def bring(self, x):

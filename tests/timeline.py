@@ -16,7 +16,7 @@ from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program import moves, waiting
-from hongtu.plan.program.instruction import HostRows
+from hongtu.plan.program.origins import HostRows
 from hongtu.plan.program.predict import script_bytes
 
 Clocks = dict[tuple[str, int], float]
@@ -90,7 +90,7 @@ class Timeline:
             return self._moved(x, i, batch) / hardware.host_link
         if isinstance(x, moves.Pull | moves.Push):
             return self._moved(x, i, batch) / hardware.peer_link
-        rows = isinstance(x, moves.Bring) and isinstance(x.source, HostRows)
+        rows = isinstance(x, moves.Bring) and isinstance(x.origin, HostRows)
         if (rows or isinstance(x, moves.Deliver)) and x.name not in self.program.packed:
             rows = int(self.program.view.num_dst[self.program.chunk(i, batch)])
             return self.times * rows * self.plan.passes.width[x.name] * row / hardware.contiguous_link

@@ -22,7 +22,7 @@ from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.plan.program import computing, moves
-from hongtu.plan.program.instruction import HostRows, SlotsOfSources, SparseRows
+from hongtu.plan.program.origins import HostRows, SlotsOfSources, SparsePart
 from hongtu.plan.program.program import PassProgram
 
 OnHost = moves.Bring | moves.Deliver | computing.Write  # whose operands say where rows are
@@ -97,13 +97,13 @@ class Chunk:
 
     def _array(self, x: moves.Bring) -> Any:
         """What is to be brought."""
-        name, source, view = x.name, x.source, self.p.view
-        if isinstance(source, HostRows):
+        name, origin, view = x.name, x.origin, self.p.view
+        if isinstance(origin, HostRows):
             return self.on_host(x)
-        if isinstance(source, SlotsOfSources):
-            return source.of(self.i, self.batch)
-        if isinstance(source, SparseRows):
-            return self._sparse[source.part]
+        if isinstance(origin, SlotsOfSources):
+            return origin.of(self.i, self.batch)
+        if isinstance(origin, SparsePart):
+            return self._sparse[origin.part]
         if name == "row_in_chunk":
             return self.index
         if name in ("edge_features", "edge_type"):
@@ -128,13 +128,13 @@ class Chunk:
         return x.stores.of(self.rows) if self._in_memory(x) else True
 
     def bring(self, x: moves.Bring) -> None:
-        rows_of = x.source if isinstance(x.source, HostRows) else None
+        rows_of = x.origin if isinstance(x.origin, HostRows) else None
         if rows_of is not None and rows_of.in_place and not self._in_memory(x):
             rows = self.on_host(x).numpy()  # the disk writes to other sets: autograd counts that as a write to all
             self.registers[x.name] = torch.from_numpy(rows)
         else:
-            source, index = partial(self._array, x), None if rows_of is None else self.index
-            self.registers[x.name] = self.device.bring(x.name, self.set, source, x.link, index)
+            array, index = partial(self._array, x), None if rows_of is None else self.index
+            self.registers[x.name] = self.device.bring(x.name, self.set, array, x.link, index)
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:

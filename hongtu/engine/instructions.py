@@ -24,7 +24,8 @@ from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves, spilling, waiting
-from hongtu.plan.program.instruction import Column, Instruction
+from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.origins import Column
 from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Alone, Together
 
@@ -162,9 +163,9 @@ class Instructions:
     # --------------------------------------------------------------------------------- rows that the caches exchange
 
     def bring(self, x: moves.Bring) -> None:
-        if isinstance(x.source, Column):
+        if isinstance(x.origin, Column):
             self._brought[x.name] = [
-                device.bring(x.name, self._turn.set, partial(x.source.of, i, self._batch), x.link)
+                device.bring(x.name, self._turn.set, partial(x.origin.of, i, self._batch), x.link)
                 for i, device in enumerate(self.devices)
             ]
         else:

@@ -18,8 +18,9 @@ from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.check import GIVEN
-from hongtu.plan.program.instruction import Column as Picked
-from hongtu.plan.program.instruction import HostRows, Instruction, SlotsOfSources
+from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.origins import Column as Picked
+from hongtu.plan.program.origins import HostRows, SlotsOfSources
 from hongtu.plan.program.predict import placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from tests.ledger.form import HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
@@ -311,7 +312,7 @@ class Lower(OnDisk):
         return self.at.slots[self.registers[i]["slot_of_source"].tensor, number]
 
     def bring(self, x: moves.Bring) -> Iterator[Op]:
-        source = x.source
+        source = x.origin
         if isinstance(source, Picked):
             for i in self.devices:
                 given = Ref(f"{source.column}s of {self.p.name}", HOST)
@@ -327,10 +328,10 @@ class Lower(OnDisk):
 
     def _given(self, x: moves.Bring, i: int, number: int) -> Ref:
         """Whence it comes."""
-        if isinstance(x.source, HostRows):
+        if isinstance(x.origin, HostRows):
             return self.own_rows(x.name, i, number, x.kept)
-        if isinstance(x.source, SlotsOfSources):
-            self.slots[number] = x.source.of(i, self.batch)
+        if isinstance(x.origin, SlotsOfSources):
+            self.slots[number] = x.origin.of(i, self.batch)
             return Ref(f"slots of {self.p.name}", HOST)
         return Ref(x.name.split()[0], HOST)
 
@@ -342,10 +343,10 @@ class Lower(OnDisk):
 
     def fill(self, x: moves.Fill) -> Iterator[Op]:
         for i, number in self.p.busy(self.batch):
-            own, slots = number - i * self.view.chunks, isinstance(x.source, SlotsOfSources)
+            own, slots = number - i * self.view.chunks, isinstance(x.origin, SlotsOfSources)
             lo, hi = (int(x.start[i][own + k]) for k in (0, 1))
-            if isinstance(x.source, SlotsOfSources):
-                self.at.slots[x.buffer, number] = x.source.of(i, self.batch)
+            if isinstance(x.origin, SlotsOfSources):
+                self.at.slots[x.buffer, number] = x.origin.of(i, self.batch)
             if hi > lo:
                 yield Copy(
                     Ref(x.buffer, Space("device", i), Chunk(lo, hi)),

@@ -13,7 +13,8 @@ from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.compile import compile_plan
-from hongtu.plan.program.instruction import Column, HostRows, SlotsOfSources, Source, Stores
+from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.origins import Column, HostRows, Origin, SlotsOfSources
 from tests import tiny
 from tests.tiny import named
 
@@ -35,7 +36,7 @@ def line(x):
         value = getattr(x, field.name)
         if value is True or (isinstance(value, Stores) and value.where is True):
             words.append(field.name)
-        elif isinstance(value, Source):
+        elif isinstance(value, Origin):
             words.append(getattr(value, "column", None) or SAID.get(type(value)) or value.over)
             words += ["in_place"] * getattr(value, "in_place", False)
         elif isinstance(value, str) and field.name not in ("why", "link"):
@@ -46,7 +47,7 @@ def line(x):
 
 
 def picks_of(p):
-    return {x.name: x.source.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.source, Column)}
+    return {x.name: x.origin.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.origin, Column)}
 
 
 def text(body):

@@ -15,7 +15,8 @@ from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import computing, moves, spilling
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
-from hongtu.plan.program.instruction import Column, Picks, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Picks, Stores
+from hongtu.plan.program.origins import Column, SlotsOfSources
 from tests.plan.test_listing import program_of
 from tests.staged import everything, on_disk
 
@@ -50,8 +51,8 @@ def changed_body(p, change):
 
 
 def changed(x, **operands):
-    """With other operands, of its source where it has one."""
-    return replace(x, source=replace(x.source, **operands)) if isinstance(x, moves.Bring) else replace(x, **operands)
+    """With other operands, of its origin where it has one."""
+    return replace(x, origin=replace(x.origin, **operands)) if isinstance(x, moves.Bring) else replace(x, **operands)
 
 
 def drop_move(p, rng):
@@ -142,7 +143,7 @@ def replace_devices(p, old, new):
 def wrong_slots(p, rng):
     """Two slots of a chunk's sources, of loads or of pulls, swapped; or a pull from another row."""
     found = [v for x in p.body for v in vars(x).values() if isinstance(v, Picks | SlotsOfSources)]
-    found += [x.source.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.source, Column)]
+    found += [x.origin.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.origin, Column)]
     if not found:
         return None
     devices = found[0].devices
@@ -208,7 +209,7 @@ def other_memory(p, rng):
 
 def not_copied(p, rng):
     """A device that has memory of its own, or wants some of a chunk's rows, is to work on what came from the disk."""
-    reads = [x for x in p.body if isinstance(x, moves.Bring) and x.kept is not None and not x.source.in_place]
+    reads = [x for x in p.body if isinstance(x, moves.Bring) and x.kept is not None and not x.origin.in_place]
     if reads:
         read = reads[int(rng.integers(len(reads)))]
         body = tuple(changed(x, in_place=True) if x is read else x for x in p.body)
@@ -268,7 +269,7 @@ def test_faults_are_found(block):
 def test_an_error_names_the_place():
     whole = program(0)
     p = whole.train[1]
-    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, moves.Bring) and isinstance(x.source, SlotsOfSources))
+    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, moves.Bring) and isinstance(x.origin, SlotsOfSources))
     faulty = replace(whole, train=(whole.train[0], replace(p, body=without(p.body, k)), *whole.train[2:]))
     with pytest.raises(ProgramError, match=f"pass '{p.name}', batch {p.order[0]}, compute: .*slot"):
         check_program(faulty)

@@ -16,7 +16,8 @@ from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
-from hongtu.plan.program.instruction import Column, HostRows, Instruction, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.origins import Column, HostRows, SlotsOfSources
 from hongtu.plan.program.program import PassProgram, Program
 
 GIVEN = (  # on the host from the start
@@ -189,7 +190,7 @@ class _Pass:
         wants every row of a chunk."""
         body, recalls = self.p.body, spilling.Recall | spilling.RecallGiven | spilling.RecallPicks
         demand(not any(isinstance(x, recalls) for x in body), f"{self.at}: the body recalls")
-        in_place = any(getattr(getattr(x, "source", None), "in_place", False) for x in body)
+        in_place = any(getattr(getattr(x, "origin", None), "in_place", False) for x in body)
         may = self.p.view.active is None and not any(isinstance(x, waiting.Wait) and x.event == "sent" for x in body)
         demand(may or not in_place, f"{self.at}: rows that have come from the disk are not copied")
 
@@ -257,7 +258,7 @@ class _Pass:
 
     def _bring(self, x: moves.Bring) -> None:
         memory, fills = self.memory, isinstance(x, moves.Fill)
-        match x.source:
+        match x.origin:
             case Column() as column:
                 self.slots.bring_picks(x.name, column, self.batch)
                 return

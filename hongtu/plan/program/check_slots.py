@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.plan.program.instruction import Column
 from hongtu.plan.program.moves import Flush, Load, Pull, Push, Zero
+from hongtu.plan.program.origins import Column
 from hongtu.plan.program.program import PassProgram
 
 NONE = -1  # no row

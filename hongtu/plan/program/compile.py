@@ -16,17 +16,7 @@ from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.chunk_body import chunk_arrays, chunk_body
-from hongtu.plan.program.instruction import (
-    Column,
-    Contended,
-    Given,
-    HostRows,
-    Instruction,
-    OfChunk,
-    SlotsOfSources,
-    Source,
-    SparseRows,
-)
+from hongtu.plan.program.instruction import Contended, Given, Instruction
 from hongtu.plan.program.operands import (
     STAYS,
     Picked,
@@ -37,6 +27,7 @@ from hongtu.plan.program.operands import (
     value_cache,
     where,
 )
+from hongtu.plan.program.origins import Column, HostRows, OfChunk, Origin, SlotsOfSources, SparsePart
 from hongtu.plan.program.posting import posts
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -71,7 +62,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             before.append(
                 moves.Place(name=buffer, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
             )
-            body.append(moves.Fill(name=source, source=_source(plan, p, source, array), buffer=buffer, start=start))
+            body.append(moves.Fill(name=source, origin=_origin(plan, p, source, array), buffer=buffer, start=start))
     if FEATURES in plan.resident:
         starts = plan.topology.partition_start
         start = tuple(
@@ -79,7 +70,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             for i in devices
         )
         before.append(_place(plan, FEATURES, zero=False))
-        body.append(moves.Fill(name=FEATURES, source=HostRows(), buffer=FEATURES, start=start, link="read"))
+        body.append(moves.Fill(name=FEATURES, origin=HostRows(), buffer=FEATURES, start=start, link="read"))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
         kept = plan.kept[FEATURES]
@@ -269,53 +260,53 @@ def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator
     picks = Picked(plan, p)
     loads, pulls = picks.of("begin", mirrors=False), picks.of("begin", mirrors=True)
     if picks.loads:
-        yield moves.Bring(name="load_slots", source=Column(loads, "slot"))
+        yield moves.Bring(name="load_slots", origin=Column(loads, "slot"))
     if picks.loads and p.exchange is not None:
         from_bucket = (p.name, p.exchange) in plan.disk.loaded
         load = moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads, from_bucket=from_bucket)
-        yield moves.Bring(name="load_rows", source=Column(loads, load.column))
+        yield moves.Bring(name="load_rows", origin=Column(loads, load.column))
         yield load
     if picks.shares:
-        yield moves.Bring(name="pull_to", source=Column(pulls, "slot"))
+        yield moves.Bring(name="pull_to", origin=Column(pulls, "slot"))
     if picks.shares and p.exchange is not None:
         if staged:
             yield waiting.Meet(stream="load", why="pull: the owner has loaded")
-        yield moves.Bring(name="pull_from", source=Column(pulls, "peer_slot"))
+        yield moves.Bring(name="pull_from", origin=Column(pulls, "peer_slot"))
         yield moves.Pull(cache=value_cache(plan, p), picks=pulls)
     if picks.shares and p.flush is not None:
         ends = picks.of("end", mirrors=True)
-        yield moves.Bring(name="push_from", source=Column(ends, "slot"))
-        yield moves.Bring(name="push_to", source=Column(ends, "peer_slot"))
+        yield moves.Bring(name="push_from", origin=Column(ends, "slot"))
+        yield moves.Bring(name="push_to", origin=Column(ends, "peer_slot"))
     if picks.loads and p.flush is not None:
-        yield moves.Bring(name="flush_slots", source=Column(picks.of("end", mirrors=False), "slot"))
+        yield moves.Bring(name="flush_slots", origin=Column(picks.of("end", mirrors=False), "slot"))
 
 
 def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     """The chunk's structure and its destinations' rows."""
     needs, pruned = plan.needs(p), plan.view(p).active is not None
     if pruned:
-        yield moves.Bring(name="row_in_chunk", source=OfChunk("destinations"))
+        yield moves.Bring(name="row_in_chunk", origin=OfChunk("destinations"))
     if not plan.structure_stays(p):
         for name, array in needs.structure.items():
-            yield moves.Bring(name=name, source=_source(plan, p, name, array))
+            yield moves.Bring(name=name, origin=_origin(plan, p, name, array))
     if needs.identity and pruned:
-        yield moves.Bring(name="active", source=OfChunk("destinations"))
+        yield moves.Bring(name="active", origin=OfChunk("destinations"))
     if needs.labels:
-        yield moves.Bring(name="labels", source=HostRows(), link="read")
-        yield moves.Bring(name="loss_bits", source=HostRows(), link="read")
+        yield moves.Bring(name="labels", origin=HostRows(), link="read")
+        yield moves.Bring(name="loss_bits", origin=HostRows(), link="read")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                yield moves.Bring(name=name, source=HostRows(plan.kept.get(name), in_place), link="read")
+                yield moves.Bring(name=name, origin=HostRows(plan.kept.get(name), in_place), link="read")
                 continue
             numbers = sparse.numbers(plan.view(p))
             for part in PARTS:
-                yield moves.Bring(name=f"{name} {part}", source=SparseRows(part, numbers), link="read")
+                yield moves.Bring(name=f"{name} {part}", origin=SparsePart(part, numbers), link="read")
 
 
-def _source(plan: PlannedMemory, p: Pass, name: str, array: Array) -> Source:
+def _origin(plan: PlannedMemory, p: Pass, name: str, array: Array) -> Origin:
     """Whence an array of a chunk's structure comes."""
     if name == "slot_of_source":
         return SlotsOfSources(transfers_of(plan, p))

@@ -14,7 +14,8 @@ import numpy as np
 
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program import computing, moves, spilling
-from hongtu.plan.program.instruction import Column, HostRows, Instruction, OfChunk, Source, Stores
+from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.origins import Column, HostRows, OfChunk, Origin
 from hongtu.plan.program.predict import placed_row
 from hongtu.plan.program.program import PassProgram
 
@@ -58,7 +59,7 @@ class Described:
         nbytes = sum(rows) * self._row_bytes(name) if name else None
         if isinstance(x, moves.Place):
             nbytes = sum(rows) * placed_row(x, self._itemsize)
-        unit = "destinations" if isinstance(x, moves.Compute) else getattr(getattr(x, "source", None), "unit", "rows")
+        unit = "destinations" if isinstance(x, moves.Compute) else getattr(getattr(x, "origin", None), "unit", "rows")
         return Line(x.words.format_map(_Operands(x)), rows, unit, nbytes, self._note(x))
 
     def _moved(self, x: Instruction) -> tuple[tuple[int, ...], str]:
@@ -69,10 +70,10 @@ class Described:
             case moves.Cross():
                 return (x.crossing.rows,), x.tensor
             case moves.Fill():
-                return self._lengths(x.source), ""
+                return self._lengths(x.origin), ""
             case moves.Bring():
                 there = (self._is_there(x, i, chunk) for i, chunk in enumerate(self._chunks()))
-                return tuple(n * here for n, here in zip(self._lengths(x.source), there, strict=True)), x.name
+                return tuple(n * here for n, here in zip(self._lengths(x.origin), there, strict=True)), x.name
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 return self._lengths(Column(x.picks, "row")), x.cache
             case moves.Zero():
@@ -94,14 +95,14 @@ class Described:
         assert self._batch is not None
         return [self._p.chunk(i, self._batch) for i in self._devices]
 
-    def _lengths(self, source: Source) -> tuple[int, ...]:
+    def _lengths(self, origin: Origin) -> tuple[int, ...]:
         assert self._batch is not None
         chunks, view, batch = np.array(self._chunks()), self._p.view, [self._batch]
-        return tuple(int(source.lengths(view, i, chunks[i : i + 1], batch)[0]) for i in self._devices)
+        return tuple(int(origin.lengths(view, i, chunks[i : i + 1], batch)[0]) for i in self._devices)
 
     def _is_there(self, x: moves.Bring, device: int, chunk: int) -> bool:
         """Whether rows have to be brought."""
-        in_place = isinstance(x.source, HostRows) and x.source.in_place
+        in_place = isinstance(x.origin, HostRows) and x.origin.in_place
         return not in_place or x.kept is None or x.kept.has(device, int(self._p.view.chunk_start[chunk]))
 
     def _row_bytes(self, name: str) -> int:
@@ -115,7 +116,7 @@ class Described:
         match x:
             case moves.Place():
                 return "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
-            case moves.Bring(source=HostRows(in_place=True)) if x.kept is not None:
+            case moves.Bring(origin=HostRows(in_place=True)) if x.kept is not None:
                 return "or in place"
             case moves.Deliver():
                 return self._stores(x.stores)
@@ -158,7 +159,7 @@ class _Operands(dict[str, str]):
     def __missing__(self, name: str) -> Any:
         x, value = self._x, getattr(self._x, name, None)
         match name:
-            case "source":
+            case "origin":
                 return value.words.format(name=x.name)
             case "gradients":
                 return _listed("none" if each is None else each for each in value)

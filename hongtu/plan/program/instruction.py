@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
@@ -14,8 +14,7 @@ from typing_extensions import dataclass_transform
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.intervals import Intervals
 from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
-from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.memory.structure import Over, chunk_entries, device_entries
+from hongtu.plan.memory.disk import Region
 
 Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
 Transfers = tuple[DeviceTransfers | DeviceCounts, ...]  # of every device
@@ -220,108 +219,3 @@ class Given:
                 stores = self.flush_stores[device].of(buckets.interval[lo:hi])
                 yield Piece(begin + lo * row_bytes, hi - lo, None, buckets.rows(slice(lo, hi)), stores)
             yield from then
-
-
-class Source:
-    """Whence an array comes to a device, for the chunk that it has in a batch.
-
-    Attributes:
-        words: what it is, for people; ``unit``: of its entries.
-        over: what it has an entry for, if that is all.
-    """
-
-    words, unit = "of chunk", "entries"
-    over: Over | None = None
-
-    def entries(self, view: Topology) -> np.ndarray:
-        """int64 [C], of every chunk."""
-        assert self.over is not None
-        return chunk_entries(view)[self.over]
-
-    def total(self, view: Topology, device: int) -> int:
-        """Of a device's chunks with destinations."""
-        if self.over is not None:
-            return device_entries(view)[device].busy[self.over]
-        own = slice(device * view.chunks, (device + 1) * view.chunks)
-        return int(self.entries(view)[own][view.num_dst[own] > 0].sum())
-
-    def lengths(self, view: Topology, device: int, chunks: np.ndarray, batches: Sequence[int]) -> np.ndarray:
-        """int64 [B], in batches in which a device has these chunks."""
-        found: np.ndarray = self.entries(view)[chunks] * (view.num_dst[chunks] > 0)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class OfChunk(Source):
-    """An array of the chunk's structure."""
-
-    over: Over
-
-
-@dataclass(frozen=True, eq=False)
-class HostRows(Source):
-    """The destinations' rows of a host tensor.
-
-    Attributes:
-        kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
-        in_place: rows that have come from the disk stay in staging memory of the host, where the device works on them.
-    """
-
-    words, unit, over = "host {name}[chunk]", "rows", "destinations"
-    kept: Kept | None = None
-    in_place: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class SparseRows(Source):
-    """The same of a CSR host tensor: its part "start", of which there is one more than rows, "column" or "value".
-
-    Attributes:
-        numbers: int64 [C], what the rows of every chunk hold.
-    """
-
-    words = "host {name}[chunk]"
-    part: str
-    numbers: np.ndarray
-
-    def entries(self, view: Topology) -> np.ndarray:
-        return view.num_dst + 1 if self.part == "start" else self.numbers
-
-
-@dataclass(frozen=True, eq=False)
-class Column(Source):
-    """A column of the picked intervals, sorted by peer where they mirror; of every device, whatever chunk it has."""
-
-    picks: Picks
-    column: Literal["row", "place", "slot", "peer_slot"]
-
-    @property
-    def words(self) -> str:  # type: ignore[override]
-        kind, which = "mirrors" if self.picks.mirrors else "loaded rows", "last" if self.picks.retiring else "first"
-        return f"{self.column} of {kind} whose {which} batch it is"
-
-    def of(self, device: int, batch: int) -> np.ndarray:
-        """int32 [K]."""
-        return self.picks.column(self.column, device, batch)
-
-    def total(self, view: Topology, device: int) -> int:
-        return len(self.picks.table(device))
-
-    def lengths(self, view: Topology, device: int, chunks: np.ndarray, batches: Sequence[int]) -> np.ndarray:
-        return np.array([len(self.picks.column("slot", device, batch)) for batch in batches], dtype=np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class SlotsOfSources(Source):
-    """The slot of every source of a chunk.
-
-    Attributes:
-        devices: the transfers of every device.
-    """
-
-    over = "sources"
-    devices: Transfers
-
-    def of(self, device: int, batch: int) -> np.ndarray:
-        """int32 [S]."""
-        return self.devices[device].slots(batch)  # type: ignore[union-attr]

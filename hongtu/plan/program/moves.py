@@ -12,7 +12,8 @@ import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program.instruction import Contended, HostRows, Instruction, Picks, Source, Stores, Where, kind
+from hongtu.plan.program.instruction import Contended, Instruction, Picks, Stores, Where, kind
+from hongtu.plan.program.origins import HostRows, Origin
 
 
 @kind
@@ -125,15 +126,15 @@ class Bring(Instruction):
     """On ``load``: an array, or rows of a host tensor, to the device."""
 
     on = "load"
-    words = "{name} = {source}"
+    words = "{name} = {origin}"
     name: str
-    source: Source
+    origin: Origin
     link: Literal["read", "topology"] = "topology"
 
     @property
     def kept(self) -> Kept | None:
         """Of host rows, those that are in memory, where others are on the disk."""
-        return self.source.kept if isinstance(self.source, HostRows) else None
+        return self.origin.kept if isinstance(self.origin, HostRows) else None
 
 
 @kind
@@ -158,7 +159,7 @@ class Fill(Bring):
         start: of every device int64 [n + 1], where each chunk's part begins.
     """
 
-    words = "{buffer}[chunk] = {source}"
+    words = "{buffer}[chunk] = {origin}"
     buffer: str
     start: tuple[np.ndarray, ...]
 

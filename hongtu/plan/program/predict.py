@@ -12,7 +12,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
 from hongtu.plan.program import moves, spilling
-from hongtu.plan.program.instruction import HostRows
+from hongtu.plan.program.origins import HostRows
 from hongtu.plan.program.program import PassProgram
 
 
@@ -31,11 +31,11 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
     for x in (*p.before, *p.recalls, *p.body, *p.after):
         match x:
             case moves.Fill():
-                traffic.add(x.link, x.source.total(p.view, device) * row[x.buffer])
+                traffic.add(x.link, x.origin.total(p.view, device) * row[x.buffer])
             case moves.Bring():
-                source = x.source
-                stay = isinstance(source, HostRows) and source.in_place and source.kept
-                count = source.total(p.view, device) - (_rows_on_disk(p, device, stay) if stay else 0)
+                origin = x.origin
+                stay = isinstance(origin, HostRows) and origin.in_place and origin.kept
+                count = origin.total(p.view, device) - (_rows_on_disk(p, device, stay) if stay else 0)
                 traffic.add(x.link, count * row[x.name])
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 count = len(x.picks.table(device))
@@ -109,7 +109,7 @@ def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
     chunks, total = np.array([p.chunk(device, batch) for batch in p.order], dtype=np.int64), np.zeros(len(p.order), int)
     for x in p.body:
         if isinstance(x, moves.Bring) and x.name in p.packed:
-            total += row[x.name] * x.source.lengths(p.view, device, chunks, p.order)
+            total += row[x.name] * x.origin.lengths(p.view, device, chunks, p.order)
     return [int(nbytes) for nbytes in total]
 
 
