@@ -51,7 +51,7 @@ def exchanges(plan: ExecutionPlan) -> Iterator[tuple[str, Crossing, str, int]]:
     for p in plan.program.train:
         beside |= {x.tensor: p.name for x in p.body if isinstance(x, moves.Post)}
         for x in (*p.before, *p.after):
-            if isinstance(x, moves.Fetch | moves.SendBack):
+            if isinstance(x, moves.Cross):
                 yield beside.get(x.tensor, p.name), x.crossing, x.link, plan.passes.width[x.tensor]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.program.origins import Column, HostRows, SlotsOfSources
 
 
 def undefined(shape, dtype=FLOAT):
@@ -61,7 +62,7 @@ class Interpreter:
 
     def do(self, body):
         for x in body:
-            if x.verb in ("fetch", "send_back"):
+            if x.verb == "cross":
                 yield x
             else:
                 getattr(self, x.verb, self.on_chunks)(x)
@@ -83,7 +84,7 @@ class Interpreter:
     def ignore(self, x):
         pass
 
-    wait = host_wait = signal = follow = meet = ignore
+    wait = signal = follow = meet = ignore
 
     def place(self, x):
         there = [self.host] if x.where == "host" else self.placed
@@ -97,9 +98,11 @@ class Interpreter:
         for memory in {"host": [self.host], "device": self.placed, "chunk": self.pieces}[x.where]:
             memory.pop(x.name, None) if x.where == "chunk" else memory.pop(x.name)
 
-    def bring_picks(self, x):
-        columns = (x.picks.column(x.column, i, self.batch) for i in range(len(self.placed)))
-        self.brought[x.name] = [self.stage(i, x.name, column) for i, column in enumerate(columns)]
+    def bring(self, x):
+        if isinstance(x.origin, Column):
+            self.brought[x.name] = [self.stage(i, x.name, x.origin.of(i, self.batch)) for i in range(len(self.placed))]
+        else:
+            self.on_chunks(x)
 
     def count(self, x, rows):
         self.moved[x.verb] += len(rows)
@@ -192,13 +195,13 @@ def run_ranks(ranks, programs):
     """Interpreters run passes of theirs side by side, and exchange rows when all have come to it."""
     runs = [rank.steps(passes) for rank, passes in zip(ranks, programs, strict=True)]
     while any(asked := [next(run, None) for run in runs]):
-        assert len({(x.verb, x.tensor) for x in asked}) == 1, "ranks wait for different things"
+        assert len({(x.link, x.tensor) for x in asked}) == 1, "ranks wait for different things"
         exchange(ranks, asked)
 
 
 def exchange(ranks, asked):
     """Rows go from their owners to those that take them, or their gradients back; rank by rank."""
-    fetches = asked[0].verb == "fetch"
+    fetches = asked[0].link == "fetch"
     sent = [rank.host[x.tensor].copy() for rank, x in zip(ranks, asked, strict=True)]
     for rank, rows, x in zip(ranks, sent, asked, strict=True):
         for row, values in rank.posted.pop(x.tensor, {}).items():
@@ -235,31 +238,22 @@ class Chunk:
 
     # what comes, what goes
 
-    def read(self, x):
-        rows = self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
-        self.registers[x.name] = self.at.stage(self.i, x.name, rows)
-
-    def array(self, name):
-        return self.index if name == "row_in_chunk" else getattr(self.chunk, name)
+    def array(self, x):
+        if isinstance(x.origin, HostRows):
+            return self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
+        if isinstance(x.origin, SlotsOfSources):
+            return x.origin.of(self.i, self.at.batch)
+        return self.index if x.name == "row_in_chunk" else getattr(self.chunk, x.name)
 
     def bring(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x.name))
-
-    def bring_slots(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, x.slots.of(self.i, self.at.batch))
+        self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x))
 
     def part(self, x):
         own = self.number - self.i * self.view.chunks
         return self.at.memory(self.i, x.buffer)[x.start[self.i][own] : x.start[self.i][own + 1]]
 
     def fill(self, x):
-        self.part(x)[...] = self.array(x.name)
-
-    def fill_rows(self, x):
-        self.part(x)[...] = self.at.host[x.name][self.first : self.end]
-
-    def fill_slots(self, x):
-        self.part(x)[...] = x.slots.of(self.i, self.at.batch)
+        self.part(x)[...] = self.array(x)
 
     def deliver(self, x):
         sent = self.sent.pop(x.name)
@@ -291,11 +285,6 @@ class Chunk:
             return
         self.all_rows[x.name] = self.at.host[x.name][self.first : self.end]
         self.at.moved["recalled"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
-
-    def lay_out(self, x):
-        self.recall_given(x)
-        if not self.kept(x.kept):
-            self.give(x)
 
     def spill(self, x):
         if self.kept(x.kept):

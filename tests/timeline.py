@@ -16,7 +16,7 @@ from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program import moves, waiting
-from hongtu.plan.program.check_waits import ON_COMPUTE, ON_FLUSH, ON_LOAD
+from hongtu.plan.program.origins import HostRows
 from hongtu.plan.program.predict import script_bytes
 
 Clocks = dict[tuple[str, int], float]
@@ -68,11 +68,11 @@ class Timeline:
                 turn[x.event] |= {(stream, i): clock[x.stream, i] for stream in ("load", "compute", "flush")}
             elif isinstance(x, waiting.Meet):
                 clock[x.stream, i] = max(clock[x.stream, k] for k in self.devices)
-            elif isinstance(x, ON_LOAD):
+            elif x.on == "load":
                 self._work("load", i, self._seconds(x, i, step, batch))
-            elif isinstance(x, ON_COMPUTE):
+            elif x.on == "compute":
                 self._work("compute", i, self._seconds(x, i, step, batch))
-            elif isinstance(x, ON_FLUSH):  # and the host takes what has arrived
+            elif x.on == "flush":  # and the host takes what has arrived
                 self._work("flush", i, self._seconds(x, i, step, batch))
                 clock["host", i] = max(clock["host", i], clock["flush", i])
                 rows = self._moved(x, i, batch) if isinstance(x, moves.Flush) else 0
@@ -90,7 +90,8 @@ class Timeline:
             return self._moved(x, i, batch) / hardware.host_link
         if isinstance(x, moves.Pull | moves.Push):
             return self._moved(x, i, batch) / hardware.peer_link
-        if isinstance(x, moves.Read | moves.Deliver) and x.name not in self.program.packed:
+        rows = isinstance(x, moves.Bring) and isinstance(x.origin, HostRows)
+        if (rows or isinstance(x, moves.Deliver)) and x.name not in self.program.packed:
             rows = int(self.program.view.num_dst[self.program.chunk(i, batch)])
             return self.times * rows * self.plan.passes.width[x.name] * row / hardware.contiguous_link
         if isinstance(x, moves.Compute):

@@ -49,13 +49,16 @@ class Device(DeviceMemory):
 
     # ---------------------------------------------------------------- rows, in the stream that is named
 
-    def load_rows(self, host: Tensor, rows: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """On ``load``: ``cache[slots] = host[rows]`` over the host link."""
-        self._move("load", host, rows, cache, slots)
+    def move_rows(self, link: str, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
+        """On ``load``: ``dst[dst_index] = src[src_index]``, from the host or a peer to this device."""
 
-    def pull_rows(self, peer_cache: Tensor, peer_slots: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """On ``load``: ``cache[slots] = peer_cache[peer_slots]`` over the peer link."""
-        self._move("pull", peer_cache, peer_slots, cache, slots)
+        def move() -> None:
+            start = perf_counter()
+            self._copy_rows(src, src_index, dst, dst_index)
+            self._count(link, dst, dst_index, start)
+
+        if len(dst_index):
+            self.streams.load.run(move)
 
     def push_rows(
         self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, *, contended: bool
@@ -83,15 +86,6 @@ class Device(DeviceMemory):
         """On ``compute``: ``cache[slots] = 0``."""
         if len(slots):
             self.streams.compute.run(lambda: self.kernels.zero_rows(cache, slots))
-
-    def _move(self, link: str, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
-        def move() -> None:
-            start = perf_counter()
-            self._copy_rows(src, src_index, dst, dst_index)
-            self._count(link, dst, dst_index, start)
-
-        if len(dst_index):
-            self.streams.load.run(move)
 
     def _copy_rows(self, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
         self.kernels.copy_rows(src, src_index, dst, dst_index)

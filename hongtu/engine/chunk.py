@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.device.capture import Asking
-from hongtu.device.script import Source
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.saved import Graph
 from hongtu.graph.sparse_rows import PARTS
@@ -23,9 +22,10 @@ from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.plan.program import computing, moves
+from hongtu.plan.program.origins import HostRows, SlotsOfSources, SparsePart
 from hongtu.plan.program.program import PassProgram
 
-OnHost = moves.Read | moves.Deliver | computing.Write  # whose operands say where rows are
+OnHost = moves.Bring | moves.Deliver | computing.Write  # whose operands say where rows are
 
 
 class Partition:
@@ -95,9 +95,15 @@ class Chunk:
         """The same with nothing at hand, for who works on it when its batch is over: what layers took is free then."""
         return Chunk(self.at, self.p, self.i, self.batch, self.number, self.set)
 
-    def _array(self, name: str) -> Any:
-        """An array of the chunk's structure."""
-        view = self.p.view
+    def _array(self, x: moves.Bring) -> Any:
+        """What is to be brought."""
+        name, origin, view = x.name, x.origin, self.p.view
+        if isinstance(origin, HostRows):
+            return self.on_host(x)
+        if isinstance(origin, SlotsOfSources):
+            return origin.of(self.i, self.batch)
+        if isinstance(origin, SparsePart):
+            return self._sparse[origin.part]
         if name == "row_in_chunk":
             return self.index
         if name in ("edge_features", "edge_type"):
@@ -121,47 +127,29 @@ class Chunk:
         """What goes to the disk is stored; it is added up when it is recalled."""
         return x.stores.of(self.rows) if self._in_memory(x) else True
 
-    def read(self, x: moves.Read) -> None:
-        if x.in_place and not self._in_memory(x):
+    def bring(self, x: moves.Bring) -> None:
+        rows_of = x.origin if isinstance(x.origin, HostRows) else None
+        if rows_of is not None and rows_of.in_place and not self._in_memory(x):
             rows = self.on_host(x).numpy()  # the disk writes to other sets: autograd counts that as a write to all
             self.registers[x.name] = torch.from_numpy(rows)
         else:
-            self._bring(x.name, partial(self.on_host, x), x.link, self.index)
-
-    def read_sparse(self, x: moves.ReadSparse) -> None:
-        for part, name in x.parts.items():
-            self._bring(name, lambda part=part: self._sparse[part], "read")  # type: ignore[misc]
+            array, index = partial(self._array, x), None if rows_of is None else self.index
+            self.registers[x.name] = self.device.bring(x.name, self.set, array, x.link, index)
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
         assert self.host.sparse is not None
         return dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
 
-    def bring(self, x: moves.Bring) -> None:
-        self._bring(x.name, partial(self._array, x.name), "topology")
-
-    def bring_slots(self, x: moves.BringSlots) -> None:
-        self._bring(x.name, partial(x.slots.of, self.i, self.batch), "topology")
-
-    def _bring(self, name: str, source: Source, link: str, index: np.ndarray | None = None) -> None:
-        self.registers[name] = self.device.bring(name, self.set, source, link, index)
-
     def fill(self, x: moves.Fill) -> None:
-        self._fill(x, torch.from_numpy(np.ascontiguousarray(self._array(x.name))), "topology")
-
-    def fill_rows(self, x: moves.FillRows) -> None:
-        self._fill(x, self.host.rows(x.name, self.first, self.end), x.link)
-
-    def fill_slots(self, x: moves.FillSlots) -> None:
-        self._fill(x, torch.from_numpy(x.slots.of(self.i, self.batch)), "topology")
+        rows = self._array(x)
+        rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
+        self.device.fill(self.part(x.buffer, x.start), rows, x.link)
 
     @property
     def num_own(self) -> int:
         """How many of the destinations are this rank's own: the first ones."""
         return self.p.view.destinations_before(self.number, self.at.own_end)
-
-    def _fill(self, x: moves.Fill | moves.FillRows | moves.FillSlots, rows: Tensor, link: str) -> None:
-        self.device.fill(self.part(x.buffer, x.start), rows, link)
 
     def part(self, buffer: str, start: tuple[np.ndarray, ...]) -> Tensor:
         """The chunk's part of what stays on the device."""

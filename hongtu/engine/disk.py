@@ -1,7 +1,7 @@
 """Rows that host memory does not hold: in one file without a name, which is gone when its process is.
 
 Staging memory of the host stands between the file and everything else: instructions that recall rows fill it, those
-that spill rows empty it. All but what runs once, at set-up, is work of the disk's own stream, and NumPy's: Torch would
+that spill rows empty it. All is work of the disk's own stream, and NumPy's: Torch would
 start OpenMP threads for a thread more, and with more of them than processors none waits for another without sleeping.
 """
 
@@ -78,8 +78,6 @@ class Disk:
     # -------------------------------------------------------------------------------------------------- instructions
 
     def recall(self, x: spilling.Recall, chunk: Chunk) -> None:
-        if x.kept.has(chunk.i, chunk.first):
-            return
         into = _staging(x.name, chunk)
         where = chunk.i, _number(chunk), chunk.first, chunk.end, _row_bytes(into)
         pieces = (piece for of in x.given for piece in of.pieces(*where))
@@ -94,9 +92,7 @@ class Disk:
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, into.numpy(), piece.row - np.int32(chunk.first), flags)
 
-    def recall_given(self, x: spilling.RecallGiven | spilling.LayOut, chunk: Chunk) -> None:
-        if x.kept.has(chunk.i, chunk.first):
-            return
+    def recall_given(self, x: spilling.RecallGiven, chunk: Chunk) -> None:
         assert self._given is not None
         start, into = perf_counter(), _staging(x.name, chunk)
         begin = self._offset + chunk.first * into.shape[1] * torch.float32.itemsize
@@ -119,15 +115,8 @@ class Disk:
         rows = into[here : here + lies.stop - lies.start]
         self._read(x.region.begin[i] + lies.start * _row_bytes(into), rows)
 
-    def lay_out(self, x: spilling.LayOut, chunk: Chunk) -> None:
-        self.recall_given(x, chunk)
-        if not x.kept.has(chunk.i, chunk.first):
-            self._give(x.takers, _staging(x.name, chunk), chunk)
-
     def spill(self, x: spilling.Spill, chunk: Chunk) -> None:
         rows = _staging(x.name, chunk)
-        if x.kept.has(chunk.i, chunk.first):
-            return
         if x.own is not None:
             self._write(x.own + chunk.first * _row_bytes(rows), rows)
         self._give(x.takers, rows, chunk)

@@ -25,6 +25,7 @@ from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.origins import Column
 from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Alone, Together
 
@@ -121,13 +122,9 @@ class Instructions:
         """Of every network; partitions on one device may share one."""
         return [network.norm(layer) for network in dict.fromkeys(self.networks)]
 
-    def fetch(self, x: moves.Fetch) -> None:
+    def cross(self, x: moves.Cross) -> None:
         assert self.messages is not None
-        self.messages.fetch(x)
-
-    def send_back(self, x: moves.SendBack) -> None:
-        assert self.messages is not None
-        self.messages.send_back(x)
+        self.messages.cross(x)
 
     def post(self, x: moves.Post) -> None:
         assert self.messages is not None and self._current is not None
@@ -143,11 +140,10 @@ class Instructions:
 
     def wait(self, x: waiting.Wait) -> None:
         for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
-            getattr(device.streams, x.stream).wait(event, x.why)
-
-    def host_wait(self, x: waiting.HostWait) -> None:
-        for event in getattr(self._turn, x.event):
-            event.synchronize(x.why)
+            if x.stream == "dispatch":
+                event.synchronize(x.why)
+            else:
+                getattr(device.streams, x.stream).wait(event, x.why)
 
     def signal(self, x: waiting.Signal) -> None:
         setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])
@@ -166,11 +162,14 @@ class Instructions:
 
     # --------------------------------------------------------------------------------- rows that the caches exchange
 
-    def bring_picks(self, x: moves.BringPicks) -> None:
-        self._brought[x.name] = [
-            device.bring(x.name, self._turn.set, partial(x.picks.column, x.column, i, self._batch), "topology")
-            for i, device in enumerate(self.devices)
-        ]
+    def bring(self, x: moves.Bring) -> None:
+        if isinstance(x.origin, Column):
+            self._brought[x.name] = [
+                device.bring(x.name, self._turn.set, partial(x.origin.of, i, self._batch), x.link)
+                for i, device in enumerate(self.devices)
+            ]
+        else:
+            self._on_chunks(x)
 
     def ship(self, x: moves.Ship) -> None:
         for device in self.devices:
@@ -179,7 +178,7 @@ class Instructions:
     def load(self, x: moves.Load) -> None:
         rows, slots = self._brought["load_rows"], self._brought["load_slots"]
         for i, device in enumerate(self.devices):
-            device.load_rows(self._host_rows(x, device), rows[i], device.buffer(x.cache), slots[i])
+            device.move_rows("load", self._host_rows(x, device), rows[i], device.buffer(x.cache), slots[i])
 
     def _host_rows(self, x: moves.Load | moves.Flush, device: Device) -> Tensor:
         """What the rows of a column are counted in."""
@@ -192,7 +191,7 @@ class Instructions:
         for i, device in enumerate(self.devices):
             for peer, part in x.picks.by_peer(i, self._batch):
                 peers = self.devices[peer].buffer(x.cache)
-                device.pull_rows(peers, source[i][part], device.buffer(x.cache), target[i][part])
+                device.move_rows("pull", peers, source[i][part], device.buffer(x.cache), target[i][part])
 
     def zero(self, x: moves.Zero) -> None:
         for device, slots in zip(self.devices, self._brought[x.slots], strict=True):
@@ -219,14 +218,10 @@ class Instructions:
 
     # ------------------------------------------------------------------------------------------------------ the disk
 
-    def lay_out(self, x: spilling.LayOut) -> None:
-        assert self.disk is not None
+    def _chunks_on_disk(self, x: spilling.Recall | spilling.RecallGiven | spilling.Spill) -> None:
         for chunk in self._chunks:
-            self.disk.lay_out(x, chunk)
-
-    def _chunks_on_disk(self, x: Instruction) -> None:
-        for chunk in self._chunks:
-            chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk.bare()))
+            if not x.kept.has(chunk.i, chunk.first):
+                chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk.bare()))
 
     recall = recall_given = spill = _chunks_on_disk
 
@@ -246,4 +241,4 @@ class Instructions:
         for chunk in self._chunks:
             getattr(chunk, x.verb)(x)
 
-    read = read_sparse = bring = bring_slots = fill = fill_rows = fill_slots = deliver = _on_chunks
+    fill = deliver = _on_chunks

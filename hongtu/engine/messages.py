@@ -14,7 +14,7 @@ from torch import Tensor
 from hongtu.engine.host_store import HostStore
 from hongtu.metrics import Traffic
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.program.moves import Fetch, Post, SendBack
+from hongtu.plan.program.moves import Cross, Post
 from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Together
 
@@ -65,7 +65,7 @@ class Ways:
     into: list[Way]
 
 
-def _at_once(x: Fetch | SendBack) -> Ways:
+def _at_once(x: Cross) -> Ways:
     """All rows of each rank in one message."""
     out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
     return Ways([way_at_once(rows) for rows in out], [way_at_once(rows) for rows in into])
@@ -103,7 +103,7 @@ class Messages:
         self._host, self._traffic, self._ranks, self._width = host, traffic, ranks, plan.passes.width
         self._memory = torch.empty(plan.crossings.numbers or 0, dtype=host.dtype)
         host.keep_pageable("messages", self._memory)
-        self._ways: dict[Fetch | SendBack | Post, Ways] = {}
+        self._ways: dict[Cross | Post, Ways] = {}
         self._going: Going | None = None
         self._program = plan.program
 
@@ -119,7 +119,7 @@ class Messages:
             for x in (*p.before, *p.body, *p.after):
                 if isinstance(x, Post):
                     self._ways[x] = posted[x.tensor] = self._by_step(x)
-                elif isinstance(x, Fetch | SendBack):
+                elif isinstance(x, Cross):
                     self._ways[x] = posted.pop(x.tensor) if x.tensor in posted else _at_once(x)
 
     def _by_step(self, x: Post) -> Ways:
@@ -148,19 +148,15 @@ class Messages:
         self._leave(self._going, step, self._host[x.tensor])
         self._going.seconds += perf_counter() - start
 
-    def fetch(self, x: Fetch) -> None:
-        """Rows of other ranks as these computed them."""
+    def cross(self, x: Cross) -> None:
+        """Rows of other ranks as these computed them, or their gradients to their owners; these are added rank by rank,
+        so that the sum is always the same."""
         rows = self._host[x.tensor]
+        put = rows.index_copy_ if x.link == "fetch" else rows.index_add_
         for way, part in zip(self._ways[x].into, self._end(x), strict=True):
-            rows.index_copy_(0, way.rows, part)
+            put(0, way.rows, part)
 
-    def send_back(self, x: SendBack) -> None:
-        """Gradients of these to their owners; they are added rank by rank, so that the sum is always the same."""
-        rows = self._host[x.tensor]
-        for way, part in zip(self._ways[x].into, self._end(x), strict=True):
-            rows.index_add_(0, way.rows, part)
-
-    def _begin(self, x: Fetch | SendBack | Post) -> Going:
+    def _begin(self, x: Cross | Post) -> Going:
         """Make room for what comes, and expect it."""
         ways, rows = self._ways[x], self._host[x.tensor]
         columns = rows.shape[1]
@@ -185,7 +181,7 @@ class Messages:
             torch.index_select(rows, 0, index, out=piece)
             going.begun += self._ranks.begin([(rank, piece)], ())
 
-    def _end(self, x: Fetch | SendBack) -> Sequence[Tensor]:
+    def _end(self, x: Cross) -> Sequence[Tensor]:
         """What has come, by rank."""
         start = perf_counter()
         going, self._going = self._going or self._begin(x), None

@@ -198,7 +198,7 @@ def test_streams_wait_for_one_another(run):
         device.streams = replace(device.streams, **streams)
     run.executor.signal(waiting.Signal(stream="load", event="brought"))
     run.executor.wait(waiting.Wait(stream="compute", event="brought", why=""))
-    run.executor.host_wait(waiting.HostWait(event="brought", why=""))
+    run.executor.wait(waiting.Wait(stream="dispatch", event="brought", why=""))
     assert log == [
         "record load 0", "record load 1", "compute 0 waits for load 0", "compute 1 waits for load 1",
         "host waits for load 0", "host waits for load 1",

@@ -40,7 +40,7 @@ def uses(plan, epochs):
                 if isinstance(x, spilling.RecallPicks | spilling.SpillPicks):
                     for i in range(plan.topology.partitions):
                         step += [(x.tensor, row) for row in x.picks.column("row", i, batch).tolist()]
-                elif isinstance(x, spilling.Recall | spilling.RecallGiven | spilling.Spill | spilling.LayOut):
+                elif isinstance(x, spilling.Recall | spilling.RecallGiven | spilling.Spill):
                     for _, number in p.busy(batch):
                         first, end = p.view.chunk_start[number : number + 2].tolist()
                         step += [(x.name, row) for row in range(first, end)]

@@ -66,10 +66,6 @@ class Order:
         for i in self.devices:
             self._hold(self._at(x.stream, i), self.events[at.turn][x.event][i])
 
-    def host_wait(self, x: waiting.HostWait, at: Placed) -> None:
-        for i in self.devices:
-            self._hold(0, self.events[at.turn][x.event][i])
-
     def signal(self, x: waiting.Signal, at: Placed) -> None:
         self.events[at.turn][x.event] = [self.clocks[self._at(x.stream, i)].copy() for i in self.devices]
 

@@ -19,6 +19,8 @@ from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.check import GIVEN
 from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.origins import Column as Picked
+from hongtu.plan.program.origins import HostRows, SlotsOfSources
 from hongtu.plan.program.predict import placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from tests.ledger.form import HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
@@ -26,7 +28,7 @@ from tests.ledger.lower_body import Body, mode_of
 from tests.ledger.lower_disk import OnDisk
 
 THROUGH = ("disk ", "bucket ", "parts ")  # names of a window of the disk
-WAITS = (waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet)
+WAITS = (waiting.Wait, waiting.Signal, waiting.Follow, waiting.Meet)
 
 
 class Drain(Instruction):
@@ -260,7 +262,7 @@ class Lower(OnDisk):
 
     # --------------------------------------------------------------------------------------------- between the ranks
 
-    def fetch(self, x: moves.Fetch | moves.SendBack) -> Iterator[Op]:
+    def cross(self, x: moves.Cross) -> Iterator[Op]:
         """What did not leave before leaves; what others gave comes."""
         mode = "store" if x.link == "fetch" else "add"
         if x.tensor not in self.at.posted:
@@ -271,8 +273,6 @@ class Lower(OnDisk):
             if len(rows):
                 source = Ref(x.tensor, Space("rank", rank), Column(rows))
                 yield Copy(Ref(x.tensor, HOST, Column(rows)), source, mode)
-
-    send_back = fetch
 
     def _leave(self, tensor: str, rank: int, rows: np.ndarray, mode: Any) -> Iterator[Op]:
         if len(rows):
@@ -311,35 +311,29 @@ class Lower(OnDisk):
             return self.slots[number]
         return self.at.slots[self.registers[i]["slot_of_source"].tensor, number]
 
-    def bring_picks(self, x: moves.BringPicks) -> Iterator[Op]:
-        for i in self.devices:
-            column = x.picks.column(x.column, i, self.batch)
-            yield from self._bring(i, x.name, Ref(f"{x.column}s of {self.p.name}", HOST), len(column))
-
-    def bring_slots(self, x: moves.BringSlots) -> Iterator[Op]:
-        for i, number in self.p.busy(self.batch):
-            slots = self.slots[number] = x.slots.of(i, self.batch)
-            yield from self._bring(i, x.name, Ref(f"slots of {self.p.name}", HOST), len(slots))
-
     def bring(self, x: moves.Bring) -> Iterator[Op]:
+        source = x.origin
+        if isinstance(source, Picked):
+            for i in self.devices:
+                given = Ref(f"{source.column}s of {self.p.name}", HOST)
+                yield from self._bring(i, x.name, given, len(source.of(i, self.batch)))
+            return
         for i, number in self.p.busy(self.batch):
-            count = int(self.entries_of[x.over][number])
-            yield from self._bring(i, x.name, Ref(x.name, HOST), count)
-
-    def read_sparse(self, x: moves.ReadSparse) -> Iterator[Op]:
-        for part, name in x.parts.items():
-            for i, number in self.p.busy(self.batch):
-                count = int(self.view.num_dst[number]) + 1 if part == "start" else int(x.numbers[number])
-                yield from self._bring(i, name, Ref(x.name, HOST), count, topology=False)
-
-    def read(self, x: moves.Read) -> Iterator[Op]:
-        for i, number in self.p.busy(self.batch):
-            source = self.own_rows(x.name, i, number, x.kept)
-            if x.in_place and not self._in_memory(x.kept, i, number):
-                self._keep(i, x.name, source)
+            count = int(source.lengths(self.view, i, np.array([number]), [self.batch])[0])
+            given, topology = self._given(x, i, number), x.link == "topology"
+            if isinstance(source, HostRows) and source.in_place and not self._in_memory(x.kept, i, number):
+                self._keep(i, x.name, given)
             else:
-                count = int(self.view.num_dst[number])
-                yield from self._bring(i, x.name, source, count, topology=x.link == "topology")
+                yield from self._bring(i, x.name, given, count, topology=topology)
+
+    def _given(self, x: moves.Bring, i: int, number: int) -> Ref:
+        """Whence it comes."""
+        if isinstance(x.origin, HostRows):
+            return self.own_rows(x.name, i, number, x.kept)
+        if isinstance(x.origin, SlotsOfSources):
+            self.slots[number] = x.origin.of(i, self.batch)
+            return Ref(f"slots of {self.p.name}", HOST)
+        return Ref(x.name.split()[0], HOST)
 
     def ship(self, x: moves.Ship) -> Iterator[Op]:
         for i in self.devices:
@@ -347,21 +341,18 @@ class Lower(OnDisk):
                 if hi > lo:
                     yield Copy(self.script(i, lo, hi), self.script(i, lo, hi, host=True), topology=topology)
 
-    def fill(self, x: moves.Fill | moves.FillRows | moves.FillSlots) -> Iterator[Op]:
+    def fill(self, x: moves.Fill) -> Iterator[Op]:
         for i, number in self.p.busy(self.batch):
-            own = number - i * self.view.chunks
+            own, slots = number - i * self.view.chunks, isinstance(x.origin, SlotsOfSources)
             lo, hi = (int(x.start[i][own + k]) for k in (0, 1))
-            if isinstance(x, moves.FillSlots):
-                self.at.slots[x.buffer, number] = x.slots.of(i, self.batch)
+            if isinstance(x.origin, SlotsOfSources):
+                self.at.slots[x.buffer, number] = x.origin.of(i, self.batch)
             if hi > lo:
-                link = getattr(x, "link", "topology")
                 yield Copy(
                     Ref(x.buffer, Space("device", i), Chunk(lo, hi)),
-                    Ref(getattr(x, "name", "slots"), HOST),
-                    topology=link == "topology",
+                    Ref("slots" if slots else x.name, HOST),
+                    topology=x.link == "topology",
                 )
-
-    fill_rows = fill_slots = fill
 
     def load(self, x: moves.Load) -> Iterator[Op]:
         for i in self.devices:

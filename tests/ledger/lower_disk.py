@@ -36,16 +36,11 @@ class OnDisk:
     def _on_disk(self, kept: Kept) -> list[tuple[int, int]]:
         return [one for one in self.p.busy(self.batch) if not self._in_memory(kept, *one)]
 
-    def recall_given(self, x: spilling.RecallGiven | spilling.LayOut) -> Iterator[Op]:
+    def recall_given(self, x: spilling.RecallGiven) -> Iterator[Op]:
         for i, number in self._on_disk(x.kept):
             first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
             row = 4 * self.at.width[x.name]
             yield Copy(self._window(x.name, i, number), Ref("artifact", DISK, Chunk(first * row, end * row)))
-
-    def lay_out(self, x: spilling.LayOut) -> Iterator[Op]:
-        yield from self.recall_given(x)
-        for i, number in self._on_disk(x.kept):
-            yield from self._give(x, i, number)
 
     def recall(self, x: spilling.Recall) -> Iterator[Op]:
         row = self.at.row(x.name)
@@ -86,7 +81,7 @@ class OnDisk:
                 yield Copy(self.disk(x.own + first * row, end - first, row), self._window(x.name, i, number))
             yield from self._give(x, i, number)
 
-    def _give(self, x: spilling.Spill | spilling.LayOut, i: int, number: int) -> Iterator[Op]:
+    def _give(self, x: spilling.Spill, i: int, number: int) -> Iterator[Op]:
         """A chunk's rows to the batches that load them."""
         row, first = self.at.row(x.name), int(self.view.chunk_start[number])
         own, window = number - i * self.view.chunks, self._window(x.name, i, number)

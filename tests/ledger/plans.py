@@ -33,6 +33,7 @@ NORM = tiny.network(
     tiny.layer(3, combined=False, linear=True, norm=True, uses_statistics=False),
     tiny.layer(3, 2, linear=False),
 )
+RAW = replace(tiny.GAT, layers=(replace(tiny.GAT.layers[0], z_is_input=True), tiny.GAT.layers[1]))
 SPARSE = replace(
     tiny.GAT,
     sparse_input=SparseRows(np.arange(0, 2 * tiny.V + 1, 2), np.tile([0, 2], tiny.V), np.ones(2 * tiny.V, "f4"), 4),
@@ -121,6 +122,8 @@ PLANS: dict[str, Callable[[], ExecutionPlan]] = {
     "spilled, four devices": lambda: plan(tiny.GCN, sizes=(4, 2), spilled=0, staging=2),
     "spilled, but the features": lambda: plan(tiny.GAT, sizes=(1, 8), spilled=0, but=FEATURES),
     "spilled, but the features, staged": lambda: plan(tiny.GAT, spilled=0, but=FEATURES, staging=1),
+    "spilled, features that are exchanged": lambda: plan(RAW, spilled=0),
+    "spilled, features that are exchanged, staged": lambda: plan(RAW, sizes=(1, 8), spilled=1, staging=2),
     "drawn, a slot is filled while a peer may pull": lambda: drawn(55),
     "a rank": lambda: of_a_rank(0),
     "a rank, staged": lambda: of_a_rank(2),

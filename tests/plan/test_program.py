@@ -14,10 +14,12 @@ from hongtu.plan.program import moves, waiting
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.origins import Column, HostRows, Origin, SlotsOfSources
 from tests import tiny
 from tests.tiny import named
 
 V = tiny.V
+SAID = {HostRows: "rows", SlotsOfSources: "slots"}
 FULL, PAPER = "full", "paper"
 
 
@@ -34,11 +36,18 @@ def line(x):
         value = getattr(x, field.name)
         if value is True or (isinstance(value, Stores) and value.where is True):
             words.append(field.name)
+        elif isinstance(value, Origin):
+            words.append(getattr(value, "column", None) or SAID.get(type(value)) or value.over)
+            words += ["in_place"] * getattr(value, "in_place", False)
         elif isinstance(value, str) and field.name not in ("why", "link"):
             words.append(value)
         elif isinstance(value, tuple) and value and all(v is None or isinstance(v, str) for v in value):
             words.append(",".join(str(v or "-") for v in value))
     return " ".join(words)
+
+
+def picks_of(p):
+    return {x.name: x.origin.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.origin, Column)}
 
 
 def text(body):
@@ -58,19 +67,19 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
     check(
         named(program_of(tiny.GCN, PAPER), "forward 0").body,
         """
-        bring_picks load_slots slot
-        bring_picks load_rows row
+        bring load_slots slot
+        bring load_rows row
         load z0 cache
-        bring_picks pull_to slot
-        bring_picks pull_from peer_slot
+        bring pull_to slot
+        bring pull_from peer_slot
         pull cache
-        read ids
-        read statistics
+        bring ids rows
+        bring statistics rows
         bring indptr pointers
         bring local_source edges
-        bring_slots slot_of_source
+        bring slot_of_source slots
         bring edge_weight edges
-        read z0
+        bring z0 rows
         compute ids,statistics,indptr,local_source,slot_of_source,edge_weight
           front a aggregate
           sum cache weighted a
@@ -93,19 +102,19 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
     check(
         p.body,
         """
-        bring_picks load_slots slot
-        bring_picks pull_to slot
-        bring_picks push_from slot
-        bring_picks push_to peer_slot
-        bring_picks flush_slots slot
-        read ids
-        read statistics
+        bring load_slots slot
+        bring pull_to slot
+        bring push_from slot
+        bring push_to peer_slot
+        bring flush_slots slot
+        bring ids rows
+        bring statistics rows
         bring indptr pointers
         bring local_source edges
-        bring_slots slot_of_source
+        bring slot_of_source slots
         bring edge_weight edges
-        read a1
-        read grad output
+        bring a1 rows
+        bring grad output rows
         zero gradient_cache load_slots
         zero gradient_cache pull_to
         compute graph ids,statistics,indptr,local_source,slot_of_source,edge_weight
@@ -135,7 +144,7 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
     ]
     (place,) = (x for x in p.before if isinstance(x, moves.Place))
     assert (place.where, place.rows, place.shape, place.zero.tolist()) == ("host", (V,), (3,), [])
-    picks = {x.name: x.picks for x in p.body if isinstance(x, moves.BringPicks)}
+    picks = picks_of(p)
     assert [picks[name].mirrors for name in ("load_slots", "pull_to", "push_from", "flush_slots")] == [
         False,
         True,
@@ -148,7 +157,7 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
         False,
         False,
     ]
-    forward = {x.name: x.picks for x in named(program, "forward 1").body if isinstance(x, moves.BringPicks)}
+    forward = picks_of(named(program, "forward 1"))
     assert not any(picks.retiring for picks in forward.values())
 
 
@@ -196,19 +205,19 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
     check(
         p.body,
         """
-        bring_picks pull_to slot
-        bring_picks pull_from peer_slot
+        bring pull_to slot
+        bring pull_from peer_slot
         pull z1
-        bring_picks push_from slot
-        bring_picks push_to peer_slot
-        read ids
-        read statistics
+        bring push_from slot
+        bring push_to peer_slot
+        bring ids rows
+        bring statistics rows
         bring indptr pointers
         bring local_source edges
-        bring_slots slot_of_source
+        bring slot_of_source slots
         bring edge_weight edges
-        read labels
-        read loss_bits
+        bring labels rows
+        bring loss_bits rows
         zero grad z1 pull_to
         compute graph ids,statistics,indptr,local_source,slot_of_source,edge_weight,labels,loss_bits
           own z1 z1 written
@@ -241,8 +250,8 @@ def test_what_is_kept_is_resumed():
     check(
         named(program, "forward 0").body,
         """
-        read ids
-        read statistics
+        bring ids rows
+        bring statistics rows
         compute graph saves ids,statistics
           own a0 a0 written
           copy ids,statistics
@@ -256,8 +265,8 @@ def test_what_is_kept_is_resumed():
     check(
         named(program, "backward 0").body,
         """
-        read ids
-        read statistics
+        bring ids rows
+        bring statistics rows
         compute graph ids,statistics
           own grad z1 grad z1 written
           resume
@@ -289,18 +298,18 @@ def test_set_up_fills_what_stays():
     check(
         first.body,
         """
-        fill_rows ids structure ids
-        fill indptr structure indptr
-        fill local_source structure local_source
-        fill_slots structure slot_of_source forward 0
-        fill edge_weight structure edge_weight
-        fill sources structure sources
-        fill_rows edge_id_start structure edge_id_start
-        fill_slots structure slot_of_source fused 1
-        fill_slots structure slot_of_source backward 0
-        fill_slots structure slot_of_source evaluate 0
-        fill_slots structure slot_of_source evaluate 1
-        fill_rows features features
+        fill ids rows structure ids
+        fill indptr pointers structure indptr
+        fill local_source edges structure local_source
+        fill slot_of_source slots structure slot_of_source forward 0
+        fill edge_weight edges structure edge_weight
+        fill sources sources structure sources
+        fill edge_id_start rows structure edge_id_start
+        fill slot_of_source slots structure slot_of_source fused 1
+        fill slot_of_source slots structure slot_of_source backward 0
+        fill slot_of_source slots structure slot_of_source evaluate 0
+        fill slot_of_source slots structure slot_of_source evaluate 1
+        fill features rows features
         """,
     )
     rows = {x.name: x.rows for x in first.before}
@@ -317,28 +326,28 @@ PACKED = """
     """
 STAGED = """
     wait load sent
-    host_wait brought
-    read ids
+    wait dispatch brought
+    bring ids rows
     bring indptr pointers
-    read edge_id_start
-    bring_picks load_slots slot
-    bring_picks load_rows row
-    bring_picks pull_to slot
-    bring_picks pull_from peer_slot
-    bring_picks push_from slot
-    bring_picks push_to peer_slot
-    bring_picks flush_slots slot
+    bring edge_id_start rows
+    bring load_slots slot
+    bring load_rows row
+    bring pull_to slot
+    bring pull_from peer_slot
+    bring push_from slot
+    bring push_to peer_slot
+    bring flush_slots slot
     bring local_source edges
-    bring_slots slot_of_source
+    bring slot_of_source slots
     bring edge_weight edges
     bring sources sources
     ship {packed}
     load z1 cache
     meet load
     pull cache
-    read z1
-    read s1.1
-    read grad output
+    bring z1 rows
+    bring s1.1 rows
+    bring grad output rows
     signal load brought
     wait compute brought
     zero gradient_cache load_slots
@@ -364,10 +373,10 @@ def test_streams_wait_where_memories_differ(sets, scripts):
     found = [line(x) for x in p.body]
     packed = "".join(PACKED.split())
     expected = [each.strip().format(packed=packed) for each in STAGED.strip().splitlines()]
-    assert found == [each for each in expected if each != "host_wait brought" or not scripts] and p.keeps is scripts
+    assert found == [each for each in expected if each != "wait dispatch brought" or not scripts] and p.keeps is scripts
     assert p.sets == sets and all(buffer.sets == sets for buffer in p.staging[0].values())
     plain = named(program_of(tiny.GAT, PAPER), "backward 1")
-    kinds = waiting.Wait | waiting.HostWait | waiting.Signal | waiting.Follow | waiting.Meet | moves.Ship
+    kinds = waiting.Wait | waiting.Signal | waiting.Follow | waiting.Meet | moves.Ship
     assert not [x for x in plain.body if isinstance(x, kinds)] and plain.sets == 1 and plain.staging == ({}, {})
 
 
@@ -376,10 +385,7 @@ def test_pruned_chunks_bring_where_their_rows_are():
     fields_of_loss = (train, train | (np.arange(V) == 4), train | np.isin(np.arange(V), (4, 5)))
     program = program_of(tiny.GAT, FULL, Choice(fuse=True, fields=fields_of_loss))
     p = named(program, "fused 1")
-    assert (
-        p.view.active.tolist() == [1]
-        and next(line(x) for x in p.body if isinstance(x, moves.Bring)) == "bring row_in_chunk destinations"
-    )
+    assert p.view.active.tolist() == [1] and "bring row_in_chunk destinations" in [line(x) for x in p.body]
     assert "bring active destinations" in [line(x) for x in p.body]
     (place, other) = p.before
     assert place.name == gradient("z1") and place.zero.tolist() == [] and other.zero.tolist() == [4]

@@ -12,10 +12,11 @@ from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import computing, moves, spilling, waiting
+from hongtu.plan.program import computing, moves, spilling
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
-from hongtu.plan.program.instruction import Picks, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Picks, Stores
+from hongtu.plan.program.origins import Column, SlotsOfSources
 from tests.plan.test_listing import program_of
 from tests.staged import everything, on_disk
 
@@ -49,12 +50,15 @@ def changed_body(p, change):
     return replace(p, body=body)
 
 
+def changed(x, **operands):
+    """With other operands, of its origin where it has one."""
+    return replace(x, origin=replace(x.origin, **operands)) if isinstance(x, moves.Bring) else replace(x, **operands)
+
+
 def drop_move(p, rng):
-    """An instruction on rows, of a stream or around the batches is left out."""
+    """An instruction on rows is left out. What waits are there for: tests/ledger."""
     kinds = (
-        moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.BringPicks, moves.BringSlots,
-        moves.Read, moves.Bring, moves.Ship,
-        waiting.Wait, waiting.HostWait, waiting.Signal, waiting.Follow, waiting.Meet,
+        moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.Bring, moves.Ship,
     )  # fmt: skip
     found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
     if found:
@@ -123,20 +127,23 @@ def swap_stores_inside(p, rng):
 def replace_devices(p, old, new):
     """The pass with other transfers wherever it had these."""
 
-    def changed(x):
+    def other(x):
         values = {}
         for field in fields(x):
             value = getattr(x, field.name)
-            if isinstance(value, Picks | SlotsOfSources) and value.devices[0] is old[0]:
+            if isinstance(value, Column):
+                values[field.name] = other(value)
+            elif isinstance(value, Picks | SlotsOfSources) and value.devices[0] is old[0]:
                 values[field.name] = replace(value, devices=new)
         return replace(x, **values)
 
-    return replace(p, body=tuple(changed(x) for x in p.body))
+    return replace(p, body=tuple(other(x) for x in p.body))
 
 
 def wrong_slots(p, rng):
     """Two slots of a chunk's sources, of loads or of pulls, swapped; or a pull from another row."""
     found = [v for x in p.body for v in vars(x).values() if isinstance(v, Picks | SlotsOfSources)]
+    found += [x.origin.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.origin, Column)]
     if not found:
         return None
     devices = found[0].devices
@@ -191,21 +198,21 @@ def _is_used(x):
 
 def other_memory(p, rng):
     """Rows that are on the disk are taken for rows in memory, or the other way round."""
-    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Read | moves.Deliver) and x.kept is not None]
+    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Bring | moves.Deliver) and x.kept is not None]
     if found:
         k = int(rng.choice(found))
         start = p.body[k].kept.start
         kept = None if rng.random() < 0.5 else Kept(start, start)
-        body = [replace(x, kept=kept) if at == k else x for at, x in enumerate(p.body)]
+        body = [changed(x, kept=kept) if at == k else x for at, x in enumerate(p.body)]
         return replace(p, body=tuple(body)), f"{p.body[k].verb}, {kept}"
 
 
 def not_copied(p, rng):
     """A device that has memory of its own, or wants some of a chunk's rows, is to work on what came from the disk."""
-    reads = [x for x in p.body if isinstance(x, moves.Read) and x.kept is not None and not x.in_place]
+    reads = [x for x in p.body if isinstance(x, moves.Bring) and x.kept is not None and not x.origin.in_place]
     if reads:
         read = reads[int(rng.integers(len(reads)))]
-        body = tuple(replace(x, in_place=True) if x is read else x for x in p.body)
+        body = tuple(changed(x, in_place=True) if x is read else x for x in p.body)
         return replace(p, body=body), read.name
 
 
@@ -262,7 +269,7 @@ def test_faults_are_found(block):
 def test_an_error_names_the_place():
     whole = program(0)
     p = whole.train[1]
-    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, moves.BringSlots))
+    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, moves.Bring) and isinstance(x.origin, SlotsOfSources))
     faulty = replace(whole, train=(whole.train[0], replace(p, body=without(p.body, k)), *whole.train[2:]))
     with pytest.raises(ProgramError, match=f"pass '{p.name}', batch {p.order[0]}, compute: .*slot"):
         check_program(faulty)

@@ -17,7 +17,8 @@ from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import computing, moves
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
-from hongtu.plan.program.instruction import Contended, Picks, SlotsOfSources, Stores
+from hongtu.plan.program.instruction import Contended, Picks, Stores
+from hongtu.plan.program.origins import Column, HostRows, OfChunk, SlotsOfSources
 from hongtu.plan.program.program import PassProgram, Program
 from tests.interpreter import Interpreter
 
@@ -52,18 +53,18 @@ def program_of(topology, plan):
     def a_pass(direction):
         backward = direction == "backward"
         begin, end = ([Picks(devices, mirrors, of) for mirrors in (False, True)] for of in (backward, not backward))
-        weight = [moves.Bring(name="edge_weight", over="edges")] * (topology.edge_weight is not None)
+        weight = [moves.Bring(name="edge_weight", origin=OfChunk("edges"))] * (topology.edge_weight is not None)
         sum_of = {"mean": False, "weighted": topology.edge_weight is not None}
         body = [
-            moves.BringPicks(name="load_slots", picks=begin[0], column="slot"),
-            moves.BringPicks(name="load_rows", picks=begin[0], column="row"),
+            moves.Bring(name="load_slots", origin=Column(begin[0], "slot")),
+            moves.Bring(name="load_rows", origin=Column(begin[0], "row")),
             moves.Load(tensor=FEATURES, cache="cache", picks=begin[0]),
-            moves.BringPicks(name="pull_to", picks=begin[1], column="slot"),
-            moves.BringPicks(name="pull_from", picks=begin[1], column="peer_slot"),
+            moves.Bring(name="pull_to", origin=Column(begin[1], "slot")),
+            moves.Bring(name="pull_from", origin=Column(begin[1], "peer_slot")),
             moves.Pull(cache="cache", picks=begin[1]),
-            moves.Bring(name="indptr", over="pointers"),
-            moves.Bring(name="local_source", over="edges"),
-            moves.BringSlots(slots=SlotsOfSources(devices)),
+            moves.Bring(name="indptr", origin=OfChunk("pointers")),
+            moves.Bring(name="local_source", origin=OfChunk("edges")),
+            moves.Bring(name="slot_of_source", origin=SlotsOfSources(devices)),
             *weight,
         ]
         compute = [computing.New(name="a", columns=2), computing.Sum(cache="cache", **sum_of)]
@@ -72,10 +73,10 @@ def program_of(topology, plan):
         if backward:
             compute += [computing.TransposeSum(gradient="labels", cache="gradient_cache", **sum_of), drop("labels")]
             body += [
-                moves.BringPicks(name="push_from", picks=end[1], column="slot"),
-                moves.BringPicks(name="push_to", picks=end[1], column="peer_slot"),
-                moves.BringPicks(name="flush_slots", picks=end[0], column="slot"),
-                moves.Read(name="labels"),
+                moves.Bring(name="push_from", origin=Column(end[1], "slot")),
+                moves.Bring(name="push_to", origin=Column(end[1], "peer_slot")),
+                moves.Bring(name="flush_slots", origin=Column(end[0], "slot")),
+                moves.Bring(name="labels", origin=HostRows()),
                 moves.Zero(cache="gradient_cache", picks=begin[0], slots="load_slots"),
                 moves.Zero(cache="gradient_cache", picks=begin[1], slots="pull_to"),
             ]
@@ -85,7 +86,7 @@ def program_of(topology, plan):
                 moves.Flush(tensor=gradient(FEATURES), cache="gradient_cache", picks=end[0],
                             stores=(Stores(False),) * len(devices)),
             ]  # fmt: skip
-        names = {x.name: "int64" for x in body if isinstance(x, moves.BringPicks | moves.Bring | moves.BringSlots)}
+        names = {x.name: "int64" for x in body if isinstance(x, moves.Bring)}
         names |= {"labels": "float", "edge_weight": "float"}
         rows = 2 * count + topology.num_edges
         buffers = tuple(

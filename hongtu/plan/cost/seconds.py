@@ -170,17 +170,15 @@ def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:
     posted = {(p.exchange, plan.crossings.posted(p))}
     posted |= {(x.tensor, x.crossing) for x in program.body if isinstance(x, moves.Post)}
     for x in (*program.before, *program.body, *program.after):
-        if isinstance(x, moves.Fetch | moves.SendBack):
+        if isinstance(x, moves.Cross):
             row = plan.passes.width[x.tensor] * plan.shape.itemsize
             total += row * x.crossing.both / hardware.host_link
-        if isinstance(x, moves.Post) or (
-            isinstance(x, moves.Fetch | moves.SendBack) and (x.tensor, x.crossing) not in posted
-        ):
+        if isinstance(x, moves.Post) or (isinstance(x, moves.Cross) and (x.tensor, x.crossing) not in posted):
             total += _link_seconds(plan, x, hardware)
     return total
 
 
-def _link_seconds(plan: ExecutionPlan, x: moves.Fetch | moves.SendBack | moves.Post, hardware: Hardware) -> float:
+def _link_seconds(plan: ExecutionPlan, x: moves.Cross | moves.Post, hardware: Hardware) -> float:
     rows, both, pace = x.crossing.rows, x.crossing.both, x.crossing.pace
     row = plan.passes.width[x.tensor] * plan.shape.itemsize
     return row * (max(rows, both - rows) / hardware.network_link if pace is None else pace)

@@ -2,8 +2,7 @@
 
 Registers are made before they are read, tensors placed before they are used and freed in the end; every source of a
 chunk is in its slot; the first writer of a row stores and later ones add; gradients leave the caches once; what comes
-from the disk was put there; and where device and host have memories of their own, no wait is missing. What layers
-compute is not looked at.
+from the disk was put there. What layers compute is not looked at, nor how streams wait for one another.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from copy import deepcopy
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program import computing, moves, spilling
+from hongtu.plan.program import computing, moves, spilling, waiting
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
-from hongtu.plan.program.check_waits import RECALLS, SPILLS, check_waits
 from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.origins import Column, HostRows, SlotsOfSources
 from hongtu.plan.program.program import PassProgram, Program
 
 GIVEN = (  # on the host from the start
@@ -119,12 +118,12 @@ class _Memory:
             self.read(x.tensor, "host", rows[steps == step])
             left[rows[steps == step]] = True
 
-    def crossed(self, x: moves.Fetch | moves.SendBack) -> None:
+    def crossed(self, x: moves.Cross) -> None:
         """The rest leaves, and what others sent comes."""
         self.left.pop(x.tensor, None)
         for rows in x.crossing.leaving(x.link):
             self.read(x.tensor, "host", rows)
-        if isinstance(x, moves.SendBack):
+        if x.link == "send":
             for rows in x.crossing.arriving(x.link):
                 self.write(x.tensor, "host", rows, Stores(False))
         else:
@@ -141,10 +140,11 @@ class _Pass:
         p = self.p
         for x in p.before:
             self._try(x, lambda x=x: self._begin(x))
-        check_waits(p, self.at)
+        self._check_places()
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name if isinstance(x, spilling.Spill) else x.tensor for x in p.body if isinstance(x, SPILLS)}
+        self.spilled = {x.name for x in p.body if isinstance(x, spilling.Spill)}
+        self.spilled |= {x.tensor for x in p.body if isinstance(x, spilling.SpillPicks)}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
@@ -153,6 +153,7 @@ class _Pass:
             self.packed: list[str] = []  # what is in staging memory and was not shipped
             self.sent: dict[str, computing.Write] = {}  # by tensor on the host, what is to be delivered
             self.chunks = p.busy(batch)
+            self.sources: dict[int, np.ndarray] = {}
             for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
         adds = {x.cache for x in p.every if isinstance(x, ADDS) and x.cache in self.slots.held}
@@ -161,7 +162,7 @@ class _Pass:
         for x in p.after:
             if isinstance(x, moves.LossOverEdges):
                 self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
-            elif isinstance(x, moves.SendBack):
+            elif isinstance(x, moves.Cross):
                 self._try(x, lambda x=x: self.memory.crossed(x))
         for x in p.frees:
             self._try(x, lambda x=x: self.memory.free(x))
@@ -169,7 +170,7 @@ class _Pass:
     def _begin(self, x: Instruction) -> None:
         if isinstance(x, moves.Place):
             self.memory.place(x)
-        elif isinstance(x, moves.Fetch):
+        elif isinstance(x, moves.Cross):
             self.memory.crossed(x)
 
     def _try(self, x: Instruction, step: object, batch: int | None = None) -> None:
@@ -183,6 +184,15 @@ class _Pass:
             raise ProgramError(f"{where}: {error}") from None
         except KeyError as error:
             raise ProgramError(f"{where}: {error} is not there") from None
+
+    def _check_places(self) -> None:
+        """Rows come from the disk before the body that needs them, and are copied but where the device is the host and
+        wants every row of a chunk."""
+        body, recalls = self.p.body, spilling.Recall | spilling.RecallGiven | spilling.RecallPicks
+        demand(not any(isinstance(x, recalls) for x in body), f"{self.at}: the body recalls")
+        in_place = any(getattr(getattr(x, "origin", None), "in_place", False) for x in body)
+        may = self.p.view.active is None and not any(isinstance(x, waiting.Wait) and x.event == "sent" for x in body)
+        demand(may or not in_place, f"{self.at}: rows that have come from the disk are not copied")
 
     def _check_schedule(self) -> None:
         p = self.p
@@ -203,12 +213,13 @@ class _Pass:
 
     def _step(self, x: Instruction) -> None:
         slots, memory = self.slots, self.memory
-        self.packed += [name for name in moves.brought(x) if name in self.p.staging[0]]
+        if isinstance(x, moves.Bring) and x.name in self.p.staging[0]:
+            self.packed.append(x.name)
         if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Compute):
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
-        if isinstance(x, moves.BringPicks | moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
+        if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
             getattr(slots, x.verb)(x, self.batch)
-        if isinstance(x, (*RECALLS, *SPILLS, spilling.LayOut)):
+        if x.on == "disk":
             getattr(memory.disk, x.verb)(x)
         elif isinstance(x, moves.Load):
             kept = memory.disk.here.get((x.tensor, "bucket"))
@@ -226,20 +237,8 @@ class _Pass:
                 memory.write(x.tensor, "host", rows[here], Stores(stores))
         elif isinstance(x, moves.Post):
             memory.post(x, self.step)
-        elif isinstance(x, moves.Read):
-            away = memory.disk.on_disk(x.kept)
-            recalled = memory.disk.here.get((x.name, "rows"))
-            demand(recalled is x.kept, f"the rows of {x.name} that are on the disk are not those that were recalled")
-            for _, chunk in (one for one in self.chunks if one not in away):
-                memory.read(x.name, "host", self._own_rows(chunk))
-        elif isinstance(x, moves.BringSlots):
-            self.sources = {chunk: x.slots.of(i, self.batch) for i, chunk in self.chunks}
-        elif isinstance(x, moves.FillSlots):
-            for i, chunk in self.chunks:
-                memory.slots.setdefault(x.buffer, {})[chunk] = x.slots.of(i, self.batch)
-        elif isinstance(x, moves.FillRows) and (x.buffer, "device") in memory.written:
-            for _, chunk in self.chunks:
-                memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
+        elif isinstance(x, moves.Bring):
+            self._bring(x)
         elif isinstance(x, moves.Deliver):
             demand(x.name in self.sent, "nothing was written to be delivered")
             sent, away = self.sent[x.name], memory.disk.on_disk(x.kept)
@@ -256,8 +255,26 @@ class _Pass:
             self.packed.clear()
         elif isinstance(x, moves.Compute):
             self._compute(x)
-        if isinstance(x, moves.Read | moves.Bring | moves.BringSlots):
-            self.registers.add(x.name)
+
+    def _bring(self, x: moves.Bring) -> None:
+        memory, fills = self.memory, isinstance(x, moves.Fill)
+        match x.origin:
+            case Column() as column:
+                self.slots.bring_picks(x.name, column, self.batch)
+                return
+            case SlotsOfSources() as slots:
+                self.sources = {chunk: slots.of(i, self.batch) for i, chunk in self.chunks}
+                if isinstance(x, moves.Fill):
+                    memory.slots.setdefault(x.buffer, {}).update(self.sources)
+            case HostRows() if isinstance(x, moves.Fill):
+                for _, chunk in self.chunks if (x.buffer, "device") in memory.written else ():
+                    memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
+            case HostRows(kept=kept):
+                away, same = memory.disk.on_disk(kept), memory.disk.here.get((x.name, "rows")) is kept
+                demand(same, f"the rows of {x.name} that are on the disk are not those that were recalled")
+                for _, chunk in (one for one in self.chunks if one not in away):
+                    memory.read(x.name, "host", self._own_rows(chunk))
+        self.registers |= set() if fills else {x.name}
 
     def _compute(self, x: moves.Compute) -> None:
         at_hand = self.registers | {y.name for y in x.body if isinstance(y, computing.Here)}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.plan.program.moves import BringPicks, Flush, Load, Pull, Push, Zero
+from hongtu.plan.program.moves import Flush, Load, Pull, Push, Zero
+from hongtu.plan.program.origins import Column
 from hongtu.plan.program.program import PassProgram
 
 NONE = -1  # no row
@@ -57,8 +58,8 @@ class Slots:
         self._step = step
         self._staged.clear()
 
-    def bring_picks(self, x: BringPicks, batch: int) -> None:
-        self._staged[x.name] = [x.picks.column(x.column, i, batch) for i in range(len(self._p.buffers))]
+    def bring_picks(self, name: str, column: Column, batch: int) -> None:
+        self._staged[name] = [column.of(i, batch) for i in range(len(self._p.buffers))]
 
     def _get(self, name: str, device: int, expected: int) -> np.ndarray:
         demand(name in self._staged, f"{name} was not brought")

@@ -37,9 +37,6 @@ class Spilled:
         start = self._p.view.chunk_start
         return [(i, chunk) for i, chunk in self._chunks if kept is not None and not kept.has(i, int(start[chunk]))]
 
-    def lay_out(self, x: spilling.LayOut) -> None:
-        self._give(x.takers)
-
     def recall_given(self, x: spilling.RecallGiven) -> None:
         self.here[x.name, "rows"] = x.kept
 

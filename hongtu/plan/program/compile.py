@@ -8,14 +8,15 @@ from math import gcd
 
 import numpy as np
 
+from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.chunk_body import chunk_arrays, chunk_body
-from hongtu.plan.program.instruction import Contended, Given, Instruction, SlotsOfSources
+from hongtu.plan.program.instruction import Contended, Given, Instruction
 from hongtu.plan.program.operands import (
     STAYS,
     Picked,
@@ -26,6 +27,7 @@ from hongtu.plan.program.operands import (
     value_cache,
     where,
 )
+from hongtu.plan.program.origins import Column, HostRows, OfChunk, Origin, SlotsOfSources, SparsePart
 from hongtu.plan.program.posting import posts
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -60,8 +62,7 @@ def _eager(plan: PlannedMemory, train: tuple[PassProgram, ...]) -> str:
 
 def _first_pass(plan: PlannedMemory) -> PassProgram:
     """What goes to the devices to stay there: the chunks' structure, the features."""
-    before: list[Instruction] = []
-    body: list[Instruction] = []
+    before, recalls, body = list[Instruction](), list[Instruction](), list[Instruction]()
     devices = range(plan.topology.partitions)
     if plan.choice.structure:
         for stays, (p, source, array) in plan.structure.items():
@@ -71,13 +72,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             before.append(
                 moves.Place(name=buffer, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
             )
-            if source == "slot_of_source":
-                slots = SlotsOfSources(transfers_of(plan, p))
-                body.append(moves.FillSlots(slots=slots, buffer=buffer, start=start))
-            elif source in HOST_ROWS:
-                body.append(moves.FillRows(name=source, buffer=buffer, start=start))
-            else:
-                body.append(moves.Fill(name=source, buffer=buffer, start=start))
+            body.append(moves.Fill(name=source, origin=_origin(plan, p, source, array), buffer=buffer, start=start))
     if FEATURES in plan.resident:
         starts = plan.topology.partition_start
         start = tuple(
@@ -85,10 +80,12 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             for i in devices
         )
         before.append(_place(plan, FEATURES, zero=False))
-        body.append(moves.FillRows(name=FEATURES, buffer=FEATURES, start=start, link="read"))
+        body.append(moves.Fill(name=FEATURES, origin=HostRows(), buffer=FEATURES, start=start, link="read"))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
-        body.append(spilling.LayOut(name=FEATURES, kept=plan.kept[FEATURES], takers=tuple(takers)))
+        kept = plan.kept[FEATURES]
+        recalls.append(spilling.RecallGiven(name=FEATURES, kept=kept))
+        body.append(spilling.Spill(name=FEATURES, kept=kept, own=None, takers=tuple(takers)))
         chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
         columns = plan.passes.width[FEATURES]
         staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
@@ -96,7 +93,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
         buffers=tuple({} for _ in devices), staging=staging,
-        before=tuple(before), body=tuple(body), after=(), frees=(),
+        before=tuple(before), recalls=tuple(recalls), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
 
 
@@ -150,7 +147,7 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             at = plan.place_of(p, name) if name in plan.placed else ()
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at)
     for crossing in plan.crossings.fetched(p):
-        yield moves.Fetch(tensor=str(p.exchange), crossing=crossing)
+        yield moves.Cross(tensor=str(p.exchange), crossing=crossing, link="fetch")
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
 
@@ -161,7 +158,7 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield moves.SumStatistics(layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
-        yield moves.SendBack(tensor=str(p.flush), crossing=crossing)
+        yield moves.Cross(tensor=str(p.flush), crossing=crossing, link="send")
     if p.edge_loss:
         yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
 
@@ -189,7 +186,9 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     if staged:
         yield waiting.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
         if not plan.keeps_scripts(p):
-            yield waiting.HostWait(event="brought", why="stage: the last copies are through")  # peers have pulled, too
+            yield waiting.Wait(
+                stream="dispatch", event="brought", why="stage: the last copies are through"
+            )  # peers have pulled, too
         elif plan.choice.staging == 1 and _is_pulled(plan, p):  # else rows that are pulled stay a batch longer
             yield waiting.Meet(stream="load", why="load: peers have pulled the last")
     if recalls:
@@ -254,20 +253,16 @@ def _packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> I
     """First what goes through staging memory of the host, the largest numbers first; then what needs it."""
     buffers, staging = plan.buffers(p, 0), plan.host_staging(p, 0)
 
-    def names(x: Instruction) -> tuple[str, ...]:
-        return tuple(name for name in moves.brought(x) if name in staging)
+    def size(x: moves.Bring) -> int:
+        """What the bytes of a row are a multiple of, up to 8."""
+        return gcd(buffers[x.name].row_bytes(plan.shape.itemsize), 8)
 
-    def size(x: Instruction) -> float:
-        """What the bytes of a row are a multiple of, up to 8; sparse rows begin with 8 and end with 4."""
-        if isinstance(x, moves.ReadSparse):
-            return 6
-        return gcd(buffers[names(x)[0]].row_bytes(plan.shape.itemsize), 8)
-
-    packed = sorted((x for x in brought if names(x)), key=size, reverse=True)
+    staged = [x for x in brought if isinstance(x, moves.Bring) and x.name in staging]
+    packed = sorted(staged, key=size, reverse=True)
     yield from packed
     if packed:
-        yield moves.Ship(names=tuple(name for x in packed for name in names(x)))
-    yield from (x for x in brought if not names(x))
+        yield moves.Ship(names=tuple(x.name for x in packed))
+    yield from (x for x in brought if x not in staged)
 
 
 def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[Instruction]:
@@ -275,53 +270,57 @@ def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator
     picks = Picked(plan, p)
     loads, pulls = picks.of("begin", mirrors=False), picks.of("begin", mirrors=True)
     if picks.loads:
-        yield moves.BringPicks(name="load_slots", picks=loads, column="slot")
+        yield moves.Bring(name="load_slots", origin=Column(loads, "slot"))
     if picks.loads and p.exchange is not None:
         from_bucket = (p.name, p.exchange) in plan.disk.loaded
         load = moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads, from_bucket=from_bucket)
-        yield moves.BringPicks(name="load_rows", picks=loads, column=load.column)
+        yield moves.Bring(name="load_rows", origin=Column(loads, load.column))
         yield load
     if picks.shares:
-        yield moves.BringPicks(name="pull_to", picks=pulls, column="slot")
+        yield moves.Bring(name="pull_to", origin=Column(pulls, "slot"))
     if picks.shares and p.exchange is not None:
         if staged:
             yield waiting.Meet(stream="load", why="pull: the owner has loaded")
-        yield moves.BringPicks(name="pull_from", picks=pulls, column="peer_slot")
+        yield moves.Bring(name="pull_from", origin=Column(pulls, "peer_slot"))
         yield moves.Pull(cache=value_cache(plan, p), picks=pulls)
     if picks.shares and p.flush is not None:
         ends = picks.of("end", mirrors=True)
-        yield moves.BringPicks(name="push_from", picks=ends, column="slot")
-        yield moves.BringPicks(name="push_to", picks=ends, column="peer_slot")
+        yield moves.Bring(name="push_from", origin=Column(ends, "slot"))
+        yield moves.Bring(name="push_to", origin=Column(ends, "peer_slot"))
     if picks.loads and p.flush is not None:
-        yield moves.BringPicks(name="flush_slots", picks=picks.of("end", mirrors=False), column="slot")
+        yield moves.Bring(name="flush_slots", origin=Column(picks.of("end", mirrors=False), "slot"))
 
 
 def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     """The chunk's structure and its destinations' rows."""
     needs, pruned = plan.needs(p), plan.view(p).active is not None
     if pruned:
-        yield moves.Bring(name="row_in_chunk", over="destinations")
+        yield moves.Bring(name="row_in_chunk", origin=OfChunk("destinations"))
     if not plan.structure_stays(p):
         for name, array in needs.structure.items():
-            if name == "slot_of_source":
-                yield moves.BringSlots(slots=SlotsOfSources(transfers_of(plan, p)))
-            elif name in HOST_ROWS:
-                yield moves.Read(name=name, link="topology")
-            else:
-                yield moves.Bring(name=name, over=array.over)
+            yield moves.Bring(name=name, origin=_origin(plan, p, name, array))
     if needs.identity and pruned:
-        yield moves.Bring(name="active", over="destinations")
+        yield moves.Bring(name="active", origin=OfChunk("destinations"))
     if needs.labels:
-        yield moves.Read(name="labels")
-        yield moves.Read(name="loss_bits")
+        yield moves.Bring(name="labels", origin=HostRows(), link="read")
+        yield moves.Bring(name="loss_bits", origin=HostRows(), link="read")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                yield moves.Read(name=name, kept=plan.kept.get(name), in_place=in_place)
-            else:
-                yield moves.ReadSparse(name=name, numbers=sparse.numbers(plan.view(p)))
+                yield moves.Bring(name=name, origin=HostRows(plan.kept.get(name), in_place), link="read")
+                continue
+            numbers = sparse.numbers(plan.view(p))
+            for part in PARTS:
+                yield moves.Bring(name=f"{name} {part}", origin=SparsePart(part, numbers), link="read")
+
+
+def _origin(plan: PlannedMemory, p: Pass, name: str, array: Array) -> Origin:
+    """Whence an array of a chunk's structure comes."""
+    if name == "slot_of_source":
+        return SlotsOfSources(transfers_of(plan, p))
+    return HostRows() if name in HOST_ROWS else OfChunk(array.over)
 
 
 def _spills(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:

@@ -18,6 +18,7 @@ from hongtu.plan.program.instruction import Instruction, Stores, Where, kind
 class Here(Instruction):
     """The chunk's part of an array that stays on the device."""
 
+    words = "{name} = {buffer}[chunk]"
     name: str
     buffer: str
     start: tuple[np.ndarray, ...]
@@ -27,6 +28,7 @@ class Here(Instruction):
 class Own(Instruction):
     """The chunk's rows of a vertex tensor on the device; ``written``: they have been."""
 
+    words = "{name} = device {tensor}[chunk]"
     MAKES = ("name",)
     name: str
     tensor: str
@@ -37,6 +39,7 @@ class Own(Instruction):
 class Pick(Instruction):
     """A copy of those rows of a register that the pass computes, in the buffer of that name."""
 
+    words = "{name} = {name}[row_in_chunk]"
     READS, MAKES = ("name",), ("name",)
     name: str
 
@@ -45,6 +48,7 @@ class Pick(Instruction):
 class Front(Instruction):
     """The front of a buffer of the pass, with anything in it: a row for every destination."""
 
+    words = "{name} = buffer {buffer}"
     MAKES = ("name",)
     name: str
     buffer: str
@@ -54,6 +58,7 @@ class Front(Instruction):
 class New(Instruction):
     """The same in new memory; ``zero``: with zeros in it."""
 
+    words = "{name} = new, of {columns}"
     MAKES = ("name",)
     name: str
     columns: int
@@ -64,6 +69,7 @@ class New(Instruction):
 class Take(Instruction):
     """The rows of a vertex tensor that the chunk has for itself; ``last``: nobody takes them again."""
 
+    words = "{name} = what the chunk has of it"
     MAKES = ("name",)
     name: str
     last: bool
@@ -73,6 +79,7 @@ class Take(Instruction):
 class Copy(Instruction):
     """Registers in memory of their own, for what another pass needs of them: staging is filled again."""
 
+    words = "{names} in memory of their own"
     names: tuple[str, ...]
 
 
@@ -80,6 +87,7 @@ class Copy(Instruction):
 class Dense(Instruction):
     """Rows of a CSR tensor made dense, in the buffer of that name."""
 
+    words = "{name} = dense({name} start, column, value)"
     MAKES = ("name",)
     name: str
 
@@ -88,6 +96,7 @@ class Dense(Instruction):
 class Drop(Instruction):
     """Forget registers."""
 
+    words = "{names}"
     names: tuple[str, ...]
 
 
@@ -95,6 +104,7 @@ class Drop(Instruction):
 class Enter(Instruction):
     """Gradients will be wanted of these registers."""
 
+    words = "{names}"
     READS = ("names",)
     names: tuple[str, ...]
 
@@ -106,6 +116,7 @@ class Enter(Instruction):
 class Gather(Instruction):
     """The sources' rows from the cache, side by side."""
 
+    words = "{into} = {cache}[slot_of_source]"
     MAKES = ("into",)
     cache: str
     into: str = "z"
@@ -115,6 +126,7 @@ class Gather(Instruction):
 class Sum(Instruction):
     """A declared reduction over the rows in the cache, into a register."""
 
+    words = "{a} = {how} over in-edges of {cache}[slot_of_source]{weights}"
     READS = ("a",)
     cache: str
     mean: bool
@@ -126,6 +138,7 @@ class Sum(Instruction):
 class Aggregate(Instruction):
     """The layer's own aggregate of the sources' rows; ``graph``: recorded, where the body is."""
 
+    words = "{a} = aggregate of layer {layer} ({reads})"
     READS, MAKES = ("z", "s"), ("a",)
     layer: int
     s: tuple[str, ...]
@@ -138,6 +151,7 @@ class Aggregate(Instruction):
 class Combine(Instruction):
     """The aggregate together with s, as the layer combines them, in its place."""
 
+    words = "{a} = combine of layer {layer} ({reads})"
     READS, MAKES = ("a", "s"), ("a",)
     layer: int
     s: tuple[str, ...]
@@ -158,6 +172,7 @@ class Stage(Instruction):
         gradients_only: of what it returns, nobody looks at the values.
     """
 
+    words = "{gives} = stage {stage} ({reads})"
     READS, MAKES = ("base", "s", "values"), ("gives",)
     stage: int
     base: str
@@ -172,6 +187,7 @@ class Stage(Instruction):
 class GatherMoments(Instruction):
     """Add the rows of a register to the moments that the pass gathers."""
 
+    words = "of {name}"
     READS = ("name",)
     name: str
 
@@ -180,6 +196,7 @@ class GatherMoments(Instruction):
 class Loss(Instruction):
     """The loss of the destinations, and the gradient of their output."""
 
+    words = "{gradient} = gradient of the loss at {output}"
     READS, MAKES = ("output",), ("gradient",)
     output: str
     gradient: str
@@ -189,6 +206,7 @@ class Loss(Instruction):
 class Add(Instruction):
     """The sum of registers."""
 
+    words = "{name} = {terms}"
     READS, MAKES = ("parts",), ("name",)
     name: str
     parts: tuple[str, ...]
@@ -204,6 +222,7 @@ class Write(Instruction):
         kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
     """
 
+    words = "{there} <- {register}"
     READS = ("register",)
     name: str
     where: Where
@@ -218,6 +237,7 @@ class Write(Instruction):
 class Save(Instruction):
     """Keep the recorded operations for a later pass."""
 
+    words = "stage {stage} for backward"
     stage: int
 
 
@@ -228,6 +248,7 @@ class Save(Instruction):
 class Resume(Instruction):
     """Take what an earlier pass saved."""
 
+    words = "stage {stage} as it was saved"
     stage: int
 
 
@@ -235,6 +256,7 @@ class Resume(Instruction):
 class ThroughMoments(Instruction):
     """Add what comes back by way of a normalisation's statistics to the gradient of its input ``x``."""
 
+    words = "{gradient} += by way of mean and variance of {x}"
     READS = ("x", "gradient")
     stage: int
     x: str
@@ -250,6 +272,7 @@ class Differentiate(Instruction):
         gives: "d x" of every x that was entered; zeros where nothing came back to it.
     """
 
+    words = "{gives} = backward({gradients})"
     READS, MAKES = ("gradients",), ("gives",)
     gradients: tuple[str | None, ...]
     gives: tuple[str, ...]
@@ -264,6 +287,7 @@ class Uncombine(Instruction):
         gives: "d a", then of every element of s, None where it gets none.
     """
 
+    words = "{makes} = backward of combine of layer {layer} ({gradient})"
     READS, MAKES = ("gradient",), ("gives",)
     layer: int
     gradient: str
@@ -275,6 +299,7 @@ class Uncombine(Instruction):
 class TransposeSum(Instruction):
     """Add A^T of a gradient to the cache, A as in ``Sum``."""
 
+    words = "{cache}[slot_of_source] += transpose of {how} over in-edges ({gradient}{weights})"
     READS = ("gradient",)
     gradient: str
     cache: str
@@ -286,6 +311,7 @@ class TransposeSum(Instruction):
 class TransposeAggregate(Instruction):
     """The same for a layer's own linear aggregate; its ``z`` and s have so many columns."""
 
+    words = "{cache}[slot_of_source] += transpose of aggregate of layer {layer} ({gradient})"
     READS = ("gradient",)
     layer: int
     gradient: str
@@ -298,6 +324,7 @@ class TransposeAggregate(Instruction):
 class AddToCache(Instruction):
     """Add the gradients of the sources' rows, side by side in a register, to the cache."""
 
+    words = "{cache}[slot_of_source] += {gradient}"
     READS = ("gradient",)
     gradient: str
     cache: str

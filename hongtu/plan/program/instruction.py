@@ -32,11 +32,15 @@ class Instruction:
     """A move or a computation with every operand resolved.
 
     Attributes:
-        verb: what it is called in listings and by whoever runs it: "bring_slots" of BringSlots.
+        verb: what it is called in listings and by whoever runs it: "begin_moments" of BeginMoments.
+        on: the stream that does it, in the body of a pass.
+        words: what it does, for listings, with its operands' names in braces.
         READS, MAKES: the fields that name registers which it needs, or gives a tensor.
     """
 
     verb: ClassVar[str]
+    on: ClassVar[str] = ""
+    words: ClassVar[str]
     READS: ClassVar[tuple[str, ...]] = ()
     MAKES: ClassVar[tuple[str, ...]] = ()
 
@@ -215,18 +219,3 @@ class Given:
                 stores = self.flush_stores[device].of(buckets.interval[lo:hi])
                 yield Piece(begin + lo * row_bytes, hi - lo, None, buckets.rows(slice(lo, hi)), stores)
             yield from then
-
-
-@dataclass(frozen=True, eq=False)
-class SlotsOfSources:
-    """The slot of every source of a chunk.
-
-    Attributes:
-        devices: the transfers of every device.
-    """
-
-    devices: Transfers
-
-    def of(self, device: int, batch: int) -> np.ndarray:
-        """int32 [S]."""
-        return self.devices[device].slots(batch)  # type: ignore[union-attr]

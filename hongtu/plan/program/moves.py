@@ -12,8 +12,8 @@ import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.memory.structure import Over
-from hongtu.plan.program.instruction import Contended, Instruction, Picks, SlotsOfSources, Stores, Where, kind
+from hongtu.plan.program.instruction import Contended, Instruction, Picks, Stores, Where, kind
+from hongtu.plan.program.origins import HostRows, Origin
 
 
 @kind
@@ -30,6 +30,7 @@ class Place(Instruction):
         padded: rows are apart, as ``hardware.padded`` says.
     """
 
+    words = "{name} ({where}){of_columns}"
     name: str
     where: Where
     rows: tuple[int, ...]
@@ -45,6 +46,7 @@ class Place(Instruction):
 class Free(Instruction):
     """Give the memory of a tensor back."""
 
+    words = "{name} ({where})"
     name: str
     where: Where
 
@@ -53,6 +55,8 @@ class Free(Instruction):
 class BeginMoments(Instruction):
     """Begin to gather mean and variance of what a stage gives the normalisation behind it."""
 
+    on = "dispatch"
+    words = "mean and variance behind stage {stage}: {columns} columns"
     stage: int
     columns: int
 
@@ -61,6 +65,7 @@ class BeginMoments(Instruction):
 class EndMoments(Instruction):
     """Give every network the statistics of all rows."""
 
+    words = "mean and variance behind stage {stage} to every network"
     stage: int
 
 
@@ -68,29 +73,25 @@ class EndMoments(Instruction):
 class SumStatistics(Instruction):
     """Give every network the gradients of a normalisation's statistics, summed over all of them."""
 
+    on = "dispatch"
+    words = "gradients of the statistics of layer {layer}, over all networks"
     layer: int
 
 
 @kind
-class Fetch(Instruction):
-    """Over the network: the rows of a host tensor that other ranks own, as their owners computed them.
+class Cross(Instruction):
+    """Over the network: "fetch" rows of a host tensor that other ranks own, as their owners computed them; or "send"
+    gradients of these to their owners, who add them to their own rank by rank.
 
     Attributes:
         crossing: which rows are whose.
     """
 
+    on = "dispatch"
+    words = "{rows_of_ranks}"
     tensor: str
     crossing: Crossing
-    link: Literal["fetch"] = "fetch"
-
-
-@kind
-class SendBack(Instruction):
-    """Over the network: their gradients to their owners, who add them to their own rank by rank."""
-
-    tensor: str
-    crossing: Crossing
-    link: Literal["send"] = "send"
+    link: Literal["fetch", "send"]
 
 
 @kind
@@ -102,6 +103,8 @@ class Post(Instruction):
             None where transfers are only counted.
     """
 
+    on = "host"
+    words = "{link} begins: rows of host {tensor} that stay as they are leave"
     tensor: str
     crossing: Crossing
     link: Literal["fetch", "send"]
@@ -112,117 +115,51 @@ class Post(Instruction):
 class LossOverEdges(Instruction):
     """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
 
+    on = "dispatch"
+    words = "{gradient} = loss over edges of {output}"
     output: str
     gradient: str
 
 
 @kind
-class Read(Instruction):
-    """On ``load``: the destinations' rows of a host tensor to the device.
+class Bring(Instruction):
+    """On ``load``: an array, or rows of a host tensor, to the device."""
 
-    Attributes:
-        kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
-        in_place: rows that have come from the disk stay in staging memory of the host, where the device works on them.
-    """
-
-    MAKES = ("name",)
+    on = "load"
+    words = "{name} = {origin}"
     name: str
-    link: Literal["read", "topology"] = "read"
-    kept: Kept | None = None
-    in_place: bool = False
-
-
-@kind
-class ReadSparse(Instruction):
-    """On ``load``: the same of a CSR host tensor; a register for each of its parts.
-
-    Attributes:
-        numbers: int64 [C], what the rows of every chunk hold.
-    """
-
-    name: str
-    numbers: np.ndarray
+    origin: Origin
+    link: Literal["read", "topology"] = "topology"
 
     @property
-    def parts(self) -> dict[str, str]:
-        """The registers' names by what they hold, the largest numbers first."""
-        return {part: f"{self.name} {part}" for part in ("start", "value", "column")}
-
-
-@kind
-class Bring(Instruction):
-    """On ``load``: an array of the chunk's structure, with an entry for each of something, to the device."""
-
-    MAKES = ("name",)
-    name: str
-    over: Over
-
-
-@kind
-class BringSlots(Instruction):
-    """On ``load``: the slot of every source of the chunk."""
-
-    MAKES = ("name",)
-    slots: SlotsOfSources
-    name: str = "slot_of_source"
-
-
-@kind
-class BringPicks(Instruction):
-    """On ``load``: a column of the picked intervals, sorted by peer where they mirror."""
-
-    name: str
-    picks: Picks
-    column: Literal["row", "place", "slot", "peer_slot"]
-
-
-def brought(x: Instruction) -> tuple[str, ...]:
-    """The arrays that an instruction of these brings or reads; of others none."""
-    if isinstance(x, ReadSparse):
-        return tuple(x.parts.values())
-    return (x.name,) if isinstance(x, Read | Bring | BringSlots | BringPicks) else ()
+    def kept(self) -> Kept | None:
+        """Of host rows, those that are in memory, where others are on the disk."""
+        return self.origin.kept if isinstance(self.origin, HostRows) else None
 
 
 @kind
 class Ship(Instruction):
-    """On ``load``: of what was brought and read so far, these arrays reach the device in one copy.
+    """On ``load``: of what was brought so far, these arrays reach the device in one copy.
 
     Attributes:
         names: in the order in which they are packed; none has numbers larger than those before it.
     """
 
+    on = "load"
+    words = "{names} in one copy"
     names: tuple[str, ...]
 
 
 @kind
-class Fill(Instruction):
-    """On ``load``: an array of the chunk's structure to its part of what stays on the device.
+class Fill(Bring):
+    """On ``load``: the same to the chunk's part of what stays on the device.
 
     Attributes:
         buffer: where it stays.
         start: of every device int64 [n + 1], where each chunk's part begins.
     """
 
-    name: str
-    buffer: str
-    start: tuple[np.ndarray, ...]
-
-
-@kind
-class FillRows(Instruction):
-    """The same of the chunk's rows of a host tensor."""
-
-    name: str
-    buffer: str
-    start: tuple[np.ndarray, ...]
-    link: Literal["read", "topology"] = "topology"
-
-
-@kind
-class FillSlots(Instruction):
-    """The same of the slots of its sources."""
-
-    slots: SlotsOfSources
+    words = "{buffer}[chunk] = {origin}"
     buffer: str
     start: tuple[np.ndarray, ...]
 
@@ -235,6 +172,8 @@ class Load(Instruction):
         from_bucket: the rows are those of a bucket, which is at hand.
     """
 
+    on = "load"
+    words = "{cache}[load_slots] = host {tensor}[load_rows]"
     tensor: str
     cache: str
     picks: Picks
@@ -250,6 +189,8 @@ class Load(Instruction):
 class Pull(Instruction):
     """On ``load``: ``cache[pull_to] = peer's cache[pull_from]``."""
 
+    on = "load"
+    words = "{cache}[pull_to] = peer's {cache}[pull_from]"
     cache: str
     picks: Picks
 
@@ -258,6 +199,8 @@ class Pull(Instruction):
 class Zero(Instruction):
     """On ``compute``: ``cache[slots] = 0``."""
 
+    on = "compute"
+    words = "{cache}[{slots}] = 0"
     cache: str
     picks: Picks
     slots: Literal["load_slots", "pull_to"]
@@ -271,6 +214,8 @@ class Push(Instruction):
         contended: where several devices add to one row; elsewhere each has one writer, whose adds need not be atomic.
     """
 
+    on = "compute"
+    words = "peer's {cache}[push_to] += {cache}[push_from]"
     cache: str
     picks: Picks
     contended: Contended
@@ -285,6 +230,8 @@ class Compute(Instruction):
         arrays: registers of structure, labels and the like, which the body reads without naming them.
     """
 
+    on = "compute"
+    words = "on every chunk{recorded}"
     body: tuple[Instruction, ...]
     graph: bool
     saves: bool
@@ -295,6 +242,8 @@ class Compute(Instruction):
 class Deliver(Instruction):
     """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it; ``kept`` as there."""
 
+    on = "flush"
+    words = "host {name}[chunk] <- {name}"
     name: str
     stores: Stores
     kept: Kept | None = None
@@ -309,6 +258,8 @@ class Flush(Instruction):
         to_bucket: the rows become a bucket, which goes to the disk, but for those of this tensor that are in memory.
     """
 
+    on = "flush"
+    words = "host {tensor}[rows] <- {cache}[flush_slots]"
     tensor: str
     cache: str
     picks: Picks

@@ -10,8 +10,9 @@ import numpy as np
 from hongtu.hardware import aligned, padded
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.memory.structure import FLOAT, SIZES, Over, chunk_entries, device_entries
+from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
 from hongtu.plan.program import moves, spilling
+from hongtu.plan.program.origins import HostRows
 from hongtu.plan.program.program import PassProgram
 
 
@@ -22,39 +23,28 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
         width: columns of vertex tensors by name.
         itemsize: bytes of a number.
     """
-    buffers, entries = p.buffers[device], device_entries(p.view)[device].busy
+    buffers, rows = p.buffers[device], device_entries(p.view)[device].busy["destinations"]
     row = {name: columns * itemsize for name, columns in width.items()}  # bytes
     row |= {x.name: _row(x.shape, x.dtype, itemsize) for x in p.before if isinstance(x, moves.Place)}
     row |= {name: buffer.row_bytes(itemsize) for name, buffer in buffers.items()}
-    own = slice(device * p.view.chunks, (device + 1) * p.view.chunks)
-    busy = p.view.num_dst[own] > 0
     traffic = Traffic()
     for x in (*p.before, *p.recalls, *p.body, *p.after):
         match x:
-            case moves.Read():
-                stay = 0 if x.kept is None or not x.in_place else _rows_on_disk(p, device, x.kept)
-                traffic.add(x.link, (entries["destinations"] - stay) * row[x.name])
-            case moves.ReadSparse():  # of every chunk one start more than rows
-                starts = entries["destinations"] + int(busy.sum())
-                traffic.add("read", 8 * starts + (4 + itemsize) * int(x.numbers[own][busy].sum()))
+            case moves.Fill():
+                traffic.add(x.link, x.origin.total(p.view, device) * row[x.buffer])
             case moves.Bring():
-                traffic.add("topology", entries[x.over] * row[x.name])
-            case moves.BringSlots():
-                traffic.add("topology", entries["sources"] * row[x.name])
-            case moves.BringPicks():
-                traffic.add("topology", len(x.picks.table(device)) * row[x.name])
-            case moves.Fill() | moves.FillSlots():
-                traffic.add("topology", int(np.diff(x.start[device])[busy].sum()) * row[x.buffer])
-            case moves.FillRows():
-                traffic.add(x.link, int(np.diff(x.start[device])[busy].sum()) * row[x.buffer])
+                origin = x.origin
+                stay = isinstance(origin, HostRows) and origin.in_place and origin.kept
+                count = origin.total(p.view, device) - (_rows_on_disk(p, device, stay) if stay else 0)
+                traffic.add(x.link, count * row[x.name])
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
-                rows = len(x.picks.table(device))
-                traffic.add(x.verb, rows * row[x.cache], rows)
+                count = len(x.picks.table(device))
+                traffic.add(x.verb, count * row[x.cache], count)
             case moves.Deliver():
-                traffic.add("write", entries["destinations"] * row[x.name])
-            case moves.Fetch() | moves.SendBack():
-                rows = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
-                traffic.add(x.link, rows * row[x.tensor], rows)
+                traffic.add("write", rows * row[x.name])
+            case moves.Cross():
+                count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
+                traffic.add(x.link, count * row[x.tensor], count)
     traffic.add("disk", sum(disk_bytes(p, device, width, itemsize)))
     return traffic
 
@@ -65,9 +55,8 @@ def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: 
     recalled = spilled = 0
     for x in (*p.before, *p.recalls, *p.body, *p.after):
         match x:
-            case spilling.LayOut() | spilling.RecallGiven():  # from a file of 4-byte numbers
+            case spilling.RecallGiven():  # from a file of 4-byte numbers
                 recalled += 4 * width[x.name] * _rows_on_disk(p, device, x.kept)
-                spilled += _taken(getattr(x, "takers", ()), device, busy) * width[x.name] * itemsize
             case spilling.Recall():
                 found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
                 recalled += sum(found) * width[x.name] * itemsize
@@ -116,20 +105,11 @@ def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize:
 
 def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
     """What one copy brings to a device in every batch of a pass, in the order in which it visits them."""
-    entries, row = chunk_entries(p.view), {n: b.row_bytes(itemsize) for n, b in p.buffers[device].items()}
-    chunk = np.array([p.chunk(device, batch) for batch in p.order], dtype=np.int64)
-    busy, total = p.view.num_dst[chunk] > 0, np.zeros(len(chunk), dtype=np.int64)
+    row = {name: buffer.row_bytes(itemsize) for name, buffer in p.buffers[device].items()}
+    chunks, total = np.array([p.chunk(device, batch) for batch in p.order], dtype=np.int64), np.zeros(len(p.order), int)
     for x in p.body:
-        names = [name for name in moves.brought(x) if name in p.packed]
-        match x:
-            case moves.BringPicks() if names:
-                total += [row[x.name] * len(x.picks.column("slot", device, batch)) for batch in p.order]
-            case moves.ReadSparse() if names:  # 8-byte starts, one more than rows; 4-byte columns
-                starts = entries["destinations"][chunk] + 1
-                total += busy * (8 * starts + (4 + itemsize) * x.numbers[chunk])
-            case moves.Read() | moves.Bring() | moves.BringSlots() if names:
-                over: Over = getattr(x, "over", "sources" if isinstance(x, moves.BringSlots) else "destinations")
-                total += busy * row[names[0]] * entries[over][chunk]
+        if isinstance(x, moves.Bring) and x.name in p.packed:
+            total += row[x.name] * x.origin.lengths(p.view, device, chunks, p.order)
     return [int(nbytes) for nbytes in total]
 
 

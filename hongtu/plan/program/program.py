@@ -10,13 +10,8 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Compute, Free, Ship
-
-ON_HOST = (waiting.HostWait, moves.BeginMoments, moves.SumStatistics, moves.LossOverEdges, moves.Fetch, moves.SendBack,
-           moves.Post, spilling.LayOut, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
-           spilling.SpillPicks)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,7 +59,7 @@ class PassProgram:
     @property
     def needs_host(self) -> str:
         """Of its instructions the verb of one that needs the host; "" where the devices can repeat the pass alone."""
-        return next((x.verb for x in self.every if isinstance(x, ON_HOST) or _in_bucket(x)), "")
+        return next((x.verb for x in self.every if _on_host(x) or _in_bucket(x)), "")
 
     @property
     def packed(self) -> tuple[str, ...]:
@@ -107,6 +102,10 @@ class Program:
         return isinstance(other, Program) and same(self, other)
 
     __hash__ = None
+
+
+def _on_host(x: Instruction) -> bool:
+    return x.on in ("dispatch", "host", "disk") or getattr(x, "stream", "") == "dispatch"
 
 
 def _in_bucket(x: Instruction) -> bool:

@@ -11,15 +11,6 @@ from hongtu.plan.program.instruction import Given, Instruction, Picks, kind
 
 
 @kind
-class LayOut(Instruction):
-    """Read the chunk's rows of a tensor from the artifact's file, and write them where others will load them."""
-
-    name: str
-    kept: Kept
-    takers: tuple[Region, ...]
-
-
-@kind
 class Recall(Instruction):
     """On ``disk``: the destinations' rows of a tensor come to staging memory of the host, and are added up there.
 
@@ -28,6 +19,8 @@ class Recall(Instruction):
         straight: they are there as they are.
     """
 
+    on = "disk"
+    words = "host {name}[chunk] = disk, by {passes}"
     name: str
     kept: Kept
     given: tuple[Given, ...]
@@ -38,6 +31,8 @@ class Recall(Instruction):
 class RecallGiven(Instruction):
     """The same of a tensor that the artifact has."""
 
+    on = "disk"
+    words = "host {name}[chunk] = of the artifact"
     name: str
     kept: Kept
 
@@ -46,6 +41,8 @@ class RecallGiven(Instruction):
 class RecallPicks(Instruction):
     """On ``disk``: the rows that the batch loads come to staging memory of the host, by row."""
 
+    on = "disk"
+    words = "host {tensor}[load_rows] = disk"
     tensor: str
     kept: Kept
     region: Region
@@ -61,6 +58,8 @@ class Spill(Instruction):
         takers: where later passes load them.
     """
 
+    on = "disk"
+    words = "disk <- host {name}[chunk]{to_be_read}"
     name: str
     kept: Kept
     own: int | None
@@ -71,6 +70,8 @@ class Spill(Instruction):
 class SpillPicks(Instruction):
     """The same of the rows that the batch flushes."""
 
+    on = "disk"
+    words = "disk <- host {tensor}[rows]"
     tensor: str
     kept: Kept
     region: Region

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hongtu.plan.program import waiting
-from hongtu.plan.program.check_waits import ON_COMPUTE, ON_FLUSH, ON_LOAD
 from hongtu.plan.program.program import PassProgram
 
 ROUNDS = 4  # of all sets that are walked; from then on every round takes as long as the last
-STREAMS = ("load", "compute", "flush", "host", "disk")
+STREAMS = ("load", "compute", "flush", "host", "disk", "dispatch")
 
 
 def walk(p: PassProgram, streams: Mapping[str, float]) -> float:
@@ -30,13 +29,10 @@ def walk(p: PassProgram, streams: Mapping[str, float]) -> float:
                 clock[x.stream] = max(clock[x.stream], clock[x.other])
             elif isinstance(x, waiting.Signal):
                 turn[x.event] = clock[x.stream]
-            elif isinstance(x, ON_LOAD):
-                clock["load"] += left.pop("load", 0.0)
-            elif isinstance(x, ON_COMPUTE):
-                clock["compute"] += left.pop("compute", 0.0)
-            elif isinstance(x, ON_FLUSH):  # and the host takes what has arrived
-                clock["flush"] += left.pop("flush", 0.0)
-                clock["host"] = max(clock["host"], clock["flush"]) + left.pop("host", 0.0)
+            elif x.on in ("load", "compute", "flush"):
+                clock[x.on] += left.pop(x.on, 0.0)
+                if x.on == "flush":  # and the host takes what has arrived
+                    clock["host"] = max(clock["host"], clock["flush"]) + left.pop("host", 0.0)
         ends.append(max(clock.values()))
     beyond = len(p.order) - (len(ends) - 1)
     return ends[-1] + beyond * (ends[-1] - ends[-1 - p.sets]) / p.sets if beyond else ends[-1]
