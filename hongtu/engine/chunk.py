@@ -22,7 +22,7 @@ from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.plan.program import computing, moves
-from hongtu.plan.program.origins import HostRows, SlotsOfSources, SparsePart
+from hongtu.plan.program.origins import SlotsOfSources, SparsePart
 from hongtu.plan.program.program import PassProgram
 
 OnHost = moves.Bring | moves.Deliver | computing.Write  # whose operands say where rows are
@@ -98,7 +98,7 @@ class Chunk:
     def _array(self, x: moves.Bring) -> Any:
         """What is to be brought."""
         name, origin, view = x.name, x.origin, self.p.view
-        if isinstance(origin, HostRows):
+        if origin.of_host:
             return self.on_host(x)
         if isinstance(origin, SlotsOfSources):
             return origin.of(self.i, self.batch)
@@ -128,12 +128,11 @@ class Chunk:
         return x.stores.of(self.rows) if self._in_memory(x) else True
 
     def bring(self, x: moves.Bring) -> None:
-        rows_of = x.origin if isinstance(x.origin, HostRows) else None
-        if rows_of is not None and rows_of.in_place and not self._in_memory(x):
+        if x.origin.in_place and not self._in_memory(x):
             rows = self.on_host(x).numpy()  # the disk writes to other sets: autograd counts that as a write to all
             self.registers[x.name] = torch.from_numpy(rows)
         else:
-            array, index = partial(self._array, x), None if rows_of is None else self.index
+            array, index = partial(self._array, x), self.index if x.origin.of_host else None
             self.registers[x.name] = self.device.bring(x.name, self.set, array, x.link, index)
 
     @cached_property

@@ -163,13 +163,14 @@ class Instructions:
     # --------------------------------------------------------------------------------- rows that the caches exchange
 
     def bring(self, x: moves.Bring) -> None:
-        if isinstance(x.origin, Column):
+        if x.origin.of_chunk:
+            self._on_chunks(x)
+        else:
+            assert isinstance(x.origin, Column)
             self._brought[x.name] = [
                 device.bring(x.name, self._turn.set, partial(x.origin.of, i, self._batch), x.link)
                 for i, device in enumerate(self.devices)
             ]
-        else:
-            self._on_chunks(x)
 
     def ship(self, x: moves.Ship) -> None:
         for device in self.devices:

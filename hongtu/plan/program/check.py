@@ -190,7 +190,7 @@ class _Pass:
         wants every row of a chunk."""
         body, recalls = self.p.body, spilling.Recall | spilling.RecallGiven | spilling.RecallPicks
         demand(not any(isinstance(x, recalls) for x in body), f"{self.at}: the body recalls")
-        in_place = any(getattr(getattr(x, "origin", None), "in_place", False) for x in body)
+        in_place = any(isinstance(x, moves.Bring) and x.origin.in_place for x in body)
         may = self.p.view.active is None and not any(isinstance(x, waiting.Wait) and x.event == "sent" for x in body)
         demand(may or not in_place, f"{self.at}: rows that have come from the disk are not copied")
 

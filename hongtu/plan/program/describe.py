@@ -15,7 +15,7 @@ import numpy as np
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program import computing, moves, spilling
 from hongtu.plan.program.instruction import Instruction, Stores
-from hongtu.plan.program.origins import Column, HostRows, OfChunk, Origin
+from hongtu.plan.program.origins import Column, OfChunk, Origin
 from hongtu.plan.program.predict import placed_row
 from hongtu.plan.program.program import PassProgram
 
@@ -102,8 +102,8 @@ class Described:
 
     def _is_there(self, x: moves.Bring, device: int, chunk: int) -> bool:
         """Whether rows have to be brought."""
-        in_place = isinstance(x.origin, HostRows) and x.origin.in_place
-        return not in_place or x.kept is None or x.kept.has(device, int(self._p.view.chunk_start[chunk]))
+        first = int(self._p.view.chunk_start[chunk])
+        return not x.origin.in_place or x.kept is None or x.kept.has(device, first)
 
     def _row_bytes(self, name: str) -> int:
         """Bytes of a row of a buffer, or of a vertex tensor."""
@@ -116,7 +116,7 @@ class Described:
         match x:
             case moves.Place():
                 return "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
-            case moves.Bring(origin=HostRows(in_place=True)) if x.kept is not None:
+            case moves.Bring() if x.origin.in_place and x.kept is not None:
                 return "or in place"
             case moves.Deliver():
                 return self._stores(x.stores)

@@ -13,7 +13,7 @@ import numpy as np
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program.instruction import Contended, Instruction, Picks, Stores, Where, kind
-from hongtu.plan.program.origins import HostRows, Origin
+from hongtu.plan.program.origins import Origin
 
 
 @kind
@@ -134,7 +134,7 @@ class Bring(Instruction):
     @property
     def kept(self) -> Kept | None:
         """Of host rows, those that are in memory, where others are on the disk."""
-        return self.origin.kept if isinstance(self.origin, HostRows) else None
+        return self.origin.kept
 
 
 @kind

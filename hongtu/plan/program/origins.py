@@ -20,10 +20,13 @@ class Origin:
     Attributes:
         words: what it is, for people; ``unit``: of its entries.
         over: what it has an entry for, if that is all.
+        of_chunk: every chunk has one; of_host: it is rows of a host tensor; for others see there.
     """
 
-    words, unit = "of chunk", "entries"
+    words, unit, of_chunk, of_host = "of chunk", "entries", True, False
     over: Over | None = None
+    kept: Kept | None = None
+    in_place: bool = False
 
     def entries(self, view: Topology) -> np.ndarray:
         """int64 [C], of every chunk."""
@@ -59,7 +62,7 @@ class HostRows(Origin):
         in_place: rows that have come from the disk stay in staging memory of the host, where the device works on them.
     """
 
-    words, unit, over = "host {name}[chunk]", "rows", "destinations"
+    words, unit, over, of_host = "host {name}[chunk]", "rows", "destinations", True
     kept: Kept | None = None
     in_place: bool = False
 
@@ -84,6 +87,7 @@ class SparsePart(Origin):
 class Column(Origin):
     """A column of the picked intervals, sorted by peer where they mirror; of every device, whatever chunk it has."""
 
+    of_chunk = False
     picks: Picks
     column: Literal["row", "place", "slot", "peer_slot"]
 

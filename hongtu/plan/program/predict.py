@@ -12,7 +12,6 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import Kept, Region
 from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
 from hongtu.plan.program import moves, spilling
-from hongtu.plan.program.origins import HostRows
 from hongtu.plan.program.program import PassProgram
 
 
@@ -33,9 +32,8 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             case moves.Fill():
                 traffic.add(x.link, x.origin.total(p.view, device) * row[x.buffer])
             case moves.Bring():
-                origin = x.origin
-                stay = isinstance(origin, HostRows) and origin.in_place and origin.kept
-                count = origin.total(p.view, device) - (_rows_on_disk(p, device, stay) if stay else 0)
+                stay = 0 if x.kept is None or not x.origin.in_place else _rows_on_disk(p, device, x.kept)
+                count = x.origin.total(p.view, device) - stay
                 traffic.add(x.link, count * row[x.name])
             case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
                 count = len(x.picks.table(device))
