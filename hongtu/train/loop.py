@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -164,6 +165,7 @@ class _Loop:
         self._last = trainer.epoch + options.epochs
         self._booked = self._saved = trainer.epoch
         self._before: tuple[int, dict[str, Any]] | None = None  # generators, before what is done again if it is stopped
+        self._behind: dict[str, Any] | None = None  # the state that the last epoch began with
         self._best: dict[str, Any] | None = None  # weights, where no directory keeps them
 
     def run(self) -> None:
@@ -175,7 +177,11 @@ class _Loop:
             try:
                 self._run_epochs(shown)
             except BaseException as error:
-                self._save_stopped(error)
+                try:
+                    self._save_stopped(error)
+                except KeyboardInterrupt:  # it came on the way there, behind an error; no other does
+                    self._save_stopped(error)
+                    raise
                 raise
         if options.restore_best:
             self._restore_best()
@@ -184,6 +190,7 @@ class _Loop:
         trainer, options = self.trainer, self.options
         while not self._is_over():
             self._note_generators()
+            self._note_state()
             trainer.train_epoch()
             record = self._book()
             if options.save_every and (self._is_over() or trainer.epoch % options.save_every == 0):
@@ -201,21 +208,33 @@ class _Loop:
     def _note_generators(self) -> None:
         self._before = (self.trainer.epoch, random_state()) if self.options.save_every else None
 
+    def _note_state(self) -> None:
+        """Hold what the first of several ranks can write alone, where an epoch that was trained is not in the books:
+        to score it takes all of them."""
+        if self.trainer.ranks.size > 1 and self.directory is not None and self._saves_stopped:
+            self._behind = copy.deepcopy({k: x for k, x in self.trainer.state().items() if k != "history"})
+
+    @property
+    def _saves_stopped(self) -> bool:
+        """Other ranks may be elsewhere, and help with nothing once one is stopped; learned rows are everywhere."""
+        return bool(self.options.save_every) and (self.trainer.ranks.size == 1 or self.trainer.embedding is None)
+
     def _save_stopped(self, error: BaseException) -> None:
-        """Write the snapshot of the last epoch that was trained, where it is whole; other ranks may be elsewhere, and
-        help with nothing now."""
+        """Write the snapshot of the last epoch that is in the books, or was trained and can be entered now."""
         with uninterrupted():
-            alone, interrupted = self.trainer.ranks.size == 1, not isinstance(error, Exception)
-            if not alone and (not interrupted or self.trainer.embedding is not None):
-                return
-            if self._before is not None and self._before[0] == self.trainer.epoch:
+            trainer, interrupted = self.trainer, not isinstance(error, Exception)
+            if self._before is not None and self._before[0] == trainer.epoch:
                 set_random_state(self._before[1])
-            if interrupted and alone and self.trainer.epoch > self._booked:
+            if interrupted and trainer.ranks.size == 1 and trainer.epoch > self._booked:
                 with suppress(Exception):  # of a metric; the epoch is in the books all the same
                     self._book()
-            if self.options.save_every and self._saved < self.trainer.epoch == self._booked:
+            if self._saves_stopped and self._saved < self._booked:
                 with suppress(*(() if interrupted else (Exception,))):  # the first error is the one to tell
-                    self._save()
+                    if self._booked == trainer.epoch:
+                        self._save()
+                    elif self._behind is not None and self.directory is not None:
+                        history = [entry for entry in trainer.history if entry["epoch"] <= self._booked]
+                        self.directory.save(self._booked, self._behind | {"history": history})
 
     def _is_over(self) -> bool:
         return self.trainer.epoch >= self._last

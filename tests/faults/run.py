@@ -16,15 +16,15 @@ from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot
 
 
-def prepare(path: Path, vertices: int = 60, edges: int = 300) -> Artifact:
-    """A random graph whose features are learned."""
+def prepare(path: Path, vertices: int = 60, edges: int = 300, features: Any = "embedding:6") -> Artifact:
+    """A random graph, whose features are learned where none are given."""
     rng = np.random.default_rng(0)
     masks = np.arange(vertices) % 3
     return hongtu.preprocess_graph(
         rng.integers(0, vertices, (2, edges)),
         vertices,
         path,
-        features="embedding:6",
+        features=features,
         labels=rng.integers(0, 3, vertices),
         masks={name: masks == k for k, name in enumerate(("train", "val", "test"))},
         partitions=2,

@@ -30,18 +30,18 @@ from tests.faults.processes import epochs
 from tests.faults.run import prepare, same_result
 from tests.neutral import contents
 
-ROOT = str(Path(hongtu.__file__).resolve().parents[1])
+PACKAGE = Path(hongtu.__file__).parent
 GAPS = (0.0, 0.001, 0.01, 0.05, 0.2)  # seconds from the first signal to the second
 Line = tuple[CodeType, int]
 
 
 @contextmanager
-def tracing(local: Callable[[FrameType], Any]) -> Iterator[None]:
-    """``local`` gives the trace function of a frame of hongtu's own code, or None."""
+def tracing(local: Callable[[FrameType], Any], rooms: str = "") -> Iterator[None]:
+    """``local`` gives the trace function of a frame of hongtu's own code, in some rooms or all, or None."""
+    folders = tuple(f"{PACKAGE / room}/" for room in rooms.split()) or f"{PACKAGE}/"
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        file = frame.f_code.co_filename
-        return local(frame) if file.startswith(ROOT) and "/tests/" not in file and ".venv" not in file else None
+        return local(frame) if frame.f_code.co_filename.startswith(folders) else None
 
     before = sys.gettrace()
     sys.settrace(trace)
@@ -51,8 +51,8 @@ def tracing(local: Callable[[FrameType], Any]) -> Iterator[None]:
         sys.settrace(before)
 
 
-def lines_of(work: Callable[[], Any]) -> Counter[Line]:
-    """Every line that runs, with how often it does."""
+def lines_of(work: Callable[[], Any], rooms: str = "") -> Counter[Line]:
+    """Every line that this thread runs, in order, with how often it does."""
     found: Counter[Line] = Counter()
 
     def count(frame: FrameType, event: str, arg: Any) -> Any:
@@ -60,8 +60,7 @@ def lines_of(work: Callable[[], Any]) -> Counter[Line]:
             found[frame.f_code, frame.f_lineno] += 1
         return count
 
-    main_thread = threading.get_ident()
-    with tracing(lambda frame: count if threading.get_ident() == main_thread else None):
+    with tracing(lambda frame: count, rooms):
         work()
     return found
 
@@ -69,13 +68,19 @@ def lines_of(work: Callable[[], Any]) -> Counter[Line]:
 class Sent:
     """Sends signals when a line is about to run for the n-th time.
 
+    Args:
+        to: the process that gets those after the first, where it is another one.
+
     Attributes:
         at: what ``look`` gave then; None until it is done.
         heard: the command had a handler for the first of them then.
     """
 
-    def __init__(self, line: Line, times: int, numbers: list[int], gap: float, look: Callable[[], Any]) -> None:
+    def __init__(
+        self, line: Line, times: int, numbers: list[int], gap: float, look: Callable[[], Any], to: int | None = None
+    ) -> None:
         self.line, self.left, self.numbers, self.gap, self.look = line, times, numbers, gap, look
+        self.to = os.getpid() if to is None else to
         self.at: Any = None
         self.heard = True
         self._timer: threading.Timer | None = None
@@ -99,10 +104,10 @@ class Sent:
         finally:
             for other in others:
                 if self.gap:
-                    self._timer = threading.Timer(self.gap, os.kill, (os.getpid(), other))
+                    self._timer = threading.Timer(self.gap, os.kill, (self.to, other))
                     self._timer.start()
                 else:
-                    os.kill(os.getpid(), other)
+                    os.kill(self.to, other)
 
     def end(self) -> None:
         if self._timer is not None:

@@ -1,8 +1,6 @@
 """Ctrl-C at every line of an epoch, set-up, evaluation, planning anew or a load: the Trainer goes on as before, or says
 that it cannot."""
 
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,35 +9,9 @@ import torch
 import hongtu
 from hongtu.errors import InputError
 from tests import trainers
+from tests.faults.signals import lines_of, tracing
 
-ROOT = Path(hongtu.__file__).parent
 SLICES = 10  # every line is in one of them
-
-
-@contextmanager
-def tracing(trace):
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def lines_of(work, rooms):
-    """Every line of some rooms that runs, once each, in order."""
-    seen, folders = {}, tuple(f"{ROOT / room}/" for room in rooms.split())
-
-    def trace(frame, event, arg):
-        if not frame.f_code.co_filename.startswith(folders):
-            return None
-        if event == "line":
-            seen.setdefault((frame.f_code, frame.f_lineno))
-        return trace
-
-    with tracing(trace):
-        work()
-    return list(seen)
 
 
 def interrupted(work, line):
@@ -52,7 +24,7 @@ def interrupted(work, line):
         return inside
 
     try:
-        with tracing(lambda frame, event, arg: inside if frame.f_code is code else None):
+        with tracing(lambda frame: inside if frame.f_code is code else None):
             work()
     except KeyboardInterrupt:
         return True
@@ -126,7 +98,7 @@ def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_
         use(trainer, snapshot)
 
     beginning.again()
-    found = lines_of(work, rooms)
+    found = list(lines_of(work, rooms))
     for line in found[first::SLICES]:
         beginning.again()
         place = f"{Path(line[0].co_filename).name}:{line[1]}"
