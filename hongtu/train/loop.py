@@ -209,15 +209,17 @@ class _Loop:
         self._before = (self.trainer.epoch, random_state()) if self.options.save_every else None
 
     def _note_state(self) -> None:
-        """Hold what the first of several ranks can write alone, where an epoch that was trained is not in the books:
-        to score it takes all of them."""
-        if self.trainer.ranks.size > 1 and self.directory is not None and self._saves_stopped:
-            self._behind = copy.deepcopy({k: x for k, x in self.trainer.state().items() if k != "history"})
+        """Hold what the first of several ranks can write alone, where an epoch is stopped that was trained and not yet
+        scored: that takes all of them."""
+        if self.trainer.ranks.size > 1 and self._saves_stopped:
+            self._behind = copy.deepcopy({name: x for name, x in self.trainer.state().items() if name != "history"})
 
     @property
     def _saves_stopped(self) -> bool:
-        """Other ranks may be elsewhere, and help with nothing once one is stopped; learned rows are everywhere."""
-        return bool(self.options.save_every) and (self.trainer.ranks.size == 1 or self.trainer.embedding is None)
+        """Whether a run that is stopped can write a snapshot here: other ranks may be elsewhere, and help with nothing
+        then, and learned rows are on all of them."""
+        trainer = self.trainer
+        return bool(self.options.save_every and self.directory) and (trainer.ranks.size == 1 or not trainer.embedding)
 
     def _save_stopped(self, error: BaseException) -> None:
         """Write the snapshot of the last epoch that is in the books, or was trained and can be entered now."""
@@ -230,11 +232,14 @@ class _Loop:
                     self._book()
             if self._saves_stopped and self._saved < self._booked:
                 with suppress(*(() if interrupted else (Exception,))):  # the first error is the one to tell
-                    if self._booked == trainer.epoch:
-                        self._save()
-                    elif self._behind is not None and self.directory is not None:
-                        history = [entry for entry in trainer.history if entry["epoch"] <= self._booked]
-                        self.directory.save(self._booked, self._behind | {"history": history})
+                    self._save_booked()
+
+    def _save_booked(self) -> None:
+        if self._behind is not None and self._behind["epoch"] == self._booked:
+            history = [entry for entry in self.trainer.history if entry["epoch"] <= self._booked]
+            self.directory.save(self._booked, self._behind | {"history": history})  # type: ignore[union-attr]
+        elif self.trainer.epoch == self._booked:
+            self._save()
 
     def _is_over(self) -> bool:
         return self.trainer.epoch >= self._last
@@ -248,8 +253,9 @@ class _Loop:
             if regular or (options.eval_every and self._is_over()):
                 self._note_generators()
                 record.metrics = trainer.evaluate()
-        except Exception:  # a metric's; the epoch was trained all the same
-            self._enter(record, regular=False)
+        except Exception:
+            if trainer.ranks.size == 1:  # a metric's; the epoch was trained all the same
+                self._enter(record, regular=False)
             raise
         return self._enter(record, regular=regular)
 

@@ -631,10 +631,18 @@ FORGED = {
     "a list of one list": lambda: pickle.dumps({0: [[1] * 1000] * 1000}, 2),
     "one text many times": lambda: pickle.dumps([Called(_codecs.encode, (LONG, "latin1")) for _ in range(999)], 2),
     "keys within keys": lambda: b"\x80\x02)" + b"q\x01h\x01\x86" * 60 + b"K\x01}h\x01K\x01s.",
+    "a call that fills": lambda: pickle.dumps(Called(defaultdict, (list, {0: [1]})), 2),
+    "another alphabet": lambda: pickle.dumps({0: [number(np.dtype("i4"), Called(_codecs.encode, (ONE, "utf-16")))]}, 2),
+    "a number and more": lambda: pickle.dumps({0: [number(np.dtype("i4"), ONE.encode(), 7)]}, 2),
+    "a type and more": lambda: pickle.dumps({0: [number(Called(np.dtype, ("i4", True, 9)), ONE.encode())]}, 2),
     "no end": lambda: pickle.dumps({0: [1]}, 2)[:-1],
     "another protocol": lambda: pickle.dumps({0: [1]}, 5),
 }  # fmt: skip
-LONG = "x" * 10_000
+LONG, ONE = "x" * 10_000, "\x01\x00\x00\x00"
+
+
+def number(*arguments):
+    return Called(np._core.multiarray.scalar, arguments)
 
 
 @pytest.mark.parametrize("case", FORGED)

@@ -35,6 +35,7 @@ def test_damaged_inputs_are_read_as_what_they_are_or_refused(name):
     ("edges.arrow", 121),  # a column's name is no text
     ("edges.feather", 4892),  # no batches
     ("Planetoid's allx", 2978),  # rows of a matrix that ends before it began
+    ("Planetoid's ally", 2000191),  # an array of 1.5 numbers before it is filled
     ("OGB's train.csv", 5169),  # another kind of white space
 ])  # fmt: skip
 def test_what_was_lost_once(name, number):

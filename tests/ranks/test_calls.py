@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
+import threading
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ import torch
 import hongtu
 from hongtu.errors import InputError
 from tests import problems, training
+from tests.faults.run import same_result
 from tests.models import SIX
 from tests.ranks.turns import run_ranks
 
@@ -125,3 +129,42 @@ def test_a_callback_that_stops_on_any_rank_stops_all(rank):
         return trainer.epoch
 
     assert run_ranks(2, work) == [2, 2]
+
+
+STOPS = {  # where a rank is stopped, and the epoch that is kept
+    "hongtu.train.trainer.Trainer.evaluate": 2,  # of epoch 3, to whose scores it takes all ranks
+    "hongtu.engine.engine.Engine.train": 3,
+    "hongtu.train.callbacks.Callbacks.epoch": 3,
+    "hongtu.train.trainer.Trainer._step": 3,
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", STOPS)
+def test_ranks_of_which_one_is_stopped_lose_no_epoch_but_its_own(place, rank, tmp_path, monkeypatch):
+    calls, this = [], threading.local()
+    module, _, name = place.rpartition(".")
+    real = getattr(pydoc.locate(module), name)
+
+    def stopped(*arguments, **options):
+        if this.rank == rank:
+            calls.append(1)
+        if this.rank == rank and len(calls) == {"evaluate": 1, "epoch": 3}.get(name, 4):
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    def work(group, directory):
+        this.rank = group.rank
+        trainer = trainer_of(group)
+        trainer.resume(tmp_path / directory)
+        begun = trainer.epoch
+        trainer.fit(6 - begun, eval_every=3, run_dir=tmp_path / directory, save_every=6)
+        return begun
+
+    run_ranks(2, partial(work, directory="whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(place, stopped)
+        with pytest.raises((KeyboardInterrupt, AssertionError, InputError)):
+            run_ranks(2, partial(work, directory="run"))
+    assert run_ranks(2, partial(work, directory="run")) == [STOPS[place]] * 2
+    assert same_result(tmp_path / "whole", tmp_path / "run")

@@ -37,6 +37,17 @@ class Name:
     name: str
 
 
+CALLS = {  # how many arguments decide what a call gives, and what numpy, scipy and Python write behind them
+    "defaultdict": (0, [(Name("list"),)]),
+    "encode": (1, [("latin1",)]),
+    "dtype": (1, [(), (False, True)]),
+    "scalar": (2, [()]),
+    "_reconstruct": (1, [((0,), "b"), ((0,), b"b")]),
+    "_reconstructor": (1, [(Name("object"), None)]),
+    "csr_matrix": (0, [()]),
+}  # fmt: skip
+
+
 @dataclass
 class Made:
     """What the pickle makes of a class.
@@ -128,7 +139,9 @@ class _Machine:
 
     def _make(self, named: Any, given: Any) -> Any:
         """What a call of a name gives."""
-        _expect(type(named) is Name and type(given) is tuple, "a call of a name")
+        _expect(type(named) is Name and type(given) is tuple and named.name in CALLS, "a call of a name")
+        count, rest = CALLS[named.name]
+        _expect(len(given) >= count and given[count:] in rest, f"{named.name} as it is called where files are written")
         if named.name == "defaultdict":
             return {}
         if named.name == "encode":
@@ -140,7 +153,6 @@ class _Machine:
             return Made("dtype", np.dtype(given[0]))
         if named.name == "scalar":
             return _array(given[0], (1,), given[1])[0]
-        _expect(named.name in ("_reconstruct", "_reconstructor", "csr_matrix"), f"no call of {named.name}")
         kind = given[0].name if named.name != "csr_matrix" else "csr_matrix"
         _expect(kind in ("ndarray", "csr_matrix"), f"no {kind}")
         return Made("array" if kind == "ndarray" else "matrix")
