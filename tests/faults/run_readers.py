@@ -116,6 +116,6 @@ RUN_READERS = {
 }
 
 
-def fuzz_run_reader(name: str, tries: int) -> Outcome:
+def fuzz_run_reader(name: str, tries: int, seed: int = 0) -> Outcome:
     """As ``fuzz_reader``, for this table."""
-    return fuzz_reader(name, tries, readers=RUN_READERS)
+    return fuzz_reader(name, tries, seed, RUN_READERS)
