@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -37,6 +38,20 @@ def open_npy(file: Path, remedy: str) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise InputError(f"{file}: a .npz archive, expected one .npy array; {remedy}")
     return array
+
+
+def read_json(file: Path, remedy: str) -> Any:
+    """What a file of JSON holds.
+
+    Raises:
+        InputError: with the remedy, when it cannot be read, or is something else.
+    """
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror or error}); {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not valid JSON ({error}); {remedy}") from None
 
 
 def check_new_directory(path: Path) -> None:

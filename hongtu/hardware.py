@@ -5,13 +5,13 @@ A profile is a name of ``PROFILES`` or a JSON file with the same fields, which `
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError
+from hongtu.files import read_json
 
 OPTIONAL_BYTES = ("device_memory", "cache", "largest_reused")
 MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
@@ -276,10 +276,7 @@ def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:
             f"hardware {str(name_or_path)!r}: not found; expected {', '.join(PROFILES)}, or a file that "
             "`hongtu doctor --measure FILE` wrote"
         )
-    try:
-        entries = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error}); write it with `hongtu doctor --measure {path}`") from error
+    entries = read_json(path, f"write it with `hongtu doctor --measure {path}`")
     known = {field.name for field in fields(Hardware)}
     optional = {"devices", "staged", "network_link", "recall_link", "spill_link", *OPTIONAL_BYTES}
     if not isinstance(entries, dict) or not known - optional <= entries.keys() <= known:

@@ -9,13 +9,22 @@ from __future__ import annotations
 import json
 import operator
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError, note
-from hongtu.files import check_new_directory, check_replaceable, create_array, replace_directory, sync, whole_directory
+from hongtu.files import (
+    check_new_directory,
+    check_replaceable,
+    create_array,
+    read_json,
+    replace_directory,
+    sync,
+    whole_directory,
+)
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0
@@ -102,11 +111,10 @@ def _check_arguments(kind: str, vertices: int, edges: int, features: int, classe
 
 def _meta(path: Path) -> dict[str, Any]:
     """The meta.json of a directory, or nothing."""
-    try:
-        meta: Any = json.loads((path / META).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
+    with suppress(InputError):
+        if isinstance(meta := read_json(path / META, ""), dict):
+            return meta
+    return {}
 
 
 def _write_masks(directory: Path, vertices: int, rng: np.random.Generator) -> None:

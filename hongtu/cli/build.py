@@ -92,7 +92,7 @@ def named_call(
             return names[node.id]
         try:
             return ast.literal_eval(node)
-        except ValueError:
+        except (ValueError, TypeError):
             raise ValueError(f"{ast.unparse(node)} is no plain value") from None
 
     try:
@@ -103,7 +103,7 @@ def named_call(
             raise ValueError("not a name with arguments")
         positional = [value(node) for node in call.args]
         named = {keyword.arg: value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         known = f" (and {', '.join(names)})" if names else ""
         reason = error.msg if isinstance(error, SyntaxError) else error  # without a line and a file
         raise InputError(

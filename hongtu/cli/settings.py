@@ -131,6 +131,8 @@ def _form(hint: Any) -> dict[str, Any]:
 
 def _checked(title: str, value: Any, hint: Any) -> Any:
     """A value of a run file as its field wants it."""
+    if isinstance(value, str) and "\0" in value:
+        raise InputError(f"{title} is {reprlib.repr(value)}, expected text without a zero byte")
     for kind in _alternatives(hint):
         if typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind):
             return value

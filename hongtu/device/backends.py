@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from hongtu.device.cpu import Backend as Backend
@@ -32,7 +34,7 @@ def get_backend(device: str | torch.device | Backend, size: int | None = None) -
         from hongtu.device.simulated import SimulatedBackend
 
         return SimulatedBackend()
-    if device == "cuda" or (isinstance(device, str) and device.startswith("cuda:") and device[5:].isdecimal()):
+    if device == "cuda" or (isinstance(device, str) and re.fullmatch(r"cuda:[0-9]{1,9}", device)):
         from hongtu.device.cuda import CudaBackend
 
         return CudaBackend(device)

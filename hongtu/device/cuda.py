@@ -108,7 +108,7 @@ class CudaBackend(Backend):
             # else chunks, which all differ a little, leave gaps of use to none: read when a GPU is first used
             os.environ[ALLOCATOR[0]] = "expandable_segments:True"
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = torch.device(name).index
+        index = int(name[5:]) if name[5:] else None
         if count == 0:
             raise InputError(f"device {name!r}: no CUDA GPU is visible to torch; use device='cpu', see `hongtu doctor`")
         if index is not None and index >= count:

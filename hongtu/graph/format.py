@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.files import open_npy
+from hongtu.files import open_npy, read_json
 from hongtu.graph.sparse_rows import PARTS
 
 FORMAT = "hongtu-artifact"
@@ -87,10 +87,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     if not file.is_file():
         raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
-    try:
-        manifest = json.loads(file.read_text("utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise InputError(f"{file}: not valid JSON ({error}); run `hongtu preprocess` again") from None
+    manifest = read_json(file, "run `hongtu preprocess` again")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{file}: expected format {FORMAT!r}; run `hongtu preprocess` again")
     if manifest.get("version") != VERSION:

@@ -27,6 +27,7 @@ from hongtu.nn import (
     TransformerConv,
 )
 
+WIDEST, DEEPEST = 1 << 20, 10_000  # columns and layers that a name and numbers can make
 _STACKED: dict[str, Any] = {"gcn": GCNConv, "sage": SAGEConv, "commnet": CommNetConv, "ggcn": GGCNConv}
 _ATTENTION: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 
@@ -61,10 +62,10 @@ def build_layers(
     """
     if model not in MODELS:
         raise InputError(f"model {model!r}: expected one of {', '.join(MODELS)}")
-    if min(hidden, layers, heads) < 1 or not 0 <= dropout < 1:
+    if min(hidden, layers, heads) < 1 or hidden > WIDEST or layers > DEEPEST or not 0 <= dropout < 1:
         raise InputError(
-            f"model: hidden {hidden}, layers {layers}, heads {heads}, dropout {dropout}; expected positive numbers and "
-            "a dropout in [0, 1)"
+            f"model: hidden {hidden}, layers {layers}, heads {heads}, dropout {dropout}; expected positive numbers, at "
+            f"most {WIDEST} columns and {DEEPEST} layers, and a dropout in [0, 1)"
         )
     if model in _ATTENTION and hidden % heads:
         raise InputError(f"model {model}: hidden {hidden} is not a multiple of heads {heads}")

@@ -3,7 +3,6 @@ to another."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError
+from hongtu.files import read_json
 from hongtu.hardware import Hardware
 from hongtu.ranks.together import Together
 
@@ -122,14 +122,7 @@ def load_fabric(path: str | os.PathLike[str], ranks: int, hardware: Hardware) ->
     Raises:
         InputError: naming what is wrong with it.
     """
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"topology {path}: cannot be read ({error.strerror or error}); give a file with {EXPECTED}"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"topology {path}: no JSON ({error}); expected {EXPECTED}") from error
+    found = read_json(Path(path), f"expected {EXPECTED}")
     known = isinstance(found, dict) and bool(found) and not set(found) - {"hosts", "hops", "paths"}
     if not known or not all(isinstance(found.get(name, {}), dict) for name in ("hops", "paths")):
         raise InputError(f"topology {path}: expected {EXPECTED}")
@@ -146,15 +139,15 @@ def _fabric_of(found: dict[str, Any], path: str | os.PathLike[str], ranks: int, 
         known = fabric_of_hosts([str(host) for host in hosts], hardware.network_link, hardware.host_link)
         hops, paths = dict(known.hops), dict(known.paths)
     for name, rate in found.get("hops", {}).items():
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 2**1023:
             raise InputError(f"topology {path}: hop {name!r} has {rate!r}; expected bytes per second, above 0")
         hops[name] = float(rate)
     for pair, names in found.get("paths", {}).items():
         ends = tuple(int(word) if word.isdigit() else -1 for word in pair.split())
         if len(ends) != 2 or ends[0] == ends[1] or not all(0 <= end < ranks for end in ends):
             raise InputError(f'topology {path}: path {pair!r}; expected two of the ranks 0 to {ranks - 1}, as "0 1"')
-        if not isinstance(names, list):
-            raise InputError(f"topology {path}: path {pair!r} is {names!r}; expected a list of hops")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"topology {path}: path {pair!r} is {names!r}; expected a list of names of hops")
         unknown = [name for name in names if name not in hops]
         if unknown:
             raise InputError(f"topology {path}: path {pair!r} passes {unknown[0]!r}; expected one of {', '.join(hops)}")

@@ -137,16 +137,19 @@ class Resumable:
         path = as_path("load_weights: path", path)
         read = read_weights if path.suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
         state, own = self.ranks.first(lambda: read(path)), self._identity()
-        if state["identity"]:
-            check_identity(path, state["identity"], {"layers": own["layers"]})
-        elif different := _shapes(state["model"]) ^ _shapes(self.model.state_dict()):
-            name, shape = min(different)
-            raise InputError(
-                f"{path}: {name} {list(shape)} is in one of the file and the model only; rename its weights"
-            )
-        if self.embedding is not None and state["identity"].get("artifact") != own["artifact"]:
-            raise InputError(f"{path}: holds learned rows of the vertices of another artifact; give features instead")
-        self.set_weights(state)
+        with _of_file(path):
+            if state["identity"]:
+                check_identity(path, state["identity"], {"layers": own["layers"]})
+            elif different := _shapes(state["model"]) ^ _shapes(self.model.state_dict()):
+                name, shape = min(different)
+                raise InputError(
+                    f"{path}: {name} {list(shape)} is in one of the file and the model only; rename its weights"
+                )
+            if self.embedding is not None and state["identity"].get("artifact") != own["artifact"]:
+                raise InputError(
+                    f"{path}: holds learned rows of the vertices of another artifact; give features instead"
+                )
+            self.set_weights(state)
 
     @called_by_all()
     @torch.inference_mode(False)
@@ -197,7 +200,8 @@ class Resumable:
             }
 
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-        check_identity(path, state["identity"], self._identity())
+        with _of_file(path):
+            check_identity(path, state["identity"], self._identity())
         there, here = state["identity"].get(THREADS), torch.get_num_threads()
         if there not in (None, str(here)) and self._backend.on_host:
             warnings.warn(
@@ -209,7 +213,7 @@ class Resumable:
         if state["history"] is None:
             log = RunDirectory(Path(path).parent)
             state = state | {"history": self.ranks.first(lambda: log.history_of(state))}
-        with self._whole_or_torn(f"loading {path}"):
+        with _of_file(path), self._whole_or_torn(f"loading {path}"):
             self._take(state)
 
     def weights(self) -> dict[str, Any]:
@@ -263,6 +267,18 @@ class Resumable:
             "autocast": str(self._network.autocast),
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
+
+
+@contextmanager
+def _of_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What is raised inside is a file's, whose hash may be right and whose values may be anything."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InputError(f"{path}: not the state of such a run ({reason}); use another snapshot") from error
 
 
 def _write(path: Path, state: dict[str, Any], format: str) -> None:

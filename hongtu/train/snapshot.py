@@ -19,7 +19,10 @@ from hongtu.files import whole_file
 
 FORMAT = "hongtu-snapshot"
 VERSION = 2
-SECTIONS = {"identity", "model", "optimizer", "scheduler", "embedding", "epoch", "history", "stopping", "seed", "rng"}
+SECTIONS: dict[str, Any] = {
+    "identity": dict, "model": dict, "optimizer": dict, "scheduler": dict | None, "embedding": dict | None,
+    "epoch": int, "history": list | None, "stopping": list, "seed": int, "rng": dict,
+}  # fmt: skip
 BLOCK = 1 << 20
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
 
@@ -60,7 +63,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     except Exception as error:  # of the file system, of zip, of a pickle with more than tensors and plain values
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a readable snapshot ({reason}); use another snapshot") from None
-    if not isinstance(state, dict) or not state.keys() >= SECTIONS:
+    if not isinstance(state, dict) or any(not isinstance(state.get(name, ...), SECTIONS[name]) for name in SECTIONS):
         raise InputError(f"{path}: not the state of a run; expected {', '.join(sorted(SECTIONS))}")
     return state
 

@@ -63,7 +63,9 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
         with safe_open(path, framework="pt") as stream:
             identity = json.loads((stream.metadata() or {}).get(_IDENTITY, "{}"))
             weights = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError, ValueError) as error:
+            if not isinstance(identity, dict):
+                raise ValueError(f"{_IDENTITY} is {identity!r:.100}")
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a readable file of safetensors ({error}); use another one") from None
     rows, prefix = weights.pop(NAME, None), f"{DECODER}."
     decoder = {name.removeprefix(prefix): weights.pop(name) for name in [*weights] if name.startswith(prefix)}

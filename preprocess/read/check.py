@@ -215,7 +215,7 @@ def _check_features(raw: RawGraph) -> None:
 
 
 def _finite_as_float32(block: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.isfinite(block.astype(np.float32, copy=False))
 
 
@@ -235,7 +235,7 @@ def _rounds(array: Any) -> bool:
         return False
     step = max(1, BLOCK // max(1, array[:1].size))
     blocks = (array[lo : lo + step] for lo in range(0, len(array), step))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return any(not np.array_equal(block.astype(np.float32), block, equal_nan=True) for block in blocks)
 
 

@@ -96,7 +96,7 @@ def check_numbers(raw: RawGraph) -> None:
     expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
     raw.labels = labels.reshape(vertices, -1)
     _check_columns(raw)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         raw.labels = raw.labels.astype(np.float32)
     infinite = np.argwhere(np.isinf(raw.labels))
     if len(infinite):

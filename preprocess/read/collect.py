@@ -132,7 +132,9 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
             for stream, numbers in zip((sources, destinations), ids, strict=True):
                 numbers.astype(np.int32, copy=False).tofile(stream)
             if block.weight is not None:
-                with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
+                with np.errstate(
+                    over="ignore", invalid="ignore"
+                ):  # beyond float32 is refused by the check, as in any format
                     block.weight.astype(np.float32).tofile(weights)
             count += len(block.source)
     if raw.num_edges not in (None, count):

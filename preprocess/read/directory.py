@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError, note
-from hongtu.files import open_npy
+from hongtu.files import open_npy, read_json
 from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
@@ -120,10 +119,7 @@ def _meta(file: Path) -> dict[str, Any]:
         return {}
     if not file.is_file():
         raise InputError(f"{file}: not a file; mend or remove it")
-    try:
-        meta = json.loads(file.read_text("utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise InputError(f"{file}: not valid JSON ({error}); mend or remove it") from None
+    meta = read_json(file, "mend or remove it")
     if not isinstance(meta, dict):
         raise InputError(f'{file}: holds a {type(meta).__name__}, expected an object such as {{"nodes": 2708}}')
     for key, least in (("nodes", 0), ("classes", 1)):

@@ -100,5 +100,5 @@ def weights_of(values: np.ndarray) -> np.ndarray | None:
     """Stored values of an adjacency matrix as float32 weights; None where all are 1, a matrix that only says where."""
     if bool((values == 1).all()):
         return None
-    with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 is refused by the check, as in any format
         return values.astype(np.float32)

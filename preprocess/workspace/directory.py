@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError, OutputError, uninterrupted
-from hongtu.files import Create, create_array, make_directory
+from hongtu.files import Create, create_array, make_directory, read_json
 from hongtu.graph.format import ARRAYS, ORIGIN
 from hongtu.graph.format import STAGES as LOG
 from hongtu.graph.writer import ArtifactWriter, check_output
@@ -116,7 +116,7 @@ class Workspace:
         for folder in sorted(parent.glob(f".{glob.escape(self.path.name)}.partial*")):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 ours = not folder.is_symlink() and folder.stat().st_uid == os.geteuid()
-                if ours and json.loads((folder / IDENTITY).read_text())["format"] == FORMAT:
+                if ours and read_json(folder / IDENTITY, "")["format"] == FORMAT:
                     yield folder
 
     def _locks(self, parent: Path) -> dict[Path, int]:

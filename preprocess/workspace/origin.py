@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.files import read_json
 from hongtu.graph.format import ORIGIN
 
 _STEP = 1 << 24  # elements that are hashed at a time
@@ -41,11 +42,11 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
     """
     now = json.loads(json.dumps(origin))
     try:
-        before = json.loads((path / ORIGIN).read_text("utf-8"))
+        before = read_json(path / ORIGIN, "")
         old, new = before["settings"], now["settings"]
         changed = [f"{name} {old.get(name)!r} (now {new[name]!r})" for name in new if old.get(name) != new[name]]
         why = f"made with {', '.join(changed)}" if changed else "made of another input"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (InputError, KeyError, TypeError, AttributeError):
         before, why = None, "and does not say what it was made of"
     if before != now:
         raise InputError(f"{path}: already exists, {why}; choose another path or pass --force to replace it")

@@ -78,7 +78,7 @@ def test_device_links_are_faster_than_the_host_link():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("no json", "not JSON"),
+        ("no json", "not valid JSON"),
         ("[1]", "not a hardware profile"),
         (json.dumps({"name": "x"}), "missing ['aggregate_stage_seconds'"),
         (json.dumps(CPU.to_dict() | {"speed": 3}), "unknown ['speed']"),
@@ -262,7 +262,7 @@ def test_traffic_chart_of_any_topology(m, n):
 
 def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
     (tmp_path / "profile").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match="not valid JSON"):
         load_hardware(tmp_path / "profile")
 
 

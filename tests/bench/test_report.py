@@ -78,6 +78,14 @@ def results(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("text", ["[]", "7", "{", "[" * 100_000, "\ud800"])
+def test_a_page_of_a_damaged_run_is_refused(text, results, tmp_path, capsys):
+    shutil.copytree(results, tmp_path / "run")
+    (tmp_path / "run" / "options.json").write_bytes(text.encode(errors="surrogatepass"))
+    assert command(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 2
+    assert "options.json: not " in capsys.readouterr().err and not (tmp_path / "page.html").exists()
+
+
 class Seen(HTMLParser):
     """What a page holds, and every address in it."""
 

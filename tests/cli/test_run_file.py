@@ -66,6 +66,7 @@ def test_what_is_written_is_read_and_options_go_over_it(artifact, tmp_path, caps
         ("keep_best = true\nartifact = 'x'", "--keep-best needs --run DIR"),
         ("epochs = 3", "artifact: missing"),
         ("artifact = 'x'\nmodel = 'gcnn'", "model 'gcnn'; did you mean gcn?; expected one of gcn, sage"),
+        ("artifact = 'x'\nrun = \"a\\u0000b\"", "expected text without a zero byte"),
     ],
 )
 def test_a_bad_run_file_is_refused(text, message, tmp_path, capsys):
@@ -108,6 +109,9 @@ def test_optimizers_that_know_no_weight_decay_run(artifact, capsys):
         ("--modules", "GCNConv(3", "modules 'GCNConv(3': '(' was never closed; expected a name and plain values"),
         ("--host-memory", "5%", "only device_memory (--device-memory) may be a percentage"),
         ("--modules", "__import__('os').system('true')", "expected a name and plain values (and features, classes)"),
+        ("--optimizer", "SGD(momentum={[]: 1})", "{[]: 1} is no plain value; expected a name and plain values"),
+        ("--scheduler", "StepLR({{}})", "{{}} is no plain value; expected a name and plain values"),
+        ("--optimizer", "SGD(" + "-" * 20_000 + "1)", "expected a name and plain values"),
         ("--optimizer", "Adma", "no class of torch.optim; did you mean Adam"),
         (
             "--optimizer",
@@ -117,6 +121,9 @@ def test_optimizers_that_know_no_weight_decay_run(artifact, capsys):
         ("--scheduler", "StepLR", "--scheduler 'StepLR': StepLR.__init__() missing 1 required positional argument"),
         ("--model", "no_such_module:layers", "No module named 'no_such_module'; expected module:function"),
         ("--model", "os:system", "--model os:system: TypeError: "),
+        ("--hidden", 10**400, "at most 1048576 columns and 10000 layers"),
+        ("--layers", 10**8, "at most 1048576 columns and 10000 layers"),
+        ("--device", "cuda:" + "9" * 5000, "expected 'cpu', 'cuda', 'cuda:K'"),
         ("--device-memory", "0%", "expected a percentage"),
         ("--metric", "bleu", "metric 'bleu'; expected one of accuracy, f1, macro-f1, auc, mrr, hits@K"),
         ("--metric", "hits@50", "metric is 'hits@50': expected a callable"),

@@ -22,7 +22,7 @@ import scipy.sparse
 
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.read import RawGraph, read_input
-from hongtu.preprocess.read.formats.text_layout import find_columns
+from hongtu.preprocess.read.formats.text_layout import find_columns, find_ends
 from tests.faults.reader import Reader
 from tests.neutral import pieces
 
@@ -170,14 +170,22 @@ def _cells(content: bytes, ending: str) -> dict[str, list]:
         return pyarrow.ipc.open_stream(content).read_all().to_pydict()
 
 
+def _ends(cells: dict[str, list]) -> list[list]:
+    """The columns of an edge's ends, which may have other names."""
+    names = list(cells)
+    found = find_ends(names)
+    sure = found is None or {"source", "destination"} <= {*names}
+    return [cells[name] for name in (("source", "destination") if sure else [names[at] for at in found])]
+
+
 def _table_edges(content: bytes, ending: str) -> Any:
     cells = _cells(content, ending)
-    return _columns(cells["source"], cells["destination"], cells.get("weight"))
+    return _columns(*_ends(cells), cells.get("weight"))
 
 
 def _table_names(content: bytes, ending: str) -> Any:
     cells = _cells(content, ending)
-    ends = [cells["source"], cells["destination"]]
+    ends = _ends(cells)
     if not all(isinstance(end, int) and end < 2**63 for column in ends for end in column):
         ends = [[str(end) for end in column] for column in ends]
     return _numbered(list(zip(*ends)))

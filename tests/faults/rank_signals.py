@@ -21,8 +21,8 @@ import numpy as np
 from hongtu.errors import INTERRUPTS
 from tests.faults.outcome import Outcome
 from tests.faults.processes import start
-from tests.faults.signals import GAPS, Line, Sent, Training, heard, lines_of, run
 from tests.faults.run import prepare
+from tests.faults.signals import GAPS, Line, Sent, Training, heard, lines_of, run
 
 SECONDS = 120.0  # that a rank may take for a run, on a crowded machine
 

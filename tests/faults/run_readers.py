@@ -63,9 +63,7 @@ def _read_graph(file: Path) -> Any:
 
 def _graph_of(content: bytes) -> Any:
     found = torch.load(io.BytesIO(content), weights_only=True)
-    masks = [found.get(f"{split}_mask") for split in SPLITS]
-    assert masks[0] is not None
-    masks = [torch.zeros_like(masks[0]) if mask is None else mask for mask in masks]
+    masks = [found.get(f"{split}_mask", torch.zeros(len(found["x"]), dtype=torch.bool)) for split in SPLITS]
     weight = found.get("edge_weight") if found["edge_index"].numel() else None
     fields = [
         found["edge_index"],

@@ -35,6 +35,9 @@ def test_damaged_inputs_are_read_as_what_they_are_or_refused(name):
     ("edges.arrow", 121),  # a column's name is no text
     ("edges.feather", 4892),  # no batches
     ("Planetoid's allx", 2978),  # rows of a matrix that ends before it began
+    ("features.npy", 2000761),  # NaN that signals
+    ("edges.arrow", 2000700),  # a column of another good name
+    ("Planetoid's ally", 2000465),  # the state of an array of version 108
     ("Planetoid's ally", 2000191),  # an array of 1.5 numbers before it is filled
     ("OGB's train.csv", 5169),  # another kind of white space
 ])  # fmt: skip

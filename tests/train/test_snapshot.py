@@ -14,7 +14,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
-from hongtu.train.snapshot import describe_layer
+from hongtu.train.snapshot import describe_layer, write_snapshot
 from tests import training
 from tests.models import H
 from tests.trainers import SCHEDULERS, adam_and_step, artifact, dropout_trainer, gcn, losses_of
@@ -167,6 +167,25 @@ def test_other_files_of_torch_are_refused(tmp_path):
         torch.save(other, tmp_path / "other")
         with pytest.raises(InputError, match="other"):
             trainer.load(tmp_path / "other")
+
+
+FORGED = {  # sections of a file whose hash is right
+    "identity": ([], {"layers": {}}), "model": (None, {}, {"0.bias": 7}, {3: torch.ones(1)}), "epoch": ("1", 1.5, None),
+    "optimizer": (7, {}, {"state": 1, "param_groups": {}}, {"state": {}, "param_groups": [{}]}), "scheduler": ([], 3),
+    "stopping": ([1, 2, 3], {}), "seed": ("x",), "rng": ([], {}, {"torch": 7}), "history": (7, "x"),
+    "embedding": ("x",), "training": (7, []), "trained": ([1], "x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("section", FORGED)
+def test_sections_of_other_things_are_refused(section, tmp_path):
+    trainer = dropout_trainer()
+    trainer.train_epoch()
+    state = trainer.state()
+    for value in FORGED[section]:
+        write_snapshot(tmp_path / "forged.pt", state | {section: value})
+        with pytest.raises(InputError, match=r"forged.pt: (not the state|the snapshot)"):
+            trainer.load(tmp_path / "forged.pt")
 
 
 def snapshot_of(trainer, tmp_path):

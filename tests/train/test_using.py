@@ -166,9 +166,13 @@ def test_weights_saved_as_safetensors_predict_the_same(tmp_path):
     library.save_file({"0.bias": torch.zeros(4)}, theirs)
     (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:100])
     short = hongtu.Trainer(problems.prepare(problem(), 2, 3), [hnn.GCNConv(6, 3)])
+    forged = [tmp_path / f"{k}.safetensors" for k in range(4)]
+    for path, said in zip(forged, ("[]", "[" * 100_000, "7", '{"layers": 7}'), strict=True):
+        library.save_file(trained.model.state_dict(), path, {"hongtu": said})
     for trainer, path, message in (
         (other, theirs, r"0.bias \[4\] is in one"), (other, tmp_path / "cut.safetensors", "not a readable file"),
-        (other, tmp_path / "no.safetensors", "no such file"), (short, file, "has 3 layers, this run has 1"),
+        (other, tmp_path / "no.safetensors", "no such file"), *((other, file, "not a readable file|layers is 7") for file in forged),
+        (short, file, "has 3 layers, this run has 1"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             trainer.load_weights(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from hongtu.bench.report import pictures
 from hongtu.bench.report.growth import exponent, largest_step
 from hongtu.bench.report.text import host_bytes
 from hongtu.errors import InputError
+from hongtu.files import read_json
 from hongtu.plan.plot import require_matplotlib
 
 MIB = 2**20
@@ -45,10 +45,9 @@ def settings_of(path: Path) -> Row:
     """What a run was told, where it was the command line that began it; settings that are not set are left out, and
     loggers, whose arguments may be secrets."""
     file = path / "options.json"
-    try:
-        found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: not the options of a run ({error}); restore it, or remove it") from None
+    found = read_json(file, "restore it, or remove it") if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: not the options of a run ({type(found).__name__}); restore it, or remove it")
     return {name: value for name, value in found.items() if value not in (None, "", [], False) and name != "loggers"}
 
 

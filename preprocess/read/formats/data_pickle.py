@@ -165,11 +165,11 @@ class _Machine:
             made.value = state
         elif made.kind == "array":
             version, shape, kind, by_column, data = state
-            _expect(type(version) is int, "the state of an array")
+            _expect(version in (0, 1), "the state of an array")
             flat = _array(kind, shape, data).ravel()
             made.value = flat.reshape(shape, order="F" if by_column else "C")
         else:
-            good = type(state) is tuple and type(state[0]) is int and state[1] in ("<", ">", "|", "=")
+            good = type(state) is tuple and state[0] in (3, 4) and state[1] in ("<", ">", "|", "=")
             _expect(good and len(state) == 8 and not any(state[2:5]), "an array of numbers")
             made.value = made.value.newbyteorder(state[1])
         return made

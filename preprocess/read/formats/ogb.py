@@ -115,7 +115,7 @@ def _labels(table: np.ndarray, file: Path) -> np.ndarray:
     if table.ndim not in (1, 2) or table.dtype.kind not in "biuf":
         raise InputError(f"{file}: {table.dtype} of shape {table.shape}, expected numbers [N, 1] or [N, C]")
     if table.ndim == 2 and table.shape[1] > 1:
-        with np.errstate(over="ignore"):  # refused by the check, as all that is not 0 or 1
+        with np.errstate(over="ignore", invalid="ignore"):  # refused by the check, as all that is not 0 or 1
             return table.astype(np.float32)
     column = table.ravel().astype(np.float64) if table.dtype.kind == "f" else table.ravel()
     column = np.where(np.isnan(column), -1, column)

@@ -105,7 +105,7 @@ def _rows(value: Any) -> Any:
         raise ValueError(f"an array of shape {value.shape}, expected a matrix")
     if value.dtype.kind not in "biuf":
         raise ValueError(f"{value.dtype}, expected numbers")
-    with np.errstate(over="ignore"):  # beyond float32 is refused by the check, as in any format
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 is refused by the check, as in any format
         return scipy.sparse.coo_matrix(value.astype(np.float32))
 
 
