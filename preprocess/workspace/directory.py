@@ -69,6 +69,7 @@ class Workspace:
         self._lock: int | None = None
         self._made: list[Path] = []  # around it, the deepest first
         self._sync = ThreadPoolExecutor(max_workers=1)
+        self.check: Callable[[], None] = lambda: None  # raises where the input is another one by now
         self.watch, self.progress, self._shown = Watch(), Progress(), contextlib.ExitStack()
 
     @property
@@ -201,6 +202,7 @@ class Workspace:
             record = self._finished[name]
             arrays = {key: Path(file) for key, file in record["arrays"].items()}  # less those that were dropped
             return {**record["values"], **{key: _load(file) for key, file in arrays.items() if file.is_file()}}
+        self.check()
         self.watch.restart()
         start = time.perf_counter()
         outputs = compute()
@@ -217,6 +219,11 @@ class Workspace:
             if file is not None and file.parent == self.artifact:
                 self._sync.submit(_write_back, file)
         return outputs
+
+    def within(self, stage: str, share: float) -> None:
+        """This share of a stage is done, and what it reads is still the same."""
+        self.check()
+        self.progress.within(stage, share)
 
     def log(self, name: str, seconds: float, edges: int = 0) -> None:
         """Add a line to the log, and show the rate."""

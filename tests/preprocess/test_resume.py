@@ -124,6 +124,25 @@ def test_another_input_or_other_settings_are_refused(source, tmp_path, monkeypat
     assert not (tmp_path / ".out.partial").exists()
 
 
+@pytest.mark.parametrize("name", ["features", "labels", "train_mask", "edges"])
+@pytest.mark.parametrize("at", ["pipeline._csc", "pipeline._partition", "pipeline._volumes", "Workspace.within"])
+def test_an_input_that_is_cut_is_refused_before_it_is_read_on(at, name, source, tmp_path, monkeypatch, capsys):
+    """Reading on would be a bus error, which no program survives."""
+    place, _, function = at.partition(".")
+    owner = pipeline if place == "pipeline" else pipeline.Workspace
+    real = getattr(owner, function)
+
+    def cut(*arguments):
+        found = None if owner is not pipeline else real(*arguments)
+        os.truncate(source / f"{name}.npy", 130)
+        return real(*arguments) if found is None else found
+
+    monkeypatch.setattr(owner, function, cut)
+    assert preprocess(source, tmp_path / "out") == 2
+    assert f"{name}.npy: changed while it was read; run it again" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_a_restart_of_the_machine_is_refused(source, tmp_path, monkeypatch, capsys):
     interrupted(source, tmp_path, monkeypatch)
     file = tmp_path / ".out.partial" / "identity.json"
@@ -141,7 +160,7 @@ def test_a_changing_input_is_refused(source, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(pipeline, "_volumes", change)
     assert preprocess(source, tmp_path / "out") == 2
-    assert "the input changed while it was read" in capsys.readouterr().err
+    assert "changed while it was read" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
