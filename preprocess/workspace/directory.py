@@ -170,8 +170,15 @@ class Workspace:
         lines = [_parsed(line) for line in file.read_text().splitlines()] if file.exists() else []
         self._finished = {line["stage"]: line for line in lines if line is not None}
 
-    @uninterrupted()
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> None:
+        try:
+            self._close(error)
+        except KeyboardInterrupt:  # it came before signals waited, and no other does
+            self._close(error)
+            raise
+
+    @uninterrupted()
+    def _close(self, error: BaseException | None) -> None:
         self._shown.close()
         self._sync.shutdown()
         stopped = error is not None and not isinstance(error, Exception)
@@ -186,6 +193,7 @@ class Workspace:
                     parent.rmdir()
         if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
         if isinstance(error, OSError) and error.filename is None:  # what numpy and mapped files say of a full disk
             raise OutputError(self.path, error) from error
 

@@ -20,6 +20,7 @@ from hongtu.errors import InputError
 from hongtu.graph.format import MANIFEST
 from hongtu.preprocess import pipeline
 from hongtu.preprocess.workspace import Workspace
+from tests.faults.signals import tracing
 from tests.neutral import contents, pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +102,28 @@ def test_an_interrupt_before_anything_is_finished_leaves_nothing(heard, source, 
     monkeypatch.setattr("hongtu.preprocess.read.read_input", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert preprocess(source, tmp_path / "out") == 130
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("line", range(1, 9))
+def test_an_interrupt_as_the_workspace_is_left_leaves_nothing_of_it(line, heard, source, tmp_path):
+    """Also before signals wait for what is done there."""
+    left = [line]
+
+    def inside(frame, event, arg):
+        left[0] -= event == "line"
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return inside
+
+    def local(frame):
+        above = frame.f_back
+        while above is not None and above.f_code is not Workspace.__exit__.__code__:
+            above = above.f_back
+        return inside if above is not None and frame.f_code.co_name == "uninterrupted" and left[0] > 0 else None
+
+    with tracing(local):
+        assert preprocess(source, tmp_path / "out") == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 def interrupted(source, tmp_path, monkeypatch, *arguments):

@@ -169,3 +169,10 @@ def test_remedies_give_the_right_graph(tmp_path):
     weighted = ("source", "destination", "weight")
     assert read(tmp_path, "a.txt", "0 1 7\n1 2 9\n", columns=weighted) == [(0, 1, 7.0), (1, 2, 9.0)]
     assert read(tmp_path, "a.txt", "a b w\n0 1 7\n1 2 9\n", columns=weighted) == [(0, 1, 7.0), (1, 2, 9.0)]
+
+
+@pytest.mark.parametrize("line", ['""', ' ""', '"" ', '\t"" ', '""\n"7"'])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_a_line_of_one_empty_text_is_no_blank_line(line, delimiter, tmp_path):
+    with pytest.raises(InputError, match=r"e\.csv.*2"):
+        read(tmp_path, "e.csv", f"1{delimiter}2\n{line}\n3{delimiter}4\n")
