@@ -60,10 +60,18 @@ def run_stages(
     keep_number()  # before any kernel
     given = None if files is None else files()
     source = None if given is None else input_hash({"files": given})
+
+    def check_unchanged() -> None:
+        now = None if files is None else files()
+        if now != given:
+            changed = next(file for file in [*(given or ()), *(now or ())] if file not in given or file not in now)
+            raise InputError(f"{changed[0]}: changed while it was read; run it again")
+
     made_of = {"input": source, "settings": config.settings(), "version": VERSION}
     if (Path(path) / MANIFEST).is_file() and not config.force:
         return _reopen(load, Path(path), made_of)
     with Workspace(Path(path), made_of if source else None, force=config.force, resume=config.resume) as work:
+        work.check = check_unchanged
         raw = work.stage("read", lambda: read.to_pieces(load(work.scratch)))
         work.origin = made_of if source else made_of | {"input": input_hash(raw)}
         (m, n), e = config.grain(raw["vertices"]), raw["input_edges"]
@@ -82,8 +90,7 @@ def run_stages(
         starts = ordered["chunk_start"][::n]
         volumes = work.stage("volume", lambda: _volumes(sources, starts, tour["schedule_paper"]))
         written = work.stage("write", lambda: _write(raw, graph, new, ordered["original_id"], config, work))
-        if files is not None and files() != given:
-            raise InputError(f"{given[0][0]}: the input changed while it was read; run it again")
+        check_unchanged()
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
         shape = {
             "edges": len(sets["local_source"]),
@@ -224,7 +231,7 @@ def _write(
         for name, dtype in BESIDE_EDGES.items():
             if name in raw:
                 into = work.maker()(name, dtype, (int(lists[3][-1]), *raw[name].shape[1:]))
-                edge_rows.copy_edge_rows(name, raw[name], edges, into, partial(work.progress.within, "write"), most)
+                edge_rows.copy_edge_rows(name, raw[name], edges, into, partial(work.within, "write"), most)
     for name in ("labels", "train_mask", "val_mask", "test_mask"):
         work.put(name, raw[name][original_id])
     for name in ("vertex_id", "name_start", "name_text"):  # by original number
@@ -238,7 +245,7 @@ def _write(
         return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
     change = clean.normalize_rows if config.normalize_features else None
-    features.copy_rows(given, original_id, into, change, lambda share: work.progress.within("write", share), most)
+    features.copy_rows(given, original_id, into, change, partial(work.within, "write"), most)
     return {"width": int(given.shape[1])}
 
 

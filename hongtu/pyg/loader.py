@@ -79,7 +79,7 @@ class NeighborLoader(DataLoader):
                 raise InputError(f"{name} {given}: expected a number from 1")
         sampler = NeighborSampler(artifact, fanouts, replace=replace, seed=seed)
         seeds = find_seeds(sampler, split)
-        starts = artifact.topology.partition_start
+        self._artifact, starts = artifact, artifact.topology.partition_start
         partition = np.searchsorted(starts, sampler.graph.new_id[seeds], side="right") - 1
         shuffle = isinstance(split, str) and split == "train" if shuffle is None else shuffle
         steps = Steps(seeds, partition, batch_size, shuffle, seed, drop_last)
@@ -99,6 +99,7 @@ class NeighborLoader(DataLoader):
         super().__init__(_Batches(sampler), sampler=self._epochs, batch_size=None, collate_fn=_itself, **options)
 
     def __iter__(self) -> Any:
+        self._artifact.check_files()
         return super().__iter__() if self.windows is None else self._on_ranks(self.windows)
 
     def _on_ranks(self, windows: Windows) -> Iterator[Data]:

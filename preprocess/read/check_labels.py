@@ -44,7 +44,9 @@ def _as_classes(raw: RawGraph) -> np.ndarray:
     labels = raw.labels
     if labels.dtype == bool:
         return labels.astype(np.int64)
-    none = np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), dtype=bool)
+    if labels.dtype.kind != "f":
+        return labels
+    none = np.isnan(labels)
     whole = labels[~none].astype(np.float64)  # of half precision 2**31 is none
     if not len(whole) or (np.abs(whole) >= 2**31).any() or (whole != np.rint(whole)).any():
         return labels

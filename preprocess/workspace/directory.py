@@ -69,6 +69,7 @@ class Workspace:
         self._lock: int | None = None
         self._made: list[Path] = []  # around it, the deepest first
         self._sync = ThreadPoolExecutor(max_workers=1)
+        self.check: Callable[[], None] = lambda: None  # raises where the input is another one by now
         self.watch, self.progress, self._shown = Watch(), Progress(), contextlib.ExitStack()
 
     @property
@@ -169,8 +170,15 @@ class Workspace:
         lines = [_parsed(line) for line in file.read_text().splitlines()] if file.exists() else []
         self._finished = {line["stage"]: line for line in lines if line is not None}
 
-    @uninterrupted()
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> None:
+        try:
+            self._close(error)
+        except KeyboardInterrupt:  # it came before signals waited, and no other does
+            self._close(error)
+            raise
+
+    @uninterrupted()
+    def _close(self, error: BaseException | None) -> None:
         self._shown.close()
         self._sync.shutdown()
         stopped = error is not None and not isinstance(error, Exception)
@@ -185,6 +193,7 @@ class Workspace:
                     parent.rmdir()
         if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
         if isinstance(error, OSError) and error.filename is None:  # what numpy and mapped files say of a full disk
             raise OutputError(self.path, error) from error
 
@@ -201,6 +210,7 @@ class Workspace:
             record = self._finished[name]
             arrays = {key: Path(file) for key, file in record["arrays"].items()}  # less those that were dropped
             return {**record["values"], **{key: _load(file) for key, file in arrays.items() if file.is_file()}}
+        self.check()
         self.watch.restart()
         start = time.perf_counter()
         outputs = compute()
@@ -217,6 +227,11 @@ class Workspace:
             if file is not None and file.parent == self.artifact:
                 self._sync.submit(_write_back, file)
         return outputs
+
+    def within(self, stage: str, share: float) -> None:
+        """This share of a stage is done, and what it reads is still the same."""
+        self.check()
+        self.progress.within(stage, share)
 
     def log(self, name: str, seconds: float, edges: int = 0) -> None:
         """Add a line to the log, and show the rate."""

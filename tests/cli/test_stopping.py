@@ -26,6 +26,7 @@ from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
+from hongtu.pyg import NeighborLoader
 from hongtu.train import snapshot
 from hongtu.train.random_state import seed_generators
 from tests import problems
@@ -372,6 +373,15 @@ def test_a_file_that_is_cut_short_during_a_run_stops_it(copy, name):
     for call in (trainer.train_epoch, trainer.evaluate):
         with pytest.raises(InputError, match=rf"{name}\.npy: cut from \d+ to 100 bytes while it was in use"):
             call()
+
+
+@pytest.mark.parametrize("name", ["features", "sources", "labels"])
+def test_no_epoch_of_batches_is_drawn_from_a_file_that_is_cut_short(copy, name):
+    loader = NeighborLoader(copy, [2, 2])
+    assert len(list(loader)) == len(list(loader)) > 0
+    os.truncate(copy.path / f"{name}.npy", 100)
+    with pytest.raises(InputError, match=rf"{name}\.npy: cut from \d+ to 100 bytes while it was in use"):
+        list(loader)
 
 
 @pytest.mark.parametrize("name", ["features", "in_edge_start", "labels", "original_id"])

@@ -67,10 +67,13 @@ def stop(options: argparse.Namespace) -> Iterator[Outcome]:
 
 
 def signals(options: argparse.Namespace) -> Iterator[Outcome]:
+    from tests.faults.rank_signals import interrupt_ranks
     from tests.faults.signals import Preprocessing, Training, interrupt
 
     for kind in (Training, Preprocessing):
         yield interrupt(kind, int(1000 * options.scale))
+    for dependencies in ("comm", "cache"):
+        yield interrupt_ranks(dependencies, int(500 * options.scale))
 
 
 def pressure(options: argparse.Namespace) -> Iterator[Outcome]:

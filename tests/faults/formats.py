@@ -130,7 +130,7 @@ def _text_names(content: bytes, ending: str) -> Any:
         rows, _ = _text(content, ending, None, as_text=as_text)
         pairs: list[tuple[Any, Any]] = [(row[0].decode(), row[1].decode()) for row in rows]
         if not as_text and all(
-            re.fullmatch(r"[+-]?[0-9]+", end) and abs(int(end)) < 2**63 for pair in pairs for end in pair
+            re.fullmatch(r"[ \t]*[+-]?[0-9]+[ \t]*", end) and abs(int(end)) < 2**63 for pair in pairs for end in pair
         ):
             return _numbered([(int(a), int(b)) for a, b in pairs])
     return _numbered(pairs)

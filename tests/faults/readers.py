@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hongtu.config import PreprocessConfig
-from hongtu.hardware import PROFILES, load_hardware
+from hongtu.hardware import PROFILES, Hardware, load_hardware
 from hongtu.preprocess.read import read_directory
 from tests.faults.formats import FORMATS
 from tests.faults.reader import Reader
@@ -107,7 +108,8 @@ def _read_hardware(file: Path) -> Any:
 
 def _hardware(content: bytes) -> Any:
     given = json.loads(content.decode())
-    return {key: value for key, value in ({"devices": 1, "staged": False} | given).items() if value is not None}
+    stated = {field.name: field.default for field in fields(Hardware) if field.default is not MISSING} | given
+    return {key: value for key, value in stated.items() if value is not None}
 
 
 _CPU_PROFILE = json.dumps({key: value for key, value in vars(PROFILES["h200"]).items() if value is not None}).encode()

@@ -7,7 +7,7 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -76,7 +76,10 @@ def _graph_of(content: bytes) -> Any:
 
 
 def _options(content: bytes) -> Any:
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(content.decode()).items()}
+    hints, given = get_type_hints(TrainConfig), json.loads(content.decode())
+    real = {name for name, hint in hints.items() if float in (hint, *get_args(hint))}  # whole numbers do for these
+    given |= {name: float(x) for name, x in given.items() if name in real and type(x) is int}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
 
 
 def _rewound(file: Path) -> Any:

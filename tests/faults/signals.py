@@ -24,6 +24,7 @@ import numpy as np
 import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import INTERRUPTS
+from hongtu.files import LOCK
 from hongtu.train.run_directory import RunDirectory
 from tests.faults.outcome import Outcome
 from tests.faults.processes import epochs
@@ -162,7 +163,8 @@ class Training:
         """What was lost, in words."""
         snapshots = RunDirectory(place).snapshots()
         kept = int(snapshots[-1].stem.partition("-")[2]) if snapshots else 0
-        left = {file.name for file in place.iterdir() if file.name.startswith(".")} if place.exists() else set()
+        there = [file.name for file in place.iterdir()] if place.exists() else []
+        left = {name for name in there if name.startswith(".")} - {LOCK}  # whose lock the process lets go of
         if kept < at:
             return f"{at} epochs were in the log, the snapshot is of {kept}: {said!r}"
         return f"left behind: {sorted(left)}" if left else ""

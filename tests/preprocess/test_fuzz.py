@@ -35,7 +35,10 @@ def test_damaged_inputs_are_read_as_what_they_are_or_refused(name):
     ("edges.arrow", 121),  # a column's name is no text
     ("edges.feather", 4892),  # no batches
     ("Planetoid's allx", 2978),  # rows of a matrix that ends before it began
+    ("labels.npy", 3000431),  # complex numbers
     ("features.npy", 2000761),  # NaN that signals
+    ("edges.csv", 3000235),  # a line of nothing but an empty text
+    ("edges.csv with --relabel", 3000184),  # a tab before a number
     ("edges.arrow", 2000700),  # a column of another good name
     ("Planetoid's ally", 2000465),  # the state of an array of version 108
     ("Planetoid's ally", 2000191),  # an array of 1.5 numbers before it is filled

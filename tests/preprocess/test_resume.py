@@ -20,6 +20,7 @@ from hongtu.errors import InputError
 from hongtu.graph.format import MANIFEST
 from hongtu.preprocess import pipeline
 from hongtu.preprocess.workspace import Workspace
+from tests.faults.signals import tracing
 from tests.neutral import contents, pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +104,28 @@ def test_an_interrupt_before_anything_is_finished_leaves_nothing(heard, source, 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize("line", range(1, 9))
+def test_an_interrupt_as_the_workspace_is_left_leaves_nothing_of_it(line, heard, source, tmp_path):
+    """Also before signals wait for what is done there."""
+    left = [line]
+
+    def inside(frame, event, arg):
+        left[0] -= event == "line"
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return inside
+
+    def local(frame):
+        above = frame.f_back
+        while above is not None and above.f_code is not Workspace.__exit__.__code__:
+            above = above.f_back
+        return inside if above is not None and frame.f_code.co_name == "uninterrupted" and left[0] > 0 else None
+
+    with tracing(local):
+        assert preprocess(source, tmp_path / "out") == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
 def interrupted(source, tmp_path, monkeypatch, *arguments):
     for _ in interrupt(monkeypatch, "_write", KeyboardInterrupt):
         assert preprocess(source, tmp_path / "out", *arguments) == 130
@@ -124,6 +147,25 @@ def test_another_input_or_other_settings_are_refused(source, tmp_path, monkeypat
     assert not (tmp_path / ".out.partial").exists()
 
 
+@pytest.mark.parametrize("name", ["features", "labels", "train_mask", "edges"])
+@pytest.mark.parametrize("at", ["pipeline._csc", "pipeline._partition", "pipeline._volumes", "Workspace.within"])
+def test_an_input_that_is_cut_is_refused_before_it_is_read_on(at, name, source, tmp_path, monkeypatch, capsys):
+    """Reading on would be a bus error, which no program survives."""
+    place, _, function = at.partition(".")
+    owner = pipeline if place == "pipeline" else pipeline.Workspace
+    real = getattr(owner, function)
+
+    def cut(*arguments):
+        found = None if owner is not pipeline else real(*arguments)
+        os.truncate(source / f"{name}.npy", 130)
+        return real(*arguments) if found is None else found
+
+    monkeypatch.setattr(owner, function, cut)
+    assert preprocess(source, tmp_path / "out") == 2
+    assert f"{name}.npy: changed while it was read; run it again" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_a_restart_of_the_machine_is_refused(source, tmp_path, monkeypatch, capsys):
     interrupted(source, tmp_path, monkeypatch)
     file = tmp_path / ".out.partial" / "identity.json"
@@ -141,7 +183,7 @@ def test_a_changing_input_is_refused(source, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(pipeline, "_volumes", change)
     assert preprocess(source, tmp_path / "out") == 2
-    assert "the input changed while it was read" in capsys.readouterr().err
+    assert "changed while it was read" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

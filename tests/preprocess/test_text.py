@@ -226,3 +226,10 @@ def test_a_relation_that_is_not_read_is_named(tmp_path, capsys):
     artifact = preprocess(tmp_path, "e.tsv", "--relabel")
     assert artifact.num_edge_types == 0
     assert "column 'relation' is not read; --columns head,tail,relation takes it as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ['""', ' ""', '"" ', '\t"" ', '""\n"7"'])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_a_line_of_one_empty_text_is_no_blank_line(line, delimiter, tmp_path):
+    with pytest.raises(InputError, match=r"e\.csv.*2"):
+        read(tmp_path, "e.csv", f"1{delimiter}2\n{line}\n3{delimiter}4\n")

@@ -11,6 +11,7 @@ from tests.faults.leaks import train_long
 from tests.faults.memory import replan_many
 from tests.faults.outcome import Outcome
 from tests.faults.processes import finish, start_command
+from tests.faults.rank_signals import interrupt_ranks
 from tests.faults.ranks import disturb_ranks
 from tests.faults.report import BEGIN, END, keep, write_report
 from tests.faults.run_readers import RUN_READERS, fuzz_run_reader
@@ -35,6 +36,13 @@ def test_a_rank_that_is_lost_loses_nothing(name):
 def test_signals_at_any_line_lose_nothing(kind, tries):
     outcome = interrupt(kind, tries, seed=7)
     assert outcome.tries == tries and not outcome.losses, "\n".join(outcome.losses)
+
+
+@pytest.mark.long(sample=0)
+@pytest.mark.parametrize("dependencies", ["comm", "cache"])
+def test_signals_at_any_line_of_ranks_lose_nothing(dependencies):
+    outcome = interrupt_ranks(dependencies, 3, seed=7)
+    assert outcome.tries == 3 and not outcome.losses, "\n".join(outcome.losses)
 
 
 @pytest.mark.long

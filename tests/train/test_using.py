@@ -171,7 +171,8 @@ def test_weights_saved_as_safetensors_predict_the_same(tmp_path):
         library.save_file(trained.model.state_dict(), path, {"hongtu": said})
     for trainer, path, message in (
         (other, theirs, r"0.bias \[4\] is in one"), (other, tmp_path / "cut.safetensors", "not a readable file"),
-        (other, tmp_path / "no.safetensors", "no such file"), *((other, file, "not a readable file|layers is 7") for file in forged),
+        (other, tmp_path / "no.safetensors", "no such file"),
+        *((other, path, "not a readable file|layers is 7") for path in forged),
         (short, file, "has 3 layers, this run has 1"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):

@@ -37,7 +37,7 @@ class Name:
     name: str
 
 
-CALLS = {  # how many arguments decide what a call gives, and what numpy, scipy and Python write behind them
+CALLS: dict[str, tuple[int, list[tuple[Any, ...]]]] = {  # arguments that decide what a call gives, and what may follow
     "defaultdict": (0, [(Name("list"),)]),
     "encode": (1, [("latin1",)]),
     "dtype": (1, [(), (False, True)]),

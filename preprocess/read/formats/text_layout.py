@@ -228,7 +228,8 @@ def unquote(data: bytes, delimiter: int) -> bytes:
         return data
     between = re.escape(bytes([delimiter])) if delimiter else rb" \t"
     inside = rb'(?! )[^"\n' + between + (rb"]*(?<! )" if delimiter else rb"]+")  # white space has no empty fields
-    pattern = rb"((?:^|[\n" + between + rb'])[ \t]*)"(' + inside + rb')"(?=[ \t]*[\n' + between + rb"])"
+    first = rb'(?:^|\n)[ \t]*(?!""[ \t]*\n)'  # a line of one empty field is no blank line
+    pattern = rb"(" + first + rb"|[" + between + rb'][ \t]*)"(' + inside + rb')"(?=[ \t]*[\n' + between + rb"])"
     return re.sub(pattern, rb"\1\2", data)
 
 
