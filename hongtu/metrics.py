@@ -63,6 +63,7 @@ class EpochRecord:
         arena_bytes: per memory: highest total of planned buffers alone; equals the plan's prediction.
         phases: seconds per phase.
         pass_seconds: wall-clock seconds per pass, by its name.
+        eager: why Python dispatched the epoch's operations; "" where a GPU did captured passes again.
         metrics: evaluation results, when this epoch was evaluated.
     """
 
@@ -75,6 +76,7 @@ class EpochRecord:
     arena_bytes: dict[str, int]
     phases: dict[str, float]
     pass_seconds: dict[str, float] = field(default_factory=dict)
+    eager: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from hongtu.kernels.dispatch import kernels_for
 from hongtu.metrics import Traffic
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # environment variables: how torch takes GPUs' memory
+GROWING = "expandable_segments:True"
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 LIBRARIES = 4 * (32 << 20)  # bytes: workspaces of cuBLAS and cuBLASLt on the thread that dispatches and on autograd's
 
@@ -105,8 +106,14 @@ class CudaBackend(Backend):
 
     def __init__(self, name: str = "cuda") -> None:
         if not any(variable in os.environ for variable in ALLOCATOR):
-            # else chunks, which all differ a little, leave gaps of use to none: read when a GPU is first used
-            os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+            # else chunks, which all differ a little, leave gaps of use to none
+            os.environ[ALLOCATOR[0]] = GROWING
+            if torch.cuda.is_initialized():  # it was read when a GPU was first used
+                warnings.warn(
+                    f"this process used a GPU before {ALLOCATOR[0]} was set, so torch's allocator may take up to half "
+                    f"more memory than layers need; start Python with {ALLOCATOR[0]}={GROWING}",
+                    stacklevel=2,
+                )
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = torch.device(name).index
         if count == 0:
@@ -149,7 +156,7 @@ class CudaBackend(Backend):
             gpu = self.gpu_of(i)
             where = self.where(gpu)
             kernels = kernels_for(torch.empty(0, device=where))
-            streams = Streams(*_streams(gpu), host, disk)
+            streams = Streams(*_streams(gpu)[:3], host, disk)
             name, pin = f"device {i}", self.pinned
             made.append(CudaDevice(name, budget, traffic, streams, kernels, where, pin, *reach[gpu]))
         return made
@@ -163,7 +170,8 @@ class CudaBackend(Backend):
             return None
         (gpu,), host = gpus, devices[0].streams.host
         assert isinstance(host, HostStream)
-        return GraphRecorder(self.where(gpu), *_streams(gpu), host, CudaStream(self.where(gpu), -1))
+        load, compute, flush, calls = _streams(gpu)
+        return GraphRecorder(self.where(gpu), load, compute, flush, host, calls)
 
 
 def _free_bytes(gpu: int) -> int:
@@ -171,11 +179,12 @@ def _free_bytes(gpu: int) -> int:
 
 
 @cache
-def _streams(gpu: int) -> tuple[CudaStream, CudaStream, CudaStream]:
-    """``load``, ``compute`` and ``flush`` of a GPU, the same for all runs: memory goes from one to the next."""
+def _streams(gpu: int) -> tuple[CudaStream, CudaStream, CudaStream, CudaStream]:
+    """``load``, ``compute`` and ``flush`` of a GPU, and the stream of functions that a graph calls; the same for all
+    runs: memory goes from one to the next, and torch has 32 streams of a priority, which it deals out in turn."""
     first = -1  # what moves rows needs few multiprocessors, but at once: else the link waits for arithmetic
-    load, compute, flush = (CudaStream(torch.device("cuda", gpu), priority) for priority in (first, 0, first))
-    return load, compute, flush
+    load, compute, flush, calls = (CudaStream(torch.device("cuda", gpu), p) for p in (first, 0, first, first))
+    return load, compute, flush, calls
 
 
 def _reach(gpu: int, used: Sequence[int]) -> tuple[Callable[[Tensor], bool], Callable[[Tensor], bool]]:

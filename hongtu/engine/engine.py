@@ -88,7 +88,7 @@ class Engine:
         self._executor = Executor(
             self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
             artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk, most,
-            backend.recorder(self._devices) if self.program.captures else None,
+            None if self.program.eager else backend.recorder(self._devices),
         )  # fmt: skip
         self._counted = False
 
@@ -209,6 +209,7 @@ class Engine:
             arena_bytes={d.name: d.arena_peak for d in self._devices} | beside,
             phases=dict(self._traffic.seconds),
             pass_seconds=dict(self._executor.seconds),
+            eager=self._executor.repeats.eager,
         )
 
     def reset_counters(self) -> None:

@@ -20,13 +20,10 @@ from hongtu.kernels.torch_private import matmul_precisions, parameter_hooks
 from hongtu.metrics import Traffic
 from hongtu.model.network import Network
 from hongtu.nn.layer import is_setting
-from hongtu.plan.program import moves, spilling, waiting
-from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.program import PassProgram, Program
 
-ON_HOST = (waiting.HostWait, moves.BeginMoments, moves.SumStatistics, moves.LossOverEdges, moves.Fetch, moves.SendBack,
-           moves.Post, spilling.LayOut, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
-           spilling.SpillPicks)  # fmt: skip
+FIRST = "the first epoch, and the first after a change of settings, addresses or torch's rules, is eager"
+SECOND = "it was captured, and is done again from the next epoch on"
 
 
 class Moved(Exception):
@@ -52,6 +49,7 @@ class Repeats:
 
     Attributes:
         reason: why nothing is captured, or "".
+        eager: why the last epoch was not done again as it had been captured, or "".
     """
 
     def __init__(
@@ -60,7 +58,8 @@ class Repeats:
         self._passes, self._partitions, self._host, self._recorder = program.train, partitions, host, recorder
         self._devices: list[Device] = [partition.device for partition in partitions]
         self._networks: list[Network] = list(dict.fromkeys(partition.network for partition in partitions))
-        self.reason = "nothing captures on these devices" if recorder is None else self._program_reason(program)
+        self.reason = program.eager or ("" if recorder is not None else "nothing captures on these devices")
+        self.eager = self.reason
         self._asking = Asking()
         self._state: object = None
         self._known: dict[str, Known] = {}
@@ -73,23 +72,27 @@ class Repeats:
         self._run = Repeats._eager
         for partition in self._partitions:
             partition.asking = None
-        if passes is not self._passes or self.reason:
+        if passes is not self._passes:
             return
-        state = self._found()
+        self.eager = self.reason or self._differs()
+        if self.reason:
+            return
+        state = None if self.eager else self._found()
         if state is None or state != self._state:
             self.forget()
             self._state = state
             if state is not None:
-                self._run, self._asking = Repeats._eager, Asking()
+                self.eager, self._asking = FIRST, Asking()
                 for partition in self._partitions:
                     partition.asking = self._asking
         elif self._asking.found:
             self.reason = f"{', '.join(sorted(self._asking.found))}: the host asks the device for it"
+            self.eager = self.reason
         elif len(self._known) == len(passes):
             self._run = Repeats._again
         else:
             self._known.clear()
-            self._run = Repeats._capture
+            self._run, self.eager = Repeats._capture, SECOND
 
     def run(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
         """Have the batches of a pass done, or on their way, by ``work`` or as they were captured."""
@@ -132,22 +135,19 @@ class Repeats:
         """The addresses of all that batches use beside parameters."""
         return self._host.addresses, *(device.addresses for device in self._devices)
 
-    def _program_reason(self, program: Program) -> str:
-        if not program.slabs:
-            return "planned buffers have no places of their own"
-        for p in program.train:
-            for x in p.every:
-                if isinstance(x, ON_HOST) or _in_bucket(x):
-                    return f"{p.name}: {x.verb} needs the host"
-        return ""
+    def _differs(self) -> str:
+        """What could make an epoch do other operations than the last, beside what is ``_found``; or ""."""
+        if not getattr(self._partitions[0].loss, "repeats", False):
+            return "the loss is not one of torch's alone"
+        if not all(network.repeats for network in self._networks):
+            return "a module draws from torch's generator, has hooks, or is of a class that is neither ours nor torch's"
+        if torch.is_anomaly_enabled():
+            return "torch looks at every backward function: its anomaly mode is on"
+        parameters = (x for network in self._networks for x in network.modules.parameters())
+        return "a parameter has hooks" if any(any(parameter_hooks(x)) for x in parameters) else ""
 
-    def _found(self) -> tuple[Any, ...] | None:
-        """All that an epoch's work may depend on beside numbers in memory; None where it could differ anyway."""
-        loss = self._partitions[0].loss
-        if not getattr(loss, "repeats", False) or not all(network.repeats for network in self._networks):
-            return None
-        if torch.is_anomaly_enabled():  # every backward function is looked at
-            return None
+    def _found(self) -> tuple[Any, ...]:
+        """All that an epoch's work may depend on beside numbers in memory."""
         found: list[Any] = [
             matmul_precisions(),
             torch.are_deterministic_algorithms_enabled(),
@@ -158,14 +158,7 @@ class Repeats:
             for module in network.modules.modules():
                 found.append(repr([item for item in vars(module).items() if is_setting(item[1])]))
             for parameter in network.modules.parameters():
-                if any(parameter_hooks(parameter)):
-                    return None
                 gradient = None if parameter.grad is None else parameter.grad.data_ptr()
                 found.append((parameter.requires_grad, parameter.data_ptr(), gradient, parameter.dtype))
             found += [buffer.data_ptr() for buffer in network.modules.buffers()]
         return tuple(found)
-
-
-def _in_bucket(x: Instruction) -> bool:
-    """Whether rows lie on a disk that an instruction would have in memory."""
-    return getattr(x, "kept", None) is not None or getattr(x, "to_bucket", None) is not None

@@ -35,6 +35,8 @@ class EdgeLoss:
         InputError: for edges that are none, or a decoder with parameters.
     """
 
+    repeats = False  # the host evaluates it
+
     label_bytes = 0
     trains = True
     watch: Any = None  # it is one number, of whole vertex rows: nobody is shown its parts

@@ -71,6 +71,16 @@ class ExecutionPlan(PlannedMemory):
         return self._compiled[p.name]
 
     @property
+    def repeats(self) -> bool:
+        """Whether model, loss and buffers let a GPU capture an epoch, to do it again without the host."""
+        return self.strategy.capture and self.shape.repeats and self.choice.slab and self.choice.staging > 0
+
+    @cached_property
+    def captured(self) -> bool:
+        """Whether one GPU captures training passes, as far as the plan tells; also where transfers are only counted."""
+        return self.repeats and not any(self.pass_program(p).needs_host for p in self.passes.train)
+
+    @property
     def arena_bytes(self) -> dict[str, int]:
         """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
         setup, train = self.program.setup, self.program.train

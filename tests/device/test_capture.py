@@ -14,6 +14,7 @@ from hongtu.device import frozen
 from hongtu.device import simulated as simulated_module
 from hongtu.device.capture import CaptureError
 from hongtu.device.simulated import SimulatedBackend
+from hongtu.engine.repeats import FIRST, SECOND
 from hongtu.nn import BatchNorm, Dropout, GCNConv
 from hongtu.nn.dropout import epoch_key
 from hongtu.plan.passes.strategy import Strategy
@@ -134,16 +135,38 @@ def with_own(features, classes):
 
 
 @pytest.mark.parametrize(
-    ("layers", "options", "reason"),
-    [(with_norm, {}, "begin_moments"), (with_own, {}, ""), (dropping(SIX[0]), {"loss": lambda out, y: out.sum(1)}, "")],
+    ("layers", "options", "reason", "said"),
+    [
+        (with_norm, {}, "begin_moments", "begin_moments"),
+        (with_own, {}, "", "a module"),
+        (dropping(SIX[0]), {"loss": lambda out, y: out.sum(1)}, "", "the loss"),
+    ],
     ids=["batch norm", "a module", "a loss"],
 )
-def test_what_may_differ_by_epoch_or_needs_the_host_runs_eagerly(layers, options, reason, monkeypatch):
+def test_what_may_differ_by_epoch_or_needs_the_host_runs_eagerly(layers, options, reason, said, monkeypatch):
     trainer = trainer_of(layers, (1, 7), captures=True, **options)
     seen = replays(trainer, monkeypatch)
     for number in (1, 2, 3, 4):
         epoch(trainer, number)
     assert not seen and reason in trainer._engine._executor.repeats.reason
+    assert said in trainer.record.eager
+    assert trainer.plan.captured is False
+
+
+def test_an_epoch_says_why_it_was_dispatched_by_python():
+    trainer = trainer_of(dropping(SIX[0]), (1, 3), captures=True)
+    found = [trainer.train_epoch().eager for _ in range(4)]
+    assert found == [FIRST, SECOND, "", ""] and trainer.plan.captured
+    trainer.evaluate()
+    trainer.model[0].p = 0.5
+    assert [trainer.train_epoch().eager for _ in range(3)] == [FIRST, SECOND, ""]
+    with torch.autograd.set_detect_anomaly(True):
+        assert "anomaly" in trainer.train_epoch().eager
+    assert [trainer.train_epoch().eager for _ in range(3)] == [FIRST, SECOND, ""]
+    assert trainer.record.to_dict()["eager"] == ""
+    for strategy, device in ((OUT_OF_CORE, False), (replace(OUT_OF_CORE, capture=False), True)):
+        eager = trainer_of(dropping(SIX[0]), (1, 3), captures=device, strategy=strategy)
+        assert "captures" in eager.train_epoch().eager
 
 
 def test_layers_that_ask_the_device_run_eagerly(monkeypatch):

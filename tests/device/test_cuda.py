@@ -58,6 +58,43 @@ def test_torch_is_told_to_let_its_segments_grow_unless_the_user_says_something(g
     assert os.environ[module.ALLOCATOR[0]] == "expandable_segments:True"
 
 
+@pytest.mark.parametrize("said", [{}, {module.ALLOCATOR[0]: ""}, {module.ALLOCATOR[1]: "backend:native"}], ids=repr)
+@pytest.mark.parametrize("began", [False, True])
+def test_a_gpu_that_was_used_too_early_is_said(gpus, monkeypatch, began, said):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: began)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        CudaBackend("cuda")
+    assert len(seen) == (began and not said)
+    assert all("start Python with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in str(x.message) for x in seen)
+
+
+@pytest.mark.parametrize("trainers", [1, 2, 40])
+def test_streams_of_a_gpu_are_the_same_for_every_trainer(fake, gpus, monkeypatch, trainers):
+    """torch deals 32 out in turn: one more for every trainer would be another's."""
+    made: list = []
+    stream = lambda where, priority: made.append(priority) or SimpleNamespace(cuda_stream=len(made))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(module, "kernels_for", lambda tensor: NUMBA)
+    monkeypatch.setattr(torch, "empty", lambda *shape, device: None)
+    module._streams.cache_clear()
+    try:
+        backend, seen = CudaBackend("cuda:0"), set()
+        for _ in range(trainers):
+            devices = backend.devices(2, None, Traffic())
+            recorder = backend.recorder(devices)
+            assert recorder is not None
+            seen.add(
+                (recorder._compute, *recorder._others, *(getattr(devices[0].streams, n) for n in ("load", "flush")))
+            )
+    finally:
+        module._streams.cache_clear()
+    assert len(seen) == 1 and made == [-1, 0, -1, -1]
+
+
 def device(streams):
     return CudaDevice("device 0", None, Traffic(), streams, NUMBA, torch.device("cpu"), plain)
 

@@ -266,3 +266,52 @@ def test_caches_fill_the_budget(budget):
                 assert limits.slots <= plan.capacity(p, i) <= slots <= 8
             if budget and max(plan.device_bytes.values()) <= budget:
                 assert max(plan.pass_arena(p, i) for i in range(2)) <= budget
+
+
+# ------------------------------------------------------------------------------------------------------------- captures
+
+
+@models
+@pytest.mark.parametrize("budget", [None, 1.0, 1.5, 4.0])
+def test_one_gpu_that_does_captured_passes_again_pays_no_dispatch(model, budget):
+    """Chunks that Python would take long to start; what moves and is computed costs as much as ever."""
+    hardware = replace(STAGED, stage_seconds=1.0)
+    limit = None if budget is None else int(budget * smallest(topology(), model, hardware=hardware))
+    plan = search(topology(), limit, model, hardware=hardware)
+    eager = replace(plan, strategy=replace(FULL, capture=False), shape=plan.shape)
+    found, other = predict_seconds(plan, hardware), predict_seconds(eager, hardware)
+    assert (found.dispatch == 0) == plan.captured == (not plan.program.eager)
+    assert plan.captured or budget in (1.0, 1.5)  # where there may be no room for a slab
+    assert other.dispatch > 0 and eager.program.eager
+    assert replace(found, dispatch=0, hidden=0) == replace(other, dispatch=0, hidden=0)
+    assert (plan.bytes, plan.device_bytes) == (eager.bytes, eager.device_bytes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shape", "hardware"),
+    [
+        (replace(FULL, capture=False), tiny.GCN, STAGED),
+        (FULL, replace(tiny.GCN, repeats=False), STAGED),
+        (FULL, tiny.GCN, replace(STAGED, devices=2)),
+        (FULL, tiny.GCN, SLOW),
+        (PAPER, tiny.GCN, STAGED),
+    ],
+    ids=["no capture", "a model of the user's", "two GPUs", "CPU", "paper"],
+)
+def test_everybody_else_pays_dispatch(strategy, shape, hardware):
+    chunks = topology()
+    plan = plan_run(chunks, other_order(chunks), shape, strategy, 1 << 30, probe, hardware)
+    assert predict_seconds(plan, hardware).dispatch > 0
+
+
+def test_a_slab_is_worth_what_python_would_take():
+    """It needs memory that rows could have."""
+    chunks, slow, found = topology(m=1), replace(STAGED, stage_seconds=1e-4), set()
+    least = smallest(chunks, "gcn", hardware=slow)
+    for times in np.arange(1.2, 4.0, 0.2):
+        both = [search(chunks, int(times * least), "gcn", used, slow).choice.slab for used in STRATEGIES]
+        found.add(tuple(both))
+    assert (True, False) in found and (False, True) not in found
+
+
+STRATEGIES = FULL, replace(FULL, capture=False)

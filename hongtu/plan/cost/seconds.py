@@ -35,7 +35,7 @@ class Seconds:
         accumulate: gradient rows added up on the host.
         aggregate: sums over in-edges and their transposes.
         rowwise: the row-wise stages and the loss, recomputation included.
-        dispatch: fixed cost of every chunk of every pass.
+        dispatch: fixed cost of every chunk of every pass; none where one GPU does captured passes again.
         hidden: what runs beside something that takes longer; negative.
     """
 
@@ -86,8 +86,14 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
     return total
 
 
+def least_seconds(plan: ExecutionPlan, hardware: Hardware) -> float:
+    """What an epoch takes at least; needs no planned transfers, which also decide whether it is captured."""
+    arithmetic, starting = computing_seconds(plan, hardware)
+    return arithmetic if plan.repeats and hardware.devices == 1 else arithmetic + starting
+
+
 def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, float]:
-    """What an epoch takes at least, for its arithmetic and for starting chunks; needs no planned transfers."""
+    """What the arithmetic of an epoch takes, and starting its chunks from Python; needs no planned transfers."""
     total = np.zeros(2)
     for p in plan.passes.train:
         on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
@@ -200,7 +206,7 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, h
         + moved["topology"] / hardware.structure_link,
         aggregate=aggregate_seconds(work, hardware),
         rowwise=rowwise_seconds(work, hardware),
-        dispatch=_dispatch_seconds(work, hardware),
+        dispatch=0.0 if hardware.devices == 1 and plan.captured else _dispatch_seconds(work, hardware),
     )
 
 

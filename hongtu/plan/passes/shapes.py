@@ -203,6 +203,7 @@ class NetworkShape:
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
         loss_rows: vertices with a loss, those of several terms once for each.
+        repeats: model and loss do the same operations in every epoch, as far as their classes tell.
     """
 
     features: int
@@ -226,6 +227,7 @@ class NetworkShape:
     edge_loss: bool = False
     loss_bytes: int = 0
     loss_rows: int = 0
+    repeats: bool = True
 
     @property
     def last_norm(self) -> int:

@@ -39,13 +39,23 @@ def compile_plan(plan: PlannedMemory) -> Program:
         setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
         if not setup:
             first = replace(first, frees=(done,))
+    train = tuple(compile_pass(plan, p) for p in plan.passes.train)
     return Program(
         setup=(first, *setup),
-        train=tuple(compile_pass(plan, p) for p in plan.passes.train),
+        train=train,
         evaluate=tuple(compile_pass(plan, p) for p in plan.passes.evaluate),
         slabs=plan.slabs,
-        captures=plan.strategy.capture,
+        eager=_eager(plan, train),
     )
+
+
+def _eager(plan: PlannedMemory, train: tuple[PassProgram, ...]) -> str:
+    """Why training passes are not captured; "" where they are."""
+    if not plan.strategy.capture:
+        return "the strategy captures nothing"
+    if not plan.slabs:
+        return "the plan has no slab: planned buffers have no places of their own"
+    return next((f"{p.name}: {p.needs_host} needs the host" for p in train if p.needs_host), "")
 
 
 def _first_pass(plan: PlannedMemory) -> PassProgram:

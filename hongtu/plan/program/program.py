@@ -10,8 +10,13 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.buffers import Buffer
+from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Compute, Free, Ship
+
+ON_HOST = (waiting.HostWait, moves.BeginMoments, moves.SumStatistics, moves.LossOverEdges, moves.Fetch, moves.SendBack,
+           moves.Post, spilling.LayOut, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
+           spilling.SpillPicks)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,6 +62,11 @@ class PassProgram:
         yield from self.frees
 
     @property
+    def needs_host(self) -> str:
+        """Of its instructions the verb of one that needs the host; "" where the devices can repeat the pass alone."""
+        return next((x.verb for x in self.every if isinstance(x, ON_HOST) or _in_bucket(x)), "")
+
+    @property
     def packed(self) -> tuple[str, ...]:
         """The arrays that reach a device in one copy."""
         return next((x.names for x in self.body if isinstance(x, Ship)), ())
@@ -84,19 +94,24 @@ class Program:
     Attributes:
         setup: once before everything else; ``train``: every epoch; ``evaluate``: every evaluation.
         slabs: of every device with memory of its own, bytes in which the buffers of ``train`` and ``evaluate`` lie.
-        captures: where the devices can, ``train`` is captured once and done again as a whole.
+        eager: why ``train`` is captured nowhere; "": where the devices can, it is, and done again as a whole.
     """
 
     setup: tuple[PassProgram, ...]
     train: tuple[PassProgram, ...]
     evaluate: tuple[PassProgram, ...]
     slabs: tuple[int, ...] = ()
-    captures: bool = False
+    eager: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and same(self, other)
 
     __hash__ = None
+
+
+def _in_bucket(x: Instruction) -> bool:
+    """Whether rows lie on a disk that an instruction would have in memory."""
+    return getattr(x, "kept", None) is not None or getattr(x, "to_bucket", None) is not None
 
 
 def same(a: Any, b: Any) -> bool:

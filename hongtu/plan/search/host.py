@@ -96,7 +96,8 @@ def without_scripts(plan: ExecutionPlan, memory: int | None, *, has_devices: boo
     return _with(plan, scripts=False)
 
 
-OF_CHOICE = ("kept", "disk", "program", "script_bytes", "_compiled")  # what a plan has found out that depends on it
+# what a plan has found out that depends on it
+OF_CHOICE = ("kept", "disk", "program", "script_bytes", "captured", "_compiled")
 
 
 def candidates(plan: ExecutionPlan) -> list[str]:

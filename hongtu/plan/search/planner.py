@@ -15,7 +15,7 @@ from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
-from hongtu.plan.cost.seconds import computing_seconds, predict_seconds
+from hongtu.plan.cost.seconds import least_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice, View
 from hongtu.plan.passes.prune import pays, receptive_field
@@ -129,7 +129,7 @@ def _finest(
 def _cheapest(found: list[tuple[int, ExecutionPlan]], budget: int, hardware: Hardware) -> tuple[int, ExecutionPlan]:
     """Of plans and the same with what may stay on the devices, the one whose epoch is predicted to be the shortest."""
     least, best = inf, found[0]
-    bounds = [sum(computing_seconds(plan, hardware)) for _, plan in found]
+    bounds = [least_seconds(plan, hardware) for _, plan in found]
     for k in np.argsort(bounds, kind="stable"):
         if bounds[k] >= least:
             break

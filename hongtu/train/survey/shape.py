@@ -66,6 +66,7 @@ def network_shape(
         loss_bytes=loss.predicted_bytes,
         trains=loss.trains,
         loss_rows=loss.loss_rows,
+        repeats=network.repeats and loss.repeats,
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,
         constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
