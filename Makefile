@@ -20,7 +20,7 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 SPARSE := tests/device/test_torch_sparse.py tests/nn/test_block.py tests/preprocess tests/bench tests/pyg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all torch-sparse bounds bench gpu-check docs lint format clean
+.PHONY: help demo test test-all torch-sparse bounds bench gpu-check gpu-more docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,8 +41,11 @@ torch-sparse: $(VENV)/.dev  ## build torch-sparse, a quarter of an hour, and run
 bench: $(VENV)/.dev  ## time everything that the README claims, and write report.html (OUT=DIR)
 	$(BIN)/python -m experiments.bench --out "$(or $(OUT),bench-results)" $(BENCH)
 
-gpu-check:  ## on a machine with a GPU: tests, links, epochs against torch_geometric (OUT=DIR)
+gpu-check:  ## on a machine with a GPU, five minutes: kernels, training, links, epochs against torch_geometric (OUT=DIR)
 	$(ANY_PYTHON) -m experiments.gpu_check --out "$(or $(OUT),gpu-check)" $(CHECK)
+
+gpu-more:  ## after gpu-check, six more: what failed, again; a larger graph, counters of kernels, memory checks (OUT=DIR)
+	$(ANY_PYTHON) -m experiments.gpu_check --more --out "$(or $(OUT),gpu-check)" $(CHECK)
 
 bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (minutes)
 	HONGTU_COMPILE=always NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/bounds $(BIN)/python -m pytest -q -n $(WORKERS) $(BOUNDS)

@@ -1,220 +1,275 @@
-"""Everything that a machine with a GPU has to say, in one command: environment, tests, links, epochs.
+"""Everything that a machine with a GPU has to say in the minutes for which one has it, in two calls.
 
-    make gpu-check OUT=DIR
+    make gpu-check OUT=DIR    # facts, each kernel, training, links, rates, epochs: within --seconds
+    make gpu-more OUT=DIR     # what failed, again; then a larger graph, counters of kernels, memory checks
 
-Writes DIR/gpu-check.jsonl (one line per part), DIR/gpu-check.txt (for people) and DIR/gpu-check.log (what each part
-printed); graph and artifact go to --work. Each part has a time limit, and all together end within --seconds; parts that
-are done are not run again, so an interrupted check goes on. Of a part that was ended the last JSON object that it
-printed counts.
-Works on a machine without a package registry: it needs what `hongtu` needs, pytest, and torch_geometric.
+Rows are kept in --work, which outlives the call, and copied to DIR after every part: gpu-check.jsonl (one line a
+part), .txt (for people) and .log (what each part printed). Parts that are done are not run again. Every part
+(gpu_parts.py) is a process of its own with a time limit; those of a step run side by side. What a part had printed
+counts where it was ended: of JSON objects the last. Where something that was captured has crashed or hung, later parts
+capture nothing.
+Needs what `hongtu` needs, pytest and torch_geometric, and no package registry.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from hongtu.bench.records import append
+import numpy as np
 
-PYTHON = sys.executable
-DONE = "done"
+from experiments.gpu_parts import EAGER, Part, first, more
+from hongtu.bench.records import append, read
+
+DONE, LEFT_OUT, SLOW = "done", "left out", "took too long"
+MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
+TOLERANCE = 1e-4  # of losses, relative
+LONGEST = 200_000  # characters of a part in the log
 
 
-@dataclass(frozen=True)
-class Part:
-    """One thing to find out.
+@dataclass
+class Running:
+    """A part that has begun."""
+
+    part: Part
+    process: subprocess.Popen[bytes]
+    files: tuple[Path, Path]
+    start: float
+    end: float
+    row: dict[str, Any]
+
+
+class Check:
+    """Runs parts side by side, and keeps a row of each.
 
     Attributes:
-        command: run from the repository's root; its last line may be a JSON object, the part's result.
-        limit: seconds.
-        needs_gpu: left out on another device.
-        shows: on a GPU, what some line must hold: tests that were all skipped show nothing.
-        environment: beside the process's own.
+        known: the last row of each part.
+        late: parts for the background, one at a time.
     """
 
-    name: str
-    command: tuple[str, ...]
-    limit: int
-    needs_gpu: bool = False
-    shows: str = ""
-    environment: tuple[tuple[str, str], ...] = ()
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.begun = options, time.monotonic()
+        self.known: dict[str, dict[str, Any]] = {row["part"]: row for row in read(options.work / "gpu-check.jsonl")}
+        self.late: list[Part] = []
+        self._running: list[Running] = []
+        self._beside: Running | None = None  # of these, that from ``late``
+
+    def run(self, parts: Iterable[Part]) -> None:
+        """Side by side, until all have ended; what is in the background goes on."""
+        begun = [run for part in parts if (run := self._begin(part)) is not None]
+        while any(run in self._running for run in begun):
+            self._look()
+
+    def artifact(self, name: str, seconds: float) -> bool:
+        """Whether a part that runs beside the others is done, or is within so many seconds; else it ends."""
+        until = time.monotonic() + seconds
+        while (self.late or self._beside in self._running) and time.monotonic() < until:
+            self._look()
+        self.late.clear()
+        if self._beside is not None and self._beside in self._running:
+            self._end(self._beside, None)
+        return self.known.get(name, {}).get("status") == DONE
+
+    def close(self) -> None:
+        """End what still runs, and write that down."""
+        for run in [*self._running]:
+            self._end(run, None)
+        self._report()
+
+    def _look(self) -> None:
+        """A moment later: what has ended, or has to."""
+        time.sleep(0.02)
+        if self.late and self._beside not in self._running:
+            self._beside = self._begin(self.late.pop(0))
+        for run in [*self._running]:
+            if run.process.poll() is not None or time.monotonic() > run.end:
+                self._end(run, run.process.poll())
+
+    def _begin(self, part: Part) -> Running | None:
+        row = {"part": part.name, "command": " ".join(("python", *part.command[1:])), "device": self.options.device}
+        if part.captures and (broken := [name for name, known in self.known.items() if known.get("crashed")]):
+            part = replace(part, command=(*part.command, EAGER))
+            row |= {"command": f"{row['command']} {EAGER}", "note": f"eager, for '{broken[0]}' crashed or hung"}
+        known = self.known.get(part.name, {})
+        if known.get("status") == DONE and known.items() >= row.items():
+            return None
+        left = self.options.seconds - (time.monotonic() - self.begun)
+        if part.needs_gpu and not self.options.device.startswith("cuda"):
+            return self._note(row | {"status": LEFT_OUT, "why": "needs a GPU"})
+        if left < 1:
+            return self._note(row | {"status": "no time left"})
+        files = self.options.work / f"{part.name}.out", self.options.work / f"{part.name}.err"
+        start, more = time.monotonic(), dict(part.environment) | {MARK: str(self.options.work)}
+        with open(files[0], "wb") as stdout, open(files[1], "wb") as stderr:
+            try:
+                process = begin(part.command, stdout, stderr, more)
+            except FileNotFoundError:
+                return self._note(row | {"status": LEFT_OUT, "why": f"there is no {part.command[0]} here"})
+        run = Running(part, process, files, start, start + min(part.limit, left), row)
+        self._running.append(run)
+        return run
+
+    def _end(self, run: Running, code: int | None) -> None:
+        end(run.process)
+        self._running.remove(run)
+        printed, errors = (file.read_text(errors="replace") for file in run.files)
+        with open(self.options.work / "gpu-check.log", "a") as log:
+            log.write(f"=== {run.part.name}: {' '.join(run.part.command)}\n{printed[-LONGEST:]}\n")
+            log.write(f"--- stderr\n{errors[-LONGEST:]}\n")
+        begun, on_gpu = run.start - self.begun, self.options.device.startswith("cuda")
+        row = run.row | {"begun": round(begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
+        row |= result_of(printed.strip().splitlines(), run.part.shows)
+        good = code == 0 and (run.part.shows in printed or not on_gpu)
+        row["status"] = SLOW if code is None else DONE if good else "failed"
+        if not good:
+            row["why"] = reason(code, printed, errors)
+            broken = code is None or code < 0 or "CUDA error" in printed + errors
+            row["crashed"] = broken and (run.part.captures or "captured" in run.part.name)
+        losses = row.get("result", {}).get("losses")
+        others = [k["result"]["losses"] for k in self.known.values() if k.get("alike") == run.part.alike != ""]
+        if run.part.alike and losses:
+            row["alike"], count = run.part.alike, min(map(len, [losses, *others]))
+            if not all(np.allclose(losses[:count], other[:count], rtol=TOLERANCE) for other in others):
+                row |= {"status": "failed", "why": f"LOSSES DIFFER from those of other runs: {others[0]}"}
+        self._note(row)
+
+    def _note(self, row: dict[str, Any]) -> None:
+        self.known[row["part"]] = row
+        append(self.options.work / "gpu-check.jsonl", row)
+        print(line(row), flush=True)
+        self._report()
+
+    def _report(self) -> None:
+        work, out = self.options.work, self.options.out
+        (work / "gpu-check.txt").write_text("\n".join(map(line, self.known.values())) + "\n")
+        for name in ("gpu-check.jsonl", "gpu-check.txt", "gpu-check.log"):
+            if (work / name).exists():
+                shutil.copyfile(work / name, out / name)
 
 
-def parts(options: argparse.Namespace) -> list[Part]:
-    """What is to be done, the most important first."""
-    graph, artifact = options.work / "graph", options.work / "artifact"
-    size = ("--vertices", str(options.vertices), "--edges", str(15 * options.vertices))
-    on = ("--device", options.device)
-    query = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm"
-    few = "(gcn-m1n7-full or gat-m1n7-full) and exact and not ggcn"
-    found = [
-        Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 60),
-        Part("machine", ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"), 30, True),
-        Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 60),
-        Part("links", (PYTHON, "-m", "experiments.gpu_links", *on, "--megabytes", str(options.megabytes)), 60),
-        Part("tests", (PYTHON, "-m", "pytest", "-q", "-n", "8", "--maxfail", "30", "tests/gpu"), 300, shows=" passed"),
-        Part("graph", (PYTHON, "-m", "hongtu", "generate", "citation", str(graph), *size, "--features", "128",
-             "--classes", "40", "--seed", "1"), 120),
-        Part("artifact", (PYTHON, "-m", "hongtu", "preprocess", str(graph), str(artifact), "--partitions", "1",
-             "--chunks", str(options.chunks), "--order", options.order), 200),
-    ]  # fmt: skip
-    for model, layers in (("gcn", 2), ("gcn", 3), ("gat", 2)):
-        command = (PYTHON, "-m", "experiments.gpu_epoch", str(artifact), *on, "--model", model, "--layers", str(layers))
-        more = ("--epochs", str(options.epochs), "--timeline")
-        found.append(Part(f"{model} of {layers} layers", (*command, *more), 150))
-    proofs = ("tests/device", "tests/cuda_ext", "tests/plan/test_timeline.py")
-    found.append(Part("proofs", (PYTHON, "-m", "pytest", "-q", "-n", "8", "--sample", *proofs), 120, shows=" passed"))
-    found.append(
-        # without torch's cache, in which nothing is out of bounds
-        Part("sanitizer", ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", PYTHON, "-m", "pytest",
-             "-q", "tests/gpu/test_training.py", "-k", few), 200, True, " passed",
-             (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
-    )  # fmt: skip
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def begin(
+    command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of this session, so that it ends with whatever ends that."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (more or {})
+    return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=os.setpgrp, env=environment)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End it, with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_all(command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], limit: float) -> int | None:
+    """Run a command; its exit code, or None when it was ended, with all that it had started, after the limit."""
+    process = begin(command, stdout, stderr)
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end(process)
+
+
+def end_left_behind(work: Path) -> int:
+    """End what an earlier call that was killed has left running; how many processes these were."""
+    mark, found = f"{MARK}={work}".encode(), 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                os.kill(int(entry.name), signal.SIGKILL)
+                found += 1
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cuda", help="'simulated' tries the check itself, without a GPU")
-    parser.add_argument("--vertices", type=int, default=4_000_000, help="of the graph that epochs are timed on")
-    parser.add_argument("--chunks", type=int, default=64, help="of its finest grain (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="timed of each run (default: %(default)s)")
-    parser.add_argument("--order", default="clusters", help="of its vertices (default: %(default)s)")
-    parser.add_argument("--megabytes", type=int, default=2048, help="of host rows for the links")
-    parser.add_argument("--seconds", type=int, default=520, help="for everything (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="just these parts")
-    parser.add_argument("--work", type=Path, help="graph and artifact, some gigabytes (default: OUT/work)")
-    options = parser.parse_args()
-    options.out = options.out.resolve()
-    options.work = (options.work or options.out / "work").resolve()
-    for folder in (options.out, options.work):
-        folder.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + options.seconds
-    for part in parts(options):
-        if not is_done(part, options) and (options.only is None or part.name in options.only):
-            row = run(part, options, end)
-            append(options.out / "gpu-check.jsonl", row)
-            print(line(row), flush=True)
-    rows = latest(options.out)
-    (options.out / "gpu-check.txt").write_text("\n".join(map(line, rows.values())) + "\n")
-    sys.exit(any(row["status"] not in (DONE, "left out") for row in rows.values()))
-
-
-def run(part: Part, options: argparse.Namespace, end: float) -> dict[str, Any]:
-    """Run a part within its limit and the time that is left."""
-    row: dict[str, Any] = identity(part, options)
-    if part.needs_gpu and not options.device.startswith("cuda"):
-        return row | {"status": "left out", "why": "needs a GPU"}
-    left = end - time.monotonic()
-    if left < 1:
-        return row | {"status": "no time left"}
-    start = time.monotonic()
-    out, log = options.work / "out", options.work / "log"
-    with open(out, "w") as stdout, open(log, "w") as stderr:
-        try:
-            code = run_all(part.command, stdout, stderr, min(part.limit, left), dict(part.environment))
-        except FileNotFoundError:
-            return row | {"status": "left out", "why": f"there is no {part.command[0]} here"}
-    row["seconds"] = time.monotonic() - start
-    printed = out.read_text()
-    with open(options.out / "gpu-check.log", "a") as every:
-        every.write(f"=== {part.name}: {' '.join(part.command)}\n{printed}\n--- stderr\n{log.read_text()}\n")
-    if code is None:
-        row["status"] = "took too long"
-    else:
-        shown = part.shows in printed or not options.device.startswith("cuda")
-        row["status"] = DONE if code == 0 and shown else "failed"
-    return row | result_of(printed.strip().splitlines(), part.shows)
+# ------------------------------------------------------------------------------------------------------------- results
 
 
 def result_of(lines: list[str], shows: str) -> dict[str, Any]:
     """The last JSON object among what was printed, and of the rest the last line, or the last that shows something."""
     found: dict[str, Any] = {}
     for text in lines:
-        try:
+        with suppress(ValueError):
             read = json.loads(text)
-        except ValueError:
-            continue
-        found = {"result": read} if isinstance(read, dict) else found
+            found = {"result": read} if isinstance(read, dict) else found
     telling = [text for text in lines if shows and shows in text] or lines[-1:]
     return found or {"said": telling[-1] if telling else ""}
 
 
-def run_all(
-    command: tuple[str, ...], stdout: IO[str], stderr: IO[str], limit: float, more: dict[str, str] | None = None
-) -> int | None:
-    """Run a command; its exit code, or None when it was ended, with all that it had started, after the limit.
-
-    Args:
-        more: environment.
-    """
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (more or {})
-    process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True, env=environment)
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def identity(part: Part, options: argparse.Namespace) -> dict[str, Any]:
-    """What tells one part of a check from another."""
-    return {"part": part.name, "command": " ".join(("python", *part.command[1:])), "device": options.device}
-
-
-def is_done(part: Part, options: argparse.Namespace) -> bool:
-    """Whether the same command has been done on the same device."""
-    row = latest(options.out).get(part.name, {})
-    return row.get("status") == DONE and row.items() >= identity(part, options).items()
-
-
-def latest(out: Path) -> dict[str, dict[str, Any]]:
-    """What was found last, by part."""
-    file = out / "gpu-check.jsonl"
-    rows = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
-    return {row["part"]: row for row in rows}
+def reason(code: int | None, printed: str, errors: str) -> str:
+    """Why a part failed: the tests that did, or its last words."""
+    failed = [text for text in printed.splitlines() if text.startswith(("FAILED ", "ERROR "))]
+    if failed:
+        return f"{len(failed)} failed, first {failed[0]}"
+    last = [text for text in (*printed.splitlines(), *errors.splitlines()) if text.strip()][-1:]
+    ended = "ended after its limit" if code is None else f"exit code {code}"
+    if code is not None and code < 0:
+        ended = f"ended by {signal.Signals(-code).name}"
+    return ": ".join([ended, *(text[:300] for text in last)])
 
 
 def line(row: dict[str, Any]) -> str:
     """One part for people."""
-    text = (
-        f"{row['part']:18s} {row['status']:14s} {row.get('seconds', 0):6.1f} s  {row.get('why', row.get('said', ''))}"
-    )
-    result = row.get("result")
-    if not isinstance(result, dict):
-        return text.rstrip()
-    if row["part"] == "links":
-        text += f"copy {result['copy']:.1f} GB/s, a chunk {result['chunk_seconds'] * 1e3:.2f} ms"
-        for size, both in result["rows"].items():
-            direct, through_host = both["zero_copy"], both["host_gather"]
-            text += f"\n    rows of {size:>4s} bytes: zero-copy {direct:5.1f}, host gather {through_host:5.1f} GB/s"
-        for blocks, rate in result["blocks"].items():
-            text += f"\n    {blocks:>4s} blocks: {rate['alone']:5.1f} GB/s alone, {rate['beside']:5.1f} beside products"
-    elif "unlimited" in result:
-        text += "losses agree" if result["losses_agree"] else "LOSSES DIFFER"
-        for name, run in result.items():
-            if isinstance(run, dict):
-                text += f"\n    {name:16s} " + (
-                    f"{run['seconds']:.4f} s, allocated {run['allocated'] / 2**30:.2f} GiB"
-                    if "seconds" in run
-                    else run["error"]
-                )
-    elif row["part"] == "environment":
-        text += ", ".join(gpu["name"] for gpu in result["gpus"]) or "no GPU"
-    return text.rstrip()
+    text = f"{row['part']:24s} {row['status']:13s} {row.get('seconds', 0):6.1f} s  "
+    result = row.get("result", {})
+    if "seconds" in result:
+        text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
+    if "captured" in result:
+        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}"
+    text += "  ".join(str(row[key]) for key in ("note", "why", "said") if row.get(key))
+    rates = result.get("rates", {})
+    return "".join([text, *(f"\n    {name:48s} {value:10.3f}" for name, value in rates.items())]).rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--more", action="store_true", help="the second call")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/hongtu-gpu-check"), help="rows, graphs, artifacts")
+    parser.add_argument("--device", default="cuda", help="'simulated' tries the check itself, without a GPU")
+    parser.add_argument("--vertices", type=int, default=1_000_000, help="of the graph that epochs are timed on")
+    parser.add_argument("--chunks", type=int, default=64, help="of its finest grain (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=6, help="of each run (default: %(default)s)")
+    parser.add_argument("--order", default="clusters", help="of its vertices (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=2048, help="of host rows for the links")
+    parser.add_argument("--host-memory", default="96GiB", help="what the machine grows to (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="for everything (default: 300, and 390 with --more)")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="just these parts")
+    options = parser.parse_args()
+    options.seconds = options.seconds or (390 if options.more else 300)
+    options.out, options.work = options.out.resolve(), options.work.resolve()
+    for folder in (options.out, options.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    if options.device.startswith("cuda"):
+        os.environ.setdefault("HONGTU_HOST_MEMORY", options.host_memory)
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if count := end_left_behind(options.work):
+        print(f"{count} processes of an earlier call were ended", flush=True)
+    check = Check(options)
+    try:
+        for parts in (more if options.more else first)(check):
+            check.late = [part for part in check.late if options.only is None or part.name in options.only]
+            check.run(part for part in parts if options.only is None or part.name in options.only)
+    finally:
+        check.close()
+    sys.exit(any(row["status"] not in (DONE, LEFT_OUT) for row in check.known.values()))
 
 
 if __name__ == "__main__":

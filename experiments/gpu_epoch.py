@@ -1,32 +1,25 @@
-"""Epoch time and peak memory on one device, ours in several budgets and strategies against torch_geometric in memory.
+"""One way of training an artifact's graph on one device: seconds of an epoch, peak memory, and what its plan predicted.
 
-    python -m experiments.gpu_epoch ARTIFACT --model gcn --layers 2 --hidden 128 [--device cuda|simulated] [--epochs 5]
+    python -m experiments.gpu_epoch ARTIFACT --model gcn [--memory 25%] [--eager] [--pyg] [--device cuda|simulated]
 
-One JSON object, printed anew after every run, so that the last line holds whatever is known. All runs start from the
-same parameters; losses of the first epochs are compared. "eager" captures no pass. Budgets are shares of our own
-unlimited peak; torch_geometric is tried in as much memory as ours took in the budget, too. `--timeline` adds, for one
-epoch, the share of its time in which each CUDA stream has work and none has ("idle"), and the kernels that took
-longest.
+One JSON object, printed anew after every epoch, so that the last line holds whatever is known. All runs start from the
+same parameters, so that their losses can be compared. `--pyg`: torch_geometric in memory, with CSR matrices where it
+has them for a model, for edge by edge a message takes a row. `--timeline` adds, for one more epoch, the share of its
+time in which each CUDA stream has work and none has ("idle"), and the kernels that took longest.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
-import gc
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import hongtu
@@ -35,9 +28,7 @@ from hongtu.bench.records import machine
 from hongtu.bench.spec import Model
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
-from hongtu.plan.passes.strategy import Strategy, get_strategy
-
-TOLERANCE = 1e-4  # of the loss, relative
+from hongtu.plan.passes.strategy import get_strategy
 
 
 def main() -> None:
@@ -47,100 +38,69 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--share", type=float, default=0.25, help="of our unlimited peak, as a budget")
-    parser.add_argument("--timeline", action="store_true", help="how busy each stream is, in the budget")
+    parser.add_argument("--epochs", type=int, default=6, help="the first and the second are not timed")
+    parser.add_argument("--memory", help="budget of the device (default: none)")
+    parser.add_argument("--strategy", default="full")
+    parser.add_argument("--eager", action="store_true", help="capture no pass")
+    parser.add_argument("--pyg", action="store_true", help="torch_geometric instead")
+    parser.add_argument("--timeline", action="store_true", help="how busy each stream is")
     options = parser.parse_args()
     artifact = hongtu.open_artifact(options.artifact)
     torch.manual_seed(0)
     layers = build_layers(options.model, artifact.feature_width, options.hidden, artifact.num_classes, options.layers)
     row = machine("gpu_epoch") | {
-        "gpu": torch.cuda.get_device_name() if options.device.startswith("cuda") else None,
         "graph": options.artifact.name, "vertices": artifact.num_vertices, "edges": artifact.topology.num_edges,
         "model": options.model, "layers": options.layers, "hidden": options.hidden,
     }  # fmt: skip
-
-    def note(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        row[name] = attempt(run)
-        losses = [found["losses"] for found in row.values() if isinstance(found, dict) and "losses" in found]
-        row["losses_agree"] = all(np.allclose(found, losses[0], rtol=TOLERANCE) for found in losses)
-        row["ran"] = "seconds" in row.get("unlimited", {})
-        print(json.dumps(row), flush=True)
-        return dict(row[name])
-
-    note("pyg", lambda: torch_geometric_runs(artifact, layers, options))
-    eager = replace(get_strategy("full"), capture=False)
-    unlimited = note("unlimited", lambda: our_run(artifact, layers, options, None, "full"))
-    note("unlimited, eager", lambda: our_run(artifact, layers, options, None, eager))
-    if "peak" in unlimited:
-        budget, share = int(unlimited["peak"] * options.share), f"{options.share:.0%}"
-        for name, strategy in (("full", "full"), ("eager", eager), ("paper", "paper"), ("none", "none")):
-            ours = note(
-                f"{name} in {share}", lambda strategy=strategy: our_run(artifact, layers, options, budget, strategy)
-            )
-            if name == "full" and options.device.startswith("cuda") and "reserved" in ours:
-                capped = partial(in_as_much, ours["reserved"], lambda: torch_geometric_runs(artifact, layers, options))
-                note(f"pyg in {share}", capped)
-    sys.exit(not (row["ran"] and row["losses_agree"]))
-
-
-def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a run says, or why there is none."""
-    try:
-        return run()
-    except Exception as error:  # what the others say is not lost for it
-        return {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"}
-    finally:
-        gc.collect()  # devices and what counts for them refer to each other
-        if torch.cuda.is_available():
-            with contextlib.suppress(Exception):  # after some errors nothing works any more
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-
-
-def in_as_much(most: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A run for which the GPU has no more memory than so many bytes."""
-    torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
-    try:
-        return run()
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def timed(step: Callable[[], float], epochs: int) -> dict[str, Any]:
-    losses, seconds = [], []
-    for _ in range(epochs + 1):
-        start = time.perf_counter()
-        losses.append(step())
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    peak, reserved = (
-        (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else (0, 0)
-    )
-    return {
-        "seconds": statistics.median(seconds[1:]), "spread": [min(seconds[1:]), max(seconds[1:])], "allocated": peak,
-        "reserved": reserved, "losses": losses[:5],
-    }  # fmt: skip
-
-
-def our_run(
-    artifact: hongtu.Artifact, layers: list, options: argparse.Namespace, budget: int | None, strategy: str | Strategy
-) -> dict[str, Any]:
-    device = options.device
-    trainer = hongtu.Trainer(artifact, copy.deepcopy(layers), device=device, device_memory=budget, strategy=strategy)
-    found = timed(lambda: trainer.train_epoch().loss, options.epochs)
-    record = trainer.train_epoch()
+    if options.pyg:
+        model = Model(name=options.model, hidden=options.hidden, layers=options.layers)
+        row["form"] = "pyg-csr" if "pyg-csr" in MODELS[options.model] else "pyg"
+        where = options.device if options.device.startswith("cuda") else "cpu"
+        run_epochs(make_baseline(row["form"], artifact, model, layers, where).step, options, row)
+        return
+    strategy = get_strategy(options.strategy)
+    strategy = replace(strategy, capture=strategy.capture and not options.eager)
+    start = time.perf_counter()
+    trainer = hongtu.Trainer(
+        artifact, layers, device=options.device, device_memory=options.memory, strategy=strategy
+    )  # fmt: skip
     plan = trainer.plan
-    found |= {
-        "peak": max(size for name, size in trainer.peak_bytes.items() if name.startswith("device")),
-        "bytes": record.bytes, "counted_is_predicted": record.bytes == plan.bytes and record.rows == plan.rows,
-        "chunks": plan.topology.chunks, "staging": plan.choice.staging, "resident": sorted(plan.resident),
+    row |= {
+        "planning_seconds": time.perf_counter() - start, "budget": options.memory, "predicted": plan.to_dict(),
+        "slab": bool(plan.slabs), "scripts": plan.choice.scripts, "staging": plan.choice.staging,
+        "chunks": plan.topology.chunks, "resident": sorted(plan.resident),
         "predicted_seconds": predict_seconds(plan, trainer.hardware).to_dict(),
     }  # fmt: skip
-    if options.timeline and device.startswith("cuda"):
-        found["timeline"] = timeline(trainer)
-    return found
+
+    def step() -> float:
+        record = trainer.train_epoch()
+        peaks = {name: size for name, size in trainer.peak_bytes.items() if name.startswith("device")}
+        row.update(captured=record.eager or True, bytes=record.bytes, peak=max(peaks.values()))
+        row["counted_is_predicted"] = record.bytes == plan.bytes and record.rows == plan.rows
+        return record.loss
+
+    run_epochs(step, options, row)
+    assert row["counted_is_predicted"], "counted is not predicted"
+    if options.timeline and options.device.startswith("cuda"):
+        print(json.dumps(row | {"timeline": timeline(trainer)}), flush=True)
+
+
+def run_epochs(step: Callable[[], float], options: argparse.Namespace, row: dict[str, Any]) -> None:
+    """Epochs, each timed until the GPU is done; what is known of them is printed after every one."""
+    on_gpu, losses, seconds = torch.cuda.is_available() and options.device.startswith("cuda"), [], []
+    row["gpu"] = torch.cuda.get_device_name() if on_gpu else None
+    for _ in range(max(options.epochs, 3)):
+        start = time.perf_counter()
+        losses.append(step())
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+        row |= {
+            "losses": losses, "every": seconds, "seconds": statistics.median(seconds[2:] or seconds),
+            "allocated": torch.cuda.max_memory_allocated() if on_gpu else 0,
+            "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0,
+        }  # fmt: skip
+        print(json.dumps(row), flush=True)
 
 
 def timeline(trainer: hongtu.Trainer) -> dict[str, Any]:
@@ -196,26 +156,6 @@ def covered(spans: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-def torch_geometric_runs(artifact: hongtu.Artifact, layers: list, options: argparse.Namespace) -> dict[str, Any]:
-    """The fastest of torch_geometric's full-batch forms."""
-    model = Model(name=options.model, hidden=options.hidden, layers=options.layers)
-    where = options.device if options.device.startswith("cuda") else "cpu"
-    forms = [form for form in ("pyg-csr", "pyg") if form in MODELS[options.model]]
-
-    def run(form: str) -> dict[str, Any]:
-        return timed(make_baseline(form, artifact, model, layers, where).step, options.epochs)
-
-    runs = {form: attempt(lambda form=form: run(form)) for form in forms}
-    done = {form: found for form, found in runs.items() if "seconds" in found}
-    if not done:
-        raise RuntimeError("; ".join(f"{form}: {found['error']}" for form, found in runs.items()))
-    best = min(done, key=lambda form: done[form]["seconds"])
-    return done[best] | {
-        "form": best,
-        "forms": {form: found.get("seconds", found.get("error")) for form, found in runs.items()},
-    }
 
 
 if __name__ == "__main__":

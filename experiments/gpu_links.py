@@ -1,11 +1,13 @@
-"""How fast one device's links are, and what a chunk costs: what decides how rows are brought and how large groups are.
+"""What one device's links, its starting of work, and its kernels do: the planner's constants.
 
-    python -m experiments.gpu_links [--device cuda|simulated] [--megabytes 2048]
+    python -m experiments.gpu_links memory|links|rates [--device cuda|simulated] [--megabytes 2048] [--vertices 1000000]
 
-One JSON object: bandwidth (GB/s) of a large copy from pinned memory; of rows of 128 to 1024 bytes gathered by the
-device itself ("zero-copy"), and gathered by the host and then copied, and the former as a share of the large copy; of
-512-byte rows by the number of thread blocks that gather, alone and beside products on the compute stream; and the
-seconds that a chunk takes whose work is nothing, over 128 chunks with streams and events as in training.
+One JSON object, printed anew after every measurement, so that the last line holds whatever is known: "rates", by name.
+memory: seconds to register 1, 8 and 32 GiB (of 2048 megabytes) with the driver. links: large copies from and to pinned
+memory; random rows of 128 to 1024 bytes read from there, and written there, by the device itself; rows gathered by the
+host and copied; rows that functions of a graph add up on the host; microseconds of a node of a graph, and of a chunk
+whose work is nothing. rates: on a random graph with fifteen edges a vertex and rows of 128 floats, what each moves at
+least, as a share of a copy inside the device.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,36 +28,54 @@ from torch import Tensor
 from hongtu.bench.records import machine
 from hongtu.device.backends import get_backend
 from hongtu.device.base import Device
+from hongtu.device.cpu import Backend
+from hongtu.device.host_work import Put
 from hongtu.device.streams import Turn
 from hongtu.metrics import Traffic
 
 ROW_BYTES = (128, 256, 512, 1024)
-CHUNKS = 128
-BLOCKS = (16, 32, 64, 128, 1024)
+CHUNKS, NODES, WIDTH, HEADS = 128, 2000, 128, 8
+BLOCKS = (16, 64, 256)
 REPEATS = 5
+
+
+class Rates:
+    """Prints what is known after every measurement."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._known: dict[str, float] = {}
+        self._row = machine("gpu_links") | {"device": options.device, "rates": self._known}
+
+    def note(self, name: str, value: float) -> float:
+        self._known[name] = value
+        print(json.dumps(self._row), flush=True)
+        return value
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("memory", "links", "rates"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--megabytes", type=int, default=2048, help="of host rows")
+    parser.add_argument("--vertices", type=int, default=1_000_000, help="of the kernels' graph")
     options = parser.parse_args()
     backend = get_backend(options.device)
-    (device,) = backend.devices(1, None, Traffic())
     assert backend.pinned is not None, "the CPU has no links"
-    host = backend.pinned((options.megabytes << 18,), torch.float32)
-    host.fill_(1.0)
-    there = device.place("rows", (len(host) // 8,), torch.float32)
-    row = machine("gpu_links") | {"device": options.device, "megabytes": options.megabytes}
-    row["copy"] = len(there) * 4 / seconds(device, lambda: copy(device, there, host[: len(there)])) / 1e9
-    row["rows"] = {str(size): gathers(device, host, there, size) for size in ROW_BYTES}
-    row["share_of_copy"] = {size: rates["zero_copy"] / row["copy"] for size, rates in row["rows"].items()}
-    row["blocks"] = {str(blocks): by_blocks(device, host, there, blocks) for blocks in BLOCKS}
-    row["chunk_seconds"] = seconds(device, lambda: dummy_chunks(device)) / CHUNKS
-    print(json.dumps(row))
+    {"memory": memory, "links": links, "rates": kernel_rates}[options.what](backend, options, Rates(options))
 
 
-def seconds(device: Device, work: Callable[[], None]) -> float:
+def memory(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
+    for part in (2, 16, 64):
+        nbytes, start = options.megabytes * (part << 18), time.perf_counter()
+        with warnings.catch_warnings(record=True) as refused:
+            warnings.simplefilter("always")
+            made = backend.pinned((nbytes,), torch.uint8)
+        what = "refused" if refused else "pinned"
+        rates.note(f"{nbytes / 2**30:g} GiB {what}, s", time.perf_counter() - start)
+        del made
+
+
+def seconds(device: Device, work: Callable[[], object]) -> float:
     """Median seconds of some work, until the device has done it."""
     found = []
     for _ in range(REPEATS + 1):
@@ -63,62 +86,99 @@ def seconds(device: Device, work: Callable[[], None]) -> float:
     return statistics.median(found[1:])
 
 
-def copy(device: Device, there: Tensor, host: Tensor) -> None:
-    device.streams.load.run(lambda: there.copy_(host, non_blocking=True))
+def links(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
+    (device,) = devices = backend.devices(1, None, Traffic())
+    host = backend.pinned((options.megabytes << 18,), torch.float32)
+    host.fill_(1.0)
+    there = device.place("rows", (len(host) // 8,), torch.float32)
+    part, gigabytes = host[: len(there)], there.nbytes / 1e9
+    load, flush = device.streams.load, device.streams.flush
 
+    def rate(name: str, stream: Any, work: Callable[[], object], nbytes: float = gigabytes) -> float:
+        return rates.note(f"{name}, GB/s", nbytes / seconds(device, lambda: stream.run(work)))
 
-def gathers(device: Device, host: Tensor, there: Tensor, size: int) -> dict[str, float]:
-    """GB/s of random rows of so many bytes, both ways."""
-    width = size // 4
-    rows, cache = host.view(-1, width), there.view(-1, width)
-    index = np.random.default_rng(0).permutation(len(rows)).astype(np.int32)[: len(cache)]
-    on_device = torch.from_numpy(index).to(there.device)
-    slots = torch.arange(len(cache), dtype=torch.int32, device=there.device)
-    staging = torch.empty_like(rows[: len(cache)], pin_memory=there.is_cuda)
     device.begin()
+    rate("copy to the device", load, lambda: there.copy_(part, non_blocking=True))
+    rate("copy to the host", flush, lambda: part.copy_(there, non_blocking=True))
+    rate("copy inside", device.streams.compute, lambda: there[: len(there) // 2].copy_(there[len(there) // 2 :]))
+    staging = backend.pinned(there.shape, torch.float32)
+    for size in ROW_BYTES:
+        rows_of(device, *(x.view(-1, size // 4) for x in (host, there, staging)), rate)
+    rates.note("a chunk of nothing, us", seconds(device, lambda: dummy_chunks(device)) / CHUNKS * 1e6)
+    recorder = backend.recorder(devices)
+    if recorder is None:
+        return
+    little, compute = there[:1], device.streams.compute
+    count = min(len(there) // WIDTH, 1 << 18)
+    rows, target = (x[: count * WIDTH].view(count, WIDTH) for x in (host[len(host) // 2 :], host))
+    adds = Put(rows.numpy(), target.numpy(), np.random.default_rng(0).permutation(count).astype(np.int32), False)
+    nodes = recorder.capture(lambda: [compute.run(lambda: little.add_(0)) for _ in range(NODES)], device.drain)
+    rates.note("a node of a graph, us", seconds(device, nodes.replay) / NODES * 1e6)
+    puts = recorder.capture(lambda: device.streams.host.run(adds), device.drain)  # while the pool has its first graph
+    rates.note("rows added on the host by a node, GB/s", rows.nbytes / 1e9 / seconds(device, puts.replay))
 
-    def gather_on_the_host() -> None:
-        torch.index_select(rows, 0, torch.from_numpy(index), out=staging)
-        device.streams.load.run(lambda: cache.copy_(staging, non_blocking=True))
 
-    direct = seconds(device, lambda: device.load_rows(rows, on_device, cache, slots))
-    assert bool((cache == 1).all())
-    through_host = seconds(device, gather_on_the_host)
-    nbytes = len(cache) * size / 1e9
-    return {"zero_copy": nbytes / direct, "host_gather": nbytes / through_host}
-
-
-def by_blocks(device: Device, host: Tensor, there: Tensor, blocks: int) -> dict[str, float]:
-    """GB/s of random rows of 512 bytes gathered by so many thread blocks, alone and beside products."""
-    rows, cache = host.view(-1, 128), there.view(-1, 128)
-    index = np.random.default_rng(0).permutation(len(rows)).astype(np.int32)[: len(cache)]
-    on_device = torch.from_numpy(index).to(there.device)
-    square = torch.ones((1024, 1024) if there.is_cuda else (8, 8), device=there.device)
-    device.begin()
+def rows_of(device: Device, rows: Tensor, cache: Tensor, staging: Tensor, rate: Callable[..., object]) -> None:
+    """Random rows of the host, to the device and back."""
+    picked, size = np.random.default_rng(0).permutation(len(rows)).astype(np.int32)[: len(cache)], rows.shape[1] * 4
+    index, load = torch.from_numpy(picked), device.streams.load
+    on_device, every = index.to(cache.device), torch.arange(len(cache), dtype=torch.int32, device=cache.device)
 
     def gather() -> None:
-        device.kernels.copy_rows(rows, on_device, cache, None, max_blocks=blocks)
+        torch.index_select(rows, 0, index, out=staging)
+        cache.copy_(staging, non_blocking=True)
 
-    def load() -> None:
-        device.streams.load.run(gather)
-        device.streams.load.record().synchronize("the rows are there")
+    device.begin()
+    rate(f"rows of {size} bytes read", load, lambda: device._copy_rows(rows, on_device, cache, None))
+    assert bool((cache == 1).all()), "rows that were read are not those of the host"
+    back = device.streams.flush
+    rate(f"rows of {size} bytes written", back, lambda: device._copy_rows(cache, every, rows, on_device))
+    for blocks in BLOCKS if size == 512 and device._reaches(rows) else ():
+        read = partial(device.kernels.copy_rows, rows, on_device, cache, None, max_blocks=blocks)
+        rate(f"rows of {size} bytes read by {blocks} blocks", load, read)
+    rate(f"rows of {size} bytes gathered by the host", load, gather)
 
-    def products() -> None:
-        for _ in range(2000 if there.is_cuda else 2):
-            torch.mm(square, square)
 
-    found = {}
-    for name, beside in (("alone", False), ("beside", True)):
-        taken = []
-        for _ in range(REPEATS):
-            if beside:
-                device.streams.compute.run(products)
-            start = time.perf_counter()
-            load()
-            taken.append(time.perf_counter() - start)
-            device.drain()
-        found[name] = len(cache) * 512 / statistics.median(taken) / 1e9
-    return found
+def kernel_rates(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
+    """Seconds of each, and what it moves at least as a share of a copy."""
+    (device,), vertices, item = backend.devices(1, None, Traffic()), options.vertices, 4
+    edges, where = 15 * vertices, device.empty((0,), torch.float32).device
+    rows, out = (torch.ones(vertices, WIDTH, device=where) for _ in range(2))
+    source = torch.randint(vertices, (edges,), dtype=torch.int32, device=where)
+    indptr = torch.arange(0, edges + 1, 15, device=where)
+    numbers, shares = (torch.rand(edges, HEADS, device=where) for _ in range(2))
+    none, nobody, no_floats = (
+        torch.empty(0, dtype=kind, device=where) for kind in (torch.int32, torch.bool, torch.float32)
+    )
+    ids, key, no_heads = (
+        torch.arange(vertices, device=where),
+        torch.ones(1, dtype=torch.int64, device=where),
+        no_floats.view(0, HEADS),
+    )
+    graph, run, row, of_edges = (
+        (indptr, source, none, no_floats, False),
+        device.kernels,
+        WIDTH * item,
+        edges * HEADS * item,
+    )
+    works: dict[str, tuple[Callable[[], object], int]] = {
+        "copy": (lambda: out.copy_(rows), 2 * vertices * row),
+        "csc_aggregate": (lambda: run.csc_aggregate(*graph, rows, out), (edges + vertices) * row),
+        "csc_aggregate_transpose": (
+            lambda: run.csc_aggregate_transpose(*graph, rows, out), (2 * edges + vertices) * row),
+        "attend": (lambda: run.attend(indptr, source, shares, rows, out), (edges + vertices) * row + of_edges),
+        "segment_softmax": (
+            lambda: run.segment_softmax(indptr, numbers, nobody, no_heads, shares, no_heads), 4 * of_edges),
+        "dropout": (lambda: run.dropout(rows, ids, key, 1, 1, 1 << 31, 2.0, out), vertices * (2 * row + 8)),
+        "copy_rows": (lambda: run.copy_rows(rows, source[:vertices], out, None), 2 * vertices * row),
+    }  # fmt: skip
+    copy = 0.0
+    for name, (work, nbytes) in works.items():
+        device.begin()
+        taken = seconds(device, partial(device.streams.compute.run, work))
+        rates.note(f"{name}, GB/s", nbytes / taken / 1e9)
+        copy = copy or nbytes / taken
+        rates.note(f"{name}, share of the copy", nbytes / taken / copy)
 
 
 def dummy_chunks(device: Device) -> None:

@@ -1,0 +1,146 @@
+"""What `make gpu-check` and `make gpu-more` run: parts, step by step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+PYTHON, EAGER = sys.executable, "--eager"
+KERNELS = {"rows": "TestRows", "csc": "TestCsc", "softmax": "test_softmax", "attention": "test_attend",
+           "gates": "gated or few_blocks", "dropout": "TestDropout"}  # fmt: skip
+TRAINING = {
+    "eager": ("single_precision and m1n7", EAGER),
+    "captured in memory": ("captured_epochs and memory",),
+    "captured out of core": ("captured_epochs and core",),
+    "four partitions": ("single_precision and m4n8",),
+    "float64": ("is_exact or same_numbers",),
+}
+RUNS = {"eager": (EAGER,), "captured": (), "torch_geometric": ("--pyg",), "eager in 25%": (EAGER, "--memory", "25%"),
+        "captured in 25%": ("--memory", "25%")}  # fmt: skip
+FEW = "(gcn-m1n7-full or gat-m1n7-full) and exact and not ggcn"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to find out.
+
+    Attributes:
+        command: run from the repository's root; the last JSON object that it prints is the part's result.
+        limit: seconds.
+        needs_gpu: left out on another device.
+        captures: eager where something that was captured has crashed or hung.
+        alike: parts whose losses agree have this in common.
+        shows: on a GPU, what some line must hold: tests that were all skipped show nothing.
+        environment: beside the process's own.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: int
+    needs_gpu: bool = False
+    captures: bool = False
+    alike: str = ""
+    shows: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Check(Protocol):
+    """What has been found so far.
+
+    Attributes:
+        known: the last row of every part, by name.
+        late: parts that run beside the others, one after the other.
+    """
+
+    options: argparse.Namespace
+    known: dict[str, dict[str, Any]]
+    late: list[Part]
+
+    def artifact(self, name: str, seconds: float) -> bool:
+        """Whether one of these parts is done, or is within so many seconds; else it ends."""
+
+
+def first(check: Check) -> Iterator[list[Part]]:
+    """The first call: what runs side by side, step by step."""
+    options = check.options
+    small = options.vertices * 2 // 5
+    check.late += [made(options, small, 60), made(options, options.vertices, 120)]
+    query = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm"
+    limits = "ulimit -l; nproc; free -g; lscpu; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version"
+    yield [
+        Part("machine", ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"), 20, needs_gpu=True),
+        Part("limits", ("sh", "-c", limits), 20),
+        Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
+        Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30),
+    ]
+    once = ("--sample", "-k")
+    yield [measured(options, "memory", 40)] + [
+        tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, *once, which, CUDA_LAUNCH_BLOCKING="1")
+        for file, which in KERNELS.items()
+    ]
+    training = [tests(name, "test_training.py", 90, "-k", *more) for name, more in TRAINING.items()]
+    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-n", "4")]
+    yield [measured(options, "links", 25)]
+    yield [measured(options, "rates", 25)]
+    vertices = options.vertices if check.artifact(f"artifact of {options.vertices}", options.seconds / 10) else small
+    for model in ("gcn", "gat"):
+        for name, more in RUNS.items():
+            yield [epochs(options, vertices, f"{model} {name}", "--model", model, *more)]
+
+
+def more(check: Check) -> Iterator[list[Part]]:
+    """The second call: what failed, then what there was no time for."""
+    options = check.options
+    if check.known:
+        yield from first(check)
+    vertices = 4 * options.vertices
+    check.late.append(made(options, vertices, 240))
+    sanitizer = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
+    checked = tests("sanitizer", "test_training.py", 150, "-k", FEW, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    counters = ("ncu", "--clock-control", "none", "--csv", "-k", "regex:csc_aggregate|copy_rows", "-c", "8")
+    counters += ("--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis", "--section", "Occupancy")
+    yield [  # torch's cache is left out, for nothing in it is out of bounds
+        replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True),
+        Part("counters", (*counters, *measured(options, "rates", 0).command), 90, needs_gpu=True),
+    ]
+    if not check.artifact(f"artifact of {vertices}", options.seconds / 2):
+        vertices = options.vertices
+    for share in ("25%", "10%"):
+        name = f"gcn of {vertices} in {share}"
+        yield [epochs(options, vertices, name, "--model", "gcn", "--memory", share, "--timeline", limit=120)]
+
+
+def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
+    """An artifact of so many vertices and fifteen times as many edges, on half of the cores."""
+    name, graph, hongtu = f"artifact of {vertices}", options.work / f"graph of {vertices}", f"nice '{PYTHON}' -m hongtu"
+    size = f"--vertices {vertices} --edges {15 * vertices} --features 128 --classes 40 --seed 1"
+    cut = f"--partitions 1 --chunks {options.chunks} --order {options.order} --force"
+    script = (
+        f"{hongtu} generate citation '{graph}' {size} && {hongtu} preprocess '{graph}' '{options.work / name}' {cut}"
+    )
+    half = str(max(1, (os.cpu_count() or 1) // 2))
+    threads = ("OMP_NUM_THREADS", half), ("NUMBA_NUM_THREADS", half)
+    return Part(name, ("sh", "-c", f"rm -rf '{graph}'; {script}"), limit, environment=threads)
+
+
+def tests(name: str, file: str, limit: int, *more: str, **environment: str) -> Part:
+    """Tests on the GPU, each by its name; where one hangs, all threads say where they are."""
+    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=50")
+    beside = tuple(environment.items())
+    return Part(name, (*command, f"tests/gpu/{file}", *more), limit, shows=" passed", environment=beside)
+
+
+def measured(options: argparse.Namespace, what: str, limit: int) -> Part:
+    size = ("--megabytes", str(options.megabytes), "--vertices", str(options.vertices))
+    return Part(what, (PYTHON, "-m", "experiments.gpu_links", what, "--device", options.device, *size), limit)
+
+
+def epochs(options: argparse.Namespace, vertices: int, name: str, *more: str, limit: int = 40) -> Part:
+    artifact, alike = f"artifact of {vertices}", f"{more[1]} of {vertices}"
+    command = (PYTHON, "-m", "experiments.gpu_epoch", str(options.work / artifact), "--device", options.device)
+    captures = EAGER not in more and "--pyg" not in more
+    return Part(name, (*command, "--epochs", str(options.epochs), *more), limit, captures=captures, alike=alike)
