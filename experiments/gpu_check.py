@@ -116,7 +116,7 @@ class Check:
                 process = begin(part.command, stdout, stderr, more)
             except FileNotFoundError:
                 return self._note(row | {"status": LEFT_OUT, "why": f"there is no {part.command[0]} here"})
-        run = Running(part, process, files, start, start + min(part.limit, left), row)
+        run = Running(part, process, files, start, start + min(part.limit * self.options.slow, left), row)
         self._running.append(run)
         return run
 
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=2048, help="of host rows for the links")
     parser.add_argument("--host-memory", default="96GiB", help="what the machine grows to (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="for everything (default: 300, and 390 with --more)")
+    parser.add_argument("--slow", type=float, default=1.0, help="times its limit a part has (default: %(default)s)")
     parser.add_argument("--only", nargs="+", metavar="PART", help="just these parts")
     options = parser.parse_args()
     options.seconds = options.seconds or (390 if options.more else 300)

@@ -1,85 +1,197 @@
-"""``make gpu-check`` without a GPU: its report, its limits, and that it goes on where it stopped."""
+"""``make gpu-check`` without a GPU: what it keeps of parts that hang, crash or are killed, and its report."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from experiments import gpu_check, gpu_epoch
+from experiments import gpu_check, gpu_epoch, gpu_parts
+from experiments.gpu_parts import Part
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--device", "simulated", "--vertices", "300", "--megabytes", "1"]
-SMALL += ["--order", "input", "--chunks", "4", "--epochs", "1"]
+SMALL += ["--order", "input", "--chunks", "4", "--epochs", "3"]
 
 
-def check(monkeypatch, out, *more):
-    """Run it; returns its exit code and the rows it has written so far."""
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(out), *SMALL, *more])
+def check(monkeypatch, tmp_path, *more):
+    """Run it; returns its exit code and the last row of each part."""
+    out, work = tmp_path / "out", tmp_path / "work"
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(out), "--work", str(work), *SMALL, *more])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit) as stopped:
         gpu_check.main()
-    return stopped.value.code, [json.loads(line) for line in (out / "gpu-check.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "gpu-check.jsonl").read_text().splitlines()]
+    return stopped.value.code, {row["part"]: row for row in rows}
+
+
+def python(name, code, limit=20, **options):
+    return Part(name, (sys.executable, "-c", code), limit, **options)
+
+
+def steps(monkeypatch, *found, late=()):
+    """Have the check run these parts, step by step."""
+
+    def first(check):
+        check.late += late
+        yield from found
+
+    monkeypatch.setattr(gpu_check, "first", first)
 
 
 @pytest.mark.long
-def test_report_and_resumption(monkeypatch, tmp_path):
-    only = ("--only", "environment", "packages", "links", "sanitizer", "graph", "artifact", "gcn of 2 layers")
-    code, rows = check(monkeypatch, tmp_path, *only)
-    status = {row["part"]: row["status"] for row in rows}
-    done = dict.fromkeys(("environment", "packages", "links", "graph", "artifact", "gcn of 2 layers"), "done")
-    assert status == done | {"sanitizer": "left out"}
-    assert code == 0
-    (result,) = (row["result"] for row in rows if row["part"] == "gcn of 2 layers")
-    assert result["losses_agree"]
-    assert result["unlimited"]["counted_is_predicted"]
-    assert len(result["pyg"]["losses"]) == 2
-    text = (tmp_path / "gpu-check.txt").read_text()
-    assert "losses agree" in text
-    assert "zero-copy" in text
-    log = (tmp_path / "gpu-check.log").read_text()
-    assert "=== links: " in log and "torch==" in log
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "gpu-check.jsonl", "gpu-check.log", "gpu-check.txt", "work"
-    ]  # fmt: skip
-    _, again = check(monkeypatch, tmp_path, *only)
-    assert [row["part"] for row in again[len(rows) :]] == ["sanitizer"], "what is done was run again"
+def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
+    names = ("artifact of 120", "artifact of 300", "links", "machine", "gcn eager", "gcn torch_geometric")
+    code, rows = check(monkeypatch, tmp_path, "--only", *names, "gcn captured in 25%")
+    done = dict.fromkeys((*names, "gcn captured in 25%"), "done") | {"machine": "left out"}
+    assert {name: row["status"] for name, row in rows.items()} == done and code == 0
+    for name in ("gcn eager", "gcn captured in 25%"):
+        result = rows[name]["result"]
+        assert result["counted_is_predicted"] and result["slab"] in (True, False) and result["scripts"]
+        assert "captures" in result["captured"]  # the reason
+        assert result["vertices"] == 300 and result["losses"] == pytest.approx(rows[names[-1]]["result"]["losses"])
+    assert rows["links"]["result"]["rates"]["rows of 512 bytes written, GB/s"] > 0
+    text = (tmp_path / "out" / "gpu-check.txt").read_text()
+    assert "s an epoch" in text and "a chunk of nothing, us" in text and "captured: " in text
+    assert len(list((tmp_path / "out").iterdir())) == 3  # few and small enough to come back
 
 
-def test_limits(monkeypatch, tmp_path):
-    sleep = ("sh", "-c", "sleep 77.25 & echo '{\"first\": 1}'; echo begun; wait")
-    parts = [gpu_check.Part("slow", sleep, 1), gpu_check.Part("fails", (sys.executable, "-c", "1/0"), 20)]
-    monkeypatch.setattr(gpu_check, "parts", lambda options: parts)
+HANG = "import subprocess, time; print('{\"a\": 1}', flush=True); subprocess.Popen(['sleep', '77.25']); time.sleep(77)"
+
+
+def test_what_hangs_crashes_or_fails_has_a_row_that_says_so_and_costs_no_other(monkeypatch, tmp_path):
+    crash = "import os; os.kill(os.getpid(), 11)"
+    tests = (
+        "print('FAILED tests/a.py::test_rows[1] - wrong'); print('FAILED b'); print('2 failed'); raise SystemExit(1)"
+    )
+    steps(
+        monkeypatch,
+        [python("hangs", HANG, 1), python("crashes", crash), python("good", "print(7)"), python("tests", tests)],
+        [python("fails", "import sys; print('begun'); sys.exit('ValueError: no room')"), Part("none", ("no-such",), 5)],
+        late=[python("late", "print('{}')")],
+    )
     code, rows = check(monkeypatch, tmp_path)
-    assert [row["status"] for row in rows] == ["took too long", "failed"]
-    assert rows[0]["seconds"] < 30
-    assert rows[0]["result"] == {"first": 1}, "what an ended part had found was lost"
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "hangs": "took too long", "crashes": "failed", "good": "done", "tests": "failed", "fails": "failed",
+        "none": "left out", "late": "done",
+    }  # fmt: skip
+    assert code == 1 and rows["hangs"]["result"] == {"a": 1} and rows["hangs"]["seconds"] < 15
     assert subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True).stdout == b"", "a child was left behind"
-    log = (tmp_path / "gpu-check.log").read_text()
-    assert "begun" in log and "ZeroDivisionError" in log
-    assert code == 1
-    _, rows = check(monkeypatch, tmp_path, "--seconds", "0")
-    assert [row["status"] for row in rows[2:]] == ["no time left"] * 2
+    why = {name: row.get("why", "") for name, row in rows.items()}
+    assert why["hangs"].startswith("ended after its limit") and why["crashes"].startswith("ended by SIGSEGV")
+    assert why["tests"] == "2 failed, first FAILED tests/a.py::test_rows[1] - wrong"
+    assert why["fails"] == "exit code 1: ValueError: no room" and "no-such" in why["none"]
+    text = (tmp_path / "out" / "gpu-check.txt").read_text()
+    assert all(reason in text for reason in why.values())
+    assert "begun" in (tmp_path / "out" / "gpu-check.log").read_text()
 
 
-def test_tests_that_were_all_skipped_are_not_done(monkeypatch, tmp_path):
-    skipped = (sys.executable, "-c", "print('7 skipped in 1.0s')")
-    monkeypatch.setattr(gpu_check, "parts", lambda options: [gpu_check.Part("tests", skipped, 20, shows=" passed")])
-    code, rows = check(monkeypatch, tmp_path)
-    assert rows[-1]["status"] == "done"
-    assert code == 0  # on a simulated device there is nothing else to show
-    code, rows = check(monkeypatch, tmp_path, "--device", "cuda")
-    assert rows[-1]["status"] == "failed"
-    assert code == 1
+def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypatch, tmp_path):
+    mark = tmp_path / "mark"
+    again = f"import pathlib, sys; sys.exit(not pathlib.Path({str(mark)!r}).exists())"
+    steps(monkeypatch, [python("good", "print('{}')"), python("fails", again)])
+    _, rows = check(monkeypatch, tmp_path)
+    assert rows["fails"]["status"] == "failed"
+    shutil.rmtree(tmp_path / "out")
+    mark.touch()
+    monkeypatch.setattr(gpu_check, "more", lambda found: gpu_check.first(found))
+    code, _ = check(monkeypatch, tmp_path, "--more")
+    names = [json.loads(row)["part"] for row in (tmp_path / "out" / "gpu-check.jsonl").read_text().splitlines()]
+    assert sorted(names[:2]) == ["fails", "good"] and names[2:] == ["fails"] and code == 0
+    _, rows = check(monkeypatch, tmp_path, "--epochs", "9", "--seconds", "0.5")
+    assert {row["status"] for row in rows.values()} == {"done"}, "what was done was begun again"
+    steps(monkeypatch, [python("other", "print('{}')")])
+    _, rows = check(monkeypatch, tmp_path, "--seconds", "0.5")
+    assert rows["other"]["status"] == "no time left"
 
 
-def test_every_part_is_bounded(tmp_path):
-    class Options:
-        work, device, vertices, megabytes, chunks, order, epochs = tmp_path, "cuda", 4, 1, 1, "input", 1
+@pytest.mark.parametrize(
+    ("fault", "broken"),
+    [("import os; os.abort()", True), ("import time; time.sleep(60)", True), ("1 / 0", False),
+     ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True)],
+    ids=["crash", "hang", "error", "illegal address"],
+)  # fmt: skip
+def test_after_a_fault_of_what_is_captured_nothing_is(monkeypatch, tmp_path, fault, broken):
+    said = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    found = [[python("eager", "print(1)")], [python("first", fault, 2, captures=True)]]
+    steps(monkeypatch, *found, [python("second", said, captures=True), python("third", said)])
+    _, rows = check(monkeypatch, tmp_path)
+    assert rows["second"]["said"] == ('["--eager"]' if broken else "[]") and rows["third"]["said"] == "[]"
+    assert ("'first' crashed or hung" in rows["second"].get("note", "")) == broken
 
-    parts = gpu_check.parts(Options)
-    assert all(0 < part.limit <= 300 for part in parts)
-    assert len({part.name for part in parts}) == len(parts)
+
+def test_runs_of_one_model_whose_losses_differ_are_no_success(monkeypatch, tmp_path):
+    runs = [python(str(k), f"print('{{\"losses\": {losses}}}')", alike=alike) for k, (losses, alike) in enumerate(
+        [([1.0, 0.5], "a"), ([1.0, 0.50001, 0.4], "a"), ([1.0, 0.6], "a"), ([3.0], "b")])]  # fmt: skip
+    steps(monkeypatch, *([run] for run in runs))
+    _, rows = check(monkeypatch, tmp_path)
+    assert [row["status"] for row in rows.values()] == ["done", "done", "failed", "done"]
+    assert rows["2"]["why"].startswith("LOSSES DIFFER")
+
+
+def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_path):
+    """Not even what has left the session of the call."""
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "def first(check):\n"
+        "    yield [Part('good', (sys.executable, '-c', 'print(1)'), 20)]\n"
+        "    yield [Part('long', ('setsid', 'sleep', '78.25'), 60)]\n"
+        "gpu_check.first = first\ngpu_check.main()\n"
+    )
+    command = [sys.executable, str(script), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), *SMALL]
+    call = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    sleeping = ["pgrep", "-f", "^sleep 78.25"]
+    until = time.monotonic() + 60
+    while not subprocess.run(sleeping, capture_output=True).stdout and time.monotonic() < until:
+        time.sleep(0.05)
+    call.kill()
+    call.wait()
+    assert subprocess.run(sleeping, capture_output=True).stdout
+    assert '"good"' in (tmp_path / "out" / "gpu-check.jsonl").read_text()
+    steps(monkeypatch, [python("next", "print(1)")])
+    _, rows = check(monkeypatch, tmp_path)
+    assert not subprocess.run(sleeping, capture_output=True).stdout
+    assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+def test_an_artifact_that_is_late_ends_and_a_smaller_one_takes_its_place(monkeypatch, tmp_path):
+    said = []
+
+    def first(check):
+        check.late += [python("small", "print(1)"), python("large", "import time; time.sleep(60)", 60)]
+        yield [python("other", "print(1)")]
+        said.extend([check.artifact("small", 30), check.artifact("large", 1), check.artifact("none", 30)])
+        yield [python("last", "print(1)")]
+
+    monkeypatch.setattr(gpu_check, "first", first)
+    _, rows = check(monkeypatch, tmp_path)
+    assert said == [True, False, False]
+    assert rows["large"]["status"] == "took too long" and rows["last"]["status"] == "done"
+
+
+@pytest.mark.parametrize("known", [{}, {"machine": {"status": "failed"}}], ids=["a fresh machine", "after the first"])
+def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
+    options = SimpleNamespace(
+        work=tmp_path, device="cuda", vertices=1000, megabytes=1, chunks=1, order="input", epochs=3, seconds=300
+    )
+    found = SimpleNamespace(options=options, known=known, late=[], artifact=lambda name, seconds: name.endswith("1000"))
+    first, more = ([part for step in call(found) for part in step] for call in (gpu_parts.first, gpu_parts.more))
+    assert {part.name for part in first} <= {part.name for part in more} or not known
+    for parts in (first, more):
+        assert all(0 < part.limit <= 150 for part in parts) and len({part.name for part in parts}) == len(parts)
+    names = [part.name for part in first if part.alike]
+    assert names == [f"{model} {run}" for model in ("gcn", "gat") for run in gpu_parts.RUNS]
+    assert [part.captures for part in first if part.alike] == 2 * [False, True, False, False, True]
+    assert all("artifact of 1000" in " ".join(part.command) for part in first if part.alike)
 
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
@@ -88,6 +200,34 @@ def test_a_line_that_shows_tests_need_not_be_the_last():
     assert gpu_check.result_of(lines, "") == {"said": "========= ERROR SUMMARY: 0 errors"}
     assert gpu_check.result_of([], " passed") == {"said": ""}
     assert gpu_check.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
+
+
+BROKEN = """
+import pytest, torch
+torch.cuda.is_initialized = lambda: True
+state = []
+def fail():
+    if state:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+torch.cuda.synchronize = fail
+@pytest.mark.parametrize("k", range(6))
+def test_kernel(k):
+    state.extend([k] * (k == 2))
+    fail()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "passed"), [((), 2), (("-n", "1"), 5)], ids=["alone", "workers"])
+def test_one_fault_of_a_gpu_is_blamed_on_one_test(tmp_path, workers, passed):
+    shutil.copy(ROOT / "tests" / "gpu" / "conftest.py", tmp_path)
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *workers, "test_broken.py"]
+    text = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert f" {passed} passed" in text
+    assert {line.split()[1] for line in text.splitlines() if line.startswith("FAILED")} == {
+        "test_broken.py::test_kernel[2]"
+    }
 
 
 def test_timeline():
@@ -108,11 +248,3 @@ def test_timeline():
     ]  # fmt: skip
     assert found["kernels"]["csc_aggregate_f32x4"] == 5
     assert gpu_epoch.summary([]) == {}
-
-
-def test_an_attempt_that_fails_says_so():
-    def fail():
-        raise ValueError("two\nlines")
-
-    assert gpu_epoch.attempt(fail) == {"error": "ValueError: two"}
-    assert gpu_epoch.attempt(lambda: {"a": 1}) == {"a": 1}
