@@ -70,7 +70,7 @@ def first(check: Check) -> Iterator[list[Part]]:
     small = options.vertices * 2 // 5
     check.late += [made(options, small, 60), made(options, options.vertices, 120)]
     query = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm"
-    limits = "ulimit -l; nproc; free -g; lscpu; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version"
+    limits = "lscpu; free -g; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version; nproc; ulimit -a | grep locked"
     yield [
         Part("machine", ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"), 20, needs_gpu=True),
         Part("limits", ("sh", "-c", limits), 20),
