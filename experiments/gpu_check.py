@@ -35,7 +35,7 @@ from hongtu.bench.records import append, read
 DONE, LEFT_OUT, SLOW = "done", "left out", "took too long"
 MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
 TOLERANCE = 1e-4  # of losses, relative
-LONGEST = 200_000  # characters of a part in the log
+LONGEST = 100_000  # characters of a part in the log
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Check:
     def close(self) -> None:
         """End what still runs, and write that down."""
         for run in [*self._running]:
-            self._end(run, None)
+            self._end(run, None, "the call ended")
         self._report()
 
     def _look(self) -> None:
@@ -120,7 +120,7 @@ class Check:
         self._running.append(run)
         return run
 
-    def _end(self, run: Running, code: int | None) -> None:
+    def _end(self, run: Running, code: int | None, ended: str = "ended after its limit") -> None:
         end(run.process)
         self._running.remove(run)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
@@ -133,7 +133,7 @@ class Check:
         good = code == 0 and (run.part.shows in printed or not on_gpu)
         row["status"] = SLOW if code is None else DONE if good else "failed"
         if not good:
-            row["why"] = reason(code, printed, errors)
+            row["why"] = reason(code, printed, errors, ended)
             broken = code is None or code < 0 or "CUDA error" in printed + errors
             row["crashed"] = broken and (run.part.captures or "captured" in run.part.name)
         losses = row.get("result", {}).get("losses")
@@ -212,15 +212,14 @@ def result_of(lines: list[str], shows: str) -> dict[str, Any]:
     return found or {"said": telling[-1] if telling else ""}
 
 
-def reason(code: int | None, printed: str, errors: str) -> str:
-    """Why a part failed: the tests that did, or its last words."""
+def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
+    """Why a part failed: the tests that did, or how it ended and its last words."""
     failed = [text for text in printed.splitlines() if text.startswith(("FAILED ", "ERROR "))]
     if failed:
         return f"{len(failed)} failed, first {failed[0]}"
     last = [text for text in (*printed.splitlines(), *errors.splitlines()) if text.strip()][-1:]
-    ended = "ended after its limit" if code is None else f"exit code {code}"
-    if code is not None and code < 0:
-        ended = f"ended by {signal.Signals(-code).name}"
+    if code is not None:
+        ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
     return ": ".join([ended, *(text[:300] for text in last)])
 
 

@@ -70,15 +70,17 @@ def first(check: Check) -> Iterator[list[Part]]:
     small = options.vertices * 2 // 5
     check.late += [made(options, small, 60), made(options, options.vertices, 120)]
     query = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm"
-    limits = "lscpu; free -g; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version; nproc; ulimit -a | grep locked"
-    yield [
+    limits = (
+        "lscpu; free -g; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version; nproc; ulimit -a | grep locked"
+    )
+    facts = [
         Part("machine", ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"), 20, needs_gpu=True),
         Part("limits", ("sh", "-c", limits), 20),
         Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
         Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30),
     ]
     once = ("--sample", "-k")
-    yield [measured(options, "memory", 40)] + [
+    yield [*facts, measured(options, "memory", 40)] + [
         tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, *once, which, CUDA_LAUNCH_BLOCKING="1")
         for file, which in KERNELS.items()
     ]
