@@ -118,7 +118,7 @@ def more(check: Check) -> Iterator[list[Part]]:
 
 def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
     """An artifact of so many vertices and fifteen times as many edges, on half of the cores."""
-    name, graph, hongtu = f"artifact of {vertices}", options.work / f"graph of {vertices}", f"nice '{PYTHON}' -m hongtu"
+    name, graph, hongtu = f"artifact of {vertices}", options.work / f"graph of {vertices}", f"'{PYTHON}' -m hongtu"
     size = f"--vertices {vertices} --edges {15 * vertices} --features 128 --classes 40 --seed 1"
     cut = f"--partitions 1 --chunks {options.chunks} --order {options.order} --force"
     script = (
