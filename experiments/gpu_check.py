@@ -165,7 +165,7 @@ def begin(
     command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a command in a process group of this session, so that it ends with whatever ends that."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (more or {})
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"} | (more or {})  # pytest cuts what is wider
     return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=os.setpgrp, env=environment)
 
 
@@ -209,14 +209,14 @@ def result_of(lines: list[str], shows: str) -> dict[str, Any]:
             read = json.loads(text)
             found = {"result": read} if isinstance(read, dict) else found
     telling = [text for text in lines if shows and shows in text] or lines[-1:]
-    return found or {"said": telling[-1] if telling else ""}
+    return found or {"said": telling[-1].strip("= ") if telling else ""}
 
 
 def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
     """Why a part failed: the tests that did, or how it ended and its last words."""
     failed = [text for text in printed.splitlines() if text.startswith(("FAILED ", "ERROR "))]
     if failed:
-        return f"{len(failed)} failed, first {failed[0]}"
+        return f"{len(failed)} failed, first {failed[0][:300]}"
     last = [text for text in (*printed.splitlines(), *errors.splitlines()) if text.strip()][-1:]
     if code is not None:
         ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"

@@ -195,9 +195,9 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
 
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
-    lines = ["3 passed in 2.1s", "========= ERROR SUMMARY: 0 errors"]
+    lines = ["==== 3 passed in 2.1s ====", "========= ERROR SUMMARY: 0 errors"]
     assert gpu_check.result_of(lines, " passed") == {"said": "3 passed in 2.1s"}
-    assert gpu_check.result_of(lines, "") == {"said": "========= ERROR SUMMARY: 0 errors"}
+    assert gpu_check.result_of(lines, "") == {"said": "ERROR SUMMARY: 0 errors"}
     assert gpu_check.result_of([], " passed") == {"said": ""}
     assert gpu_check.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
 
