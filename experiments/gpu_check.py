@@ -32,7 +32,7 @@ import numpy as np
 from experiments.gpu_parts import EAGER, Part, first, more
 from hongtu.bench.records import append, read
 
-DONE, LEFT_OUT, SLOW = "done", "left out", "took too long"
+DONE, LEFT_OUT, SLOW, ENDED = "done", "left out", "took too long", "the call ended"
 MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
 TOLERANCE = 1e-4  # of losses, relative
 LONGEST = 100_000  # characters of a part in the log
@@ -84,7 +84,7 @@ class Check:
     def close(self) -> None:
         """End what still runs, and write that down."""
         for run in [*self._running]:
-            self._end(run, None, "the call ended")
+            self._end(run, None, ENDED)
         self._report()
 
     def _look(self) -> None:
@@ -120,7 +120,7 @@ class Check:
         self._running.append(run)
         return run
 
-    def _end(self, run: Running, code: int | None, ended: str = "ended after its limit") -> None:
+    def _end(self, run: Running, code: int | None, ended: str = SLOW) -> None:
         end(run.process)
         self._running.remove(run)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
@@ -131,10 +131,10 @@ class Check:
         row = run.row | {"begun": round(begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
         row |= result_of(printed.strip().splitlines(), run.part.shows)
         good = code == 0 and (run.part.shows in printed or not on_gpu)
-        row["status"] = SLOW if code is None else DONE if good else "failed"
+        row["status"] = ended if code is None else DONE if good else "failed"
         if not good:
             row["why"] = reason(code, printed, errors, ended)
-            broken = code is None or code < 0 or "CUDA error" in printed + errors
+            broken = (ended == SLOW if code is None else code < 0) or "CUDA error" in printed + errors
             row["crashed"] = broken and (run.part.captures or "captured" in run.part.name)
         losses = row.get("result", {}).get("losses")
         others = [k["result"]["losses"] for k in self.known.values() if k.get("alike") == run.part.alike != ""]
