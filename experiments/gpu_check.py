@@ -230,7 +230,7 @@ def line(row: dict[str, Any]) -> str:
     if "seconds" in result:
         text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
     if "captured" in result:
-        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}"
+        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}; "
     text += "  ".join(str(row[key]) for key in ("note", "why", "said") if row.get(key))
     rates = result.get("rates", {})
     return "".join([text, *(f"\n    {name:48s} {value:10.3f}" for name, value in rates.items())]).rstrip()
