@@ -32,7 +32,7 @@ import numpy as np
 from experiments.gpu_parts import EAGER, Part, first, more
 from hongtu.bench.records import append, read
 
-DONE, LEFT_OUT, SLOW = "done", "left out", "took too long"
+DONE, LEFT_OUT, SLOW, ENDED = "done", "left out", "took too long", "the call ended"
 MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
 TOLERANCE = 1e-4  # of losses, relative
 LONGEST = 100_000  # characters of a part in the log
@@ -84,7 +84,7 @@ class Check:
     def close(self) -> None:
         """End what still runs, and write that down."""
         for run in [*self._running]:
-            self._end(run, None, "the call ended")
+            self._end(run, None, ENDED)
         self._report()
 
     def _look(self) -> None:
@@ -120,7 +120,7 @@ class Check:
         self._running.append(run)
         return run
 
-    def _end(self, run: Running, code: int | None, ended: str = "ended after its limit") -> None:
+    def _end(self, run: Running, code: int | None, ended: str = SLOW) -> None:
         end(run.process)
         self._running.remove(run)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
@@ -131,10 +131,10 @@ class Check:
         row = run.row | {"begun": round(begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
         row |= result_of(printed.strip().splitlines(), run.part.shows)
         good = code == 0 and (run.part.shows in printed or not on_gpu)
-        row["status"] = SLOW if code is None else DONE if good else "failed"
+        row["status"] = ended if code is None else DONE if good else "failed"
         if not good:
             row["why"] = reason(code, printed, errors, ended)
-            broken = code is None or code < 0 or "CUDA error" in printed + errors
+            broken = (ended == SLOW if code is None else code < 0) or "CUDA error" in printed + errors
             row["crashed"] = broken and (run.part.captures or "captured" in run.part.name)
         losses = row.get("result", {}).get("losses")
         others = [k["result"]["losses"] for k in self.known.values() if k.get("alike") == run.part.alike != ""]
@@ -165,7 +165,7 @@ def begin(
     command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a command in a process group of this session, so that it ends with whatever ends that."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (more or {})
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"} | (more or {})  # pytest cuts what is wider
     return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=os.setpgrp, env=environment)
 
 
@@ -209,14 +209,14 @@ def result_of(lines: list[str], shows: str) -> dict[str, Any]:
             read = json.loads(text)
             found = {"result": read} if isinstance(read, dict) else found
     telling = [text for text in lines if shows and shows in text] or lines[-1:]
-    return found or {"said": telling[-1] if telling else ""}
+    return found or {"said": telling[-1].strip("= ") if telling else ""}
 
 
 def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
     """Why a part failed: the tests that did, or how it ended and its last words."""
     failed = [text for text in printed.splitlines() if text.startswith(("FAILED ", "ERROR "))]
     if failed:
-        return f"{len(failed)} failed, first {failed[0]}"
+        return f"{len(failed)} failed, first {failed[0][:300]}"
     last = [text for text in (*printed.splitlines(), *errors.splitlines()) if text.strip()][-1:]
     if code is not None:
         ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
@@ -230,7 +230,7 @@ def line(row: dict[str, Any]) -> str:
     if "seconds" in result:
         text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
     if "captured" in result:
-        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}"
+        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}; "
     text += "  ".join(str(row[key]) for key in ("note", "why", "said") if row.get(key))
     rates = result.get("rates", {})
     return "".join([text, *(f"\n    {name:48s} {value:10.3f}" for name, value in rates.items())]).rstrip()

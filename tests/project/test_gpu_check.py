@@ -86,7 +86,7 @@ def test_what_hangs_crashes_or_fails_has_a_row_that_says_so_and_costs_no_other(m
     assert code == 1 and rows["hangs"]["result"] == {"a": 1} and rows["hangs"]["seconds"] < 15
     assert subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True).stdout == b"", "a child was left behind"
     why = {name: row.get("why", "") for name, row in rows.items()}
-    assert why["hangs"].startswith("ended after its limit") and why["crashes"].startswith("ended by SIGSEGV")
+    assert why["hangs"].startswith("took too long: {") and why["crashes"].startswith("ended by SIGSEGV")
     assert why["tests"] == "2 failed, first FAILED tests/a.py::test_rows[1] - wrong"
     assert why["fails"] == "exit code 1: ValueError: no room" and "no-such" in why["none"]
     text = (tmp_path / "out" / "gpu-check.txt").read_text()
@@ -163,6 +163,18 @@ def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_pa
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
 
 
+def test_a_part_that_ran_when_the_call_was_ended_is_not_blamed(monkeypatch, tmp_path):
+    def first(check):
+        check.late.append(python("beside", "import time; time.sleep(60)", 60, captures=True))
+        yield [python("good", "import time; time.sleep(0.5)")]
+        raise SystemExit(143)  # as a signal does
+
+    monkeypatch.setattr(gpu_check, "first", first)
+    code, rows = check(monkeypatch, tmp_path)
+    assert code == 143 and rows["good"]["status"] == "done"
+    assert rows["beside"]["status"] == "the call ended" and not rows["beside"]["crashed"]
+
+
 def test_an_artifact_that_is_late_ends_and_a_smaller_one_takes_its_place(monkeypatch, tmp_path):
     said = []
 
@@ -195,9 +207,9 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
 
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
-    lines = ["3 passed in 2.1s", "========= ERROR SUMMARY: 0 errors"]
+    lines = ["==== 3 passed in 2.1s ====", "========= ERROR SUMMARY: 0 errors"]
     assert gpu_check.result_of(lines, " passed") == {"said": "3 passed in 2.1s"}
-    assert gpu_check.result_of(lines, "") == {"said": "========= ERROR SUMMARY: 0 errors"}
+    assert gpu_check.result_of(lines, "") == {"said": "ERROR SUMMARY: 0 errors"}
     assert gpu_check.result_of([], " passed") == {"said": ""}
     assert gpu_check.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
 
