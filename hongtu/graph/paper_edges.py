@@ -19,18 +19,20 @@ class PaperEdges:
             is that of the last of these.
         added: or this where there were none.
         normalized: weights are those of D^-1/2 A D^-1/2, with D the weighted in-degree, such loops included.
+        weighted: A has the graph's weights; else they are 1.
     """
 
     loops: bool = False
     added: float = 1.0
     normalized: bool = False
+    weighted: bool = True
 
 
 def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarray, dtype: str) -> Topology:
     """The same chunks with these edges; the order of the chunks' batches stays what it was found to be without.
 
     Args:
-        statistics: float64 [V, 3], as :func:`hongtu.graph.degrees.degree_statistics`.
+        statistics: float64 [V, 6], as :func:`hongtu.graph.degrees.degree_statistics`, or [V, 3] of weighted edges.
         dtype: of the weights.
 
     >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
@@ -41,11 +43,12 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     """
     assert topology.edge_features is None and topology.edge_type is None
     start, source = np.asarray(topology.in_edge_start), topology.global_sources()
-    weighted = topology.edge_weight is not None or edges.normalized
+    own = topology.edge_weight if edges.weighted else None
+    weighted = own is not None or edges.normalized
     weight = np.ones(len(source) if weighted else 0, dtype)
-    if topology.edge_weight is not None:
-        weight[:] = topology.edge_weight
-    degree, looped, last = np.asarray(statistics, dtype=np.float64).T
+    if own is not None:
+        weight[:] = own
+    degree, looped, last = np.asarray(statistics, dtype=np.float64).T[:3] if edges.weighted else statistics.T[3:]
     loop = np.where(np.isnan(last), edges.added, last)
     if edges.loops:
         degree = degree - looped + loop

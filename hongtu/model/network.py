@@ -216,7 +216,7 @@ class Network:
         if self._writes[self.layers[index]]:
             z, s = z.clone(), tuple(part.clone() for part in s)
         layer = self.layers[index]
-        block = block.seen(layer.ignores_weights)
+        block = block.seen(layer.drops_weights)
         call = layer.aggregate if getattr(layer, "encode_edges", None) is None else layer.aggregate_encoded
         return self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))
 
@@ -227,7 +227,7 @@ class Network:
         number, layer = self.layer_index[index], self.layers[index]
         if self._writes[layer]:
             a, s = a.clone(), tuple(part.clone() for part in s)
-        rows = rows.seen(layer.ignores_weights)
+        rows = rows.seen(layer.drops_weights)
         with self._only_gradients(gradients_only, layer):
             return self._run(number, AGGREGATE, rows, layer.combine, a, self._pack(index, s))
 
@@ -264,7 +264,7 @@ class Network:
             given += [a, *s]
             if self._writes[layer]:
                 a, s, others = a.clone(), tuple(part.clone() for part in s), [x.clone() for x in others]
-            own = rows.seen(layer.ignores_weights)
+            own = rows.seen(layer.drops_weights)
             known[number] = self._run(number, UPDATE, own, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
             taken = [self._taken(source, index, known, given, module) for source in self.wiring.sources[number]]
@@ -277,7 +277,7 @@ class Network:
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
         with self._only_gradients(gradients_only, layer):
-            result = self._run(number, TRANSFORM, rows.seen(layer.ignores_weights), layer.transform, h)
+            result = self._run(number, TRANSFORM, rows.seen(layer.drops_weights), layer.transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result

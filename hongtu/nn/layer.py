@@ -95,6 +95,12 @@ class Layer(torch.nn.Module):
         return None
 
     @property
+    def drops_weights(self) -> bool:
+        """Whether it sees no weights of the edges that it aggregates over; those that normalise it does."""
+        edges = None if self.once_per_vertex else self.paper_edges
+        return self.ignores_weights and not (edges is not None and edges.normalized)
+
+    @property
     def bare_maps(self) -> tuple[torch.nn.Module, ...]:
         """Submodules of which the layer takes weight and bias without calling them."""
         return ()

@@ -157,7 +157,8 @@ class NetworkPlanner:
     def _topology(self, edges: PaperEdges) -> Topology:
         if edges not in self._topologies:
             named = str(self._spec.dtype).removeprefix("torch.")
-            self._topologies[edges] = with_paper_edges(self._stored, edges, self._artifact.degree_statistics(), named)
+            statistics = self._artifact.degree_statistics(columns=3 if edges.weighted else 6)
+            self._topologies[edges] = with_paper_edges(self._stored, edges, statistics, named)
         return self._topologies[edges]
 
     def _choose_sides(self) -> tuple[bool, ...]:

@@ -56,7 +56,8 @@ class GCNConv(NormalizedSum):
         if not (self.built_in and is_product(self.lin)):
             return None
         added = 2.0 if self.improved else 1.0
-        return PaperEdges(loops=self.add_self_loops, added=added, normalized=self.normalize)
+        weighted = not (self.normalize and self.ignores_weights)  # else they are dropped behind
+        return PaperEdges(loops=self.add_self_loops, added=added, normalized=self.normalize, weighted=weighted)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         x = self.input_dropout(h)
