@@ -6,16 +6,19 @@ A forward may use parameters and buffers of the model itself there; whoever comp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.model.wiring import RowFunction
 from hongtu.nn import Dropout
 
+BLOCK = 1 << 16  # vertices looked at a time
 Own = tuple[str, Tensor]  # a tensor of the model itself, behind its name there
 
 
@@ -47,6 +50,61 @@ class _Keeping(RowFunction):
                 f"from_pyg: rows, and {', '.join(self._places)} of the model: {error}; what has a row for each vertex "
                 "belongs to its features, and features='embedding:D' are learned"
             ) from error
+
+
+class LookUp(nn.Module):
+    """An Embedding of what the features say: kinds as numbers, which ``check_kinds`` has seen to be such.
+
+    Args:
+        embedding: the model's.
+        place: its name there.
+        rows: what makes kinds of features, or None.
+    """
+
+    def __init__(self, embedding: nn.Embedding, place: str, rows: nn.Module | None) -> None:
+        super().__init__()
+        self.embedding, self.rows = embedding, rows
+        self.pyg_names = {"embedding.weight": f"{place}.weight"}
+
+    def kinds(self, x: Tensor) -> Tensor:
+        """[R, ...], of features [R, F]."""
+        return x if self.rows is None else self.rows(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, ..., columns]. Others than kinds come where a model is judged on rows that no graph has."""
+        kinds = self.kinds(x).detach().nan_to_num(0, 0, 0).long()
+        return self.embedding(kinds.remainder(self.embedding.num_embeddings))
+
+    def check(self, x: Tensor) -> int | None:
+        """The first row of features whose kinds the Embedding has not; None where there is none."""
+        kinds = self.kinds(x).reshape(len(x), -1)
+        bad = (kinds < 0) | (kinds >= self.embedding.num_embeddings) | (kinds != kinds.long())
+        return int(bad.any(dim=1).nonzero()[0]) if bool(bad.any()) else None
+
+
+def check_kinds(modules: Iterable[nn.Module], sources: Sequence[tuple[int, ...]], artifact: Artifact) -> None:
+    """Refuse features in which an Embedding of the model finds no kind.
+
+    Args:
+        sources: what each module takes, -1 for the features.
+
+    Raises:
+        InputError: naming the vertex.
+    """
+    for index, module in enumerate(modules):
+        if not isinstance(module, LookUp):
+            continue
+        title = f"layers[{index}] ({next(iter(module.pyg_names.values()))})"
+        if sources[index] != (-1,) or artifact.features is None:
+            raise InputError(f"{title}: an Embedding looks up what dense features say; it takes them first in the list")
+        for first in range(0, len(artifact.features), BLOCK):
+            bad = module.check(torch.from_numpy(np.array(artifact.features[first : first + BLOCK])))
+            if bad is not None:
+                raise InputError(
+                    f"{title}: features of vertex {artifact.original_id[first + bad]} are no whole number from 0 to "
+                    f"{module.embedding.num_embeddings - 1}, where the Embedding looks; make it of num_embeddings="
+                    "int(x.max()) + 1, and give it x as integers, not normalised"
+                )
 
 
 def is_expression(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
 from hongtu.model.edge_functions import refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
-from hongtu.model.expression import Own, expression, is_expression, label
+from hongtu.model.expression import LookUp, Own, expression, is_expression, label
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.wiring import FIRST_NAME, Entry
@@ -119,13 +119,9 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 "it rows, or write a hongtu.nn.Layer"
             )
         if isinstance(called, nn.Embedding):
-            count, columns = called.num_embeddings, called.embedding_dim
-            raise InputError(
-                f"{title}.forward calls {place}, an Embedding, with rows, which are floats; the same is a Linear of "
-                f"one column for each kind: make features torch.nn.functional.one_hot(kind, {count}).float(), and "
-                f"{place} torch.nn.Linear({count}, {columns}, bias=False). One learned row for each vertex is "
-                "features='embedding:D'"
-            )
+            entries.append((_look_up(called, place, node, rows, own, title), (FIRST_NAME,), f"v_{node.name}"))
+            names[node] = f"v_{node.name}"
+            continue
         reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:
             inputs = _edge_inputs(arguments, values, edges, call)
@@ -144,7 +140,9 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                     "hongtu.preprocess_graph, as data.edge_attr = ..., and take edge_attr"
                 )
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; write a hongtu.nn.Layer")
-        elif node.target is not nn.functional.dropout and all(map(is_expression, node.users)):
+        elif node.target is not nn.functional.dropout and all(
+            is_expression(user) or _looks_up(user, root) for user in node.users
+        ):
             continue  # a part of what its users compute, such as a size for a view
         elif not gives_rows(node):
             raise InputError(
@@ -162,6 +160,34 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
     return _unnamed(entries)
+
+
+def _looks_up(node: fx.Node, root: nn.Module) -> bool:
+    return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), nn.Embedding)
+
+
+def _look_up(
+    embedding: nn.Embedding, place: str, node: fx.Node, rows: fx.Node, own: dict[fx.Node, Own], title: str
+) -> LookUp:
+    """What stands for a call of an Embedding with the features, or with functions of them.
+
+    Raises:
+        InputError: where it is called with anything else, or changes in forward.
+    """
+
+    def of_features(value: fx.Node) -> bool:
+        before = [other for other in value.all_input_nodes if other not in own]
+        return value is rows or (is_expression(value) and bool(before) and all(map(of_features, before)))
+
+    (kinds,) = node.all_input_nodes
+    if not of_features(kinds):
+        raise InputError(
+            f"{title}.forward calls {place}, an Embedding, with rows that a module has changed; it takes x or columns "
+            "of x, kinds as whole numbers. One learned row for each vertex is features='embedding:D'"
+        )
+    if embedding.sparse or embedding.max_norm is not None:
+        raise InputError(f"{title}: {place} has sparse=True or max_norm, and gradients are dense; make it without")
+    return LookUp(embedding, place, None if kinds is rows else expression(kinds, {rows: FIRST_NAME}, own)[1][0])
 
 
 def _edge_inputs(

@@ -30,6 +30,7 @@ from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.embedding import NAME, Embedding
+from hongtu.model.expression import check_kinds
 from hongtu.model.link_loss import DECODER, LinkLoss, target_task, trained_decoder
 from hongtu.model.link_scores import link_scores
 from hongtu.model.loss_terms import Losses, parts_of
@@ -234,6 +235,7 @@ class Trainer(Resumable):
                 check_tensors(self.model)
                 self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it
                 self._network = Network(self.model, self._context, autocast)
+                check_kinds(self.model, self._network.wiring.sources, self.artifact)
                 check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
                 self.dependencies = dependencies
                 self.decoder = trained_decoder(loss)

@@ -126,7 +126,10 @@ def _target_edges(rng: np.random.Generator, drawn: Drawn, *, beside: bool) -> No
     numbers = rng.normal(size=count if form == "numbers" else (count, columns)).astype(np.float32)
     if form == "numbers with holes":
         numbers[np.add.outer(np.arange(count), np.arange(columns)) % 3 == 0] = np.nan
-    targets = {"classes": rng.integers(0, columns, count), "yes or no": numbers[:, 0] > 0}.get(form, numbers)  # type: ignore
+    targets = {
+        "classes": rng.integers(0, columns, count),
+        "yes or no": numbers.reshape(count, -1)[:, 0] > 0,
+    }.get(form, numbers)  # type: ignore[call-overload]
     of_one = form in ("numbers", "yes or no")
     decoder = additions.distance if of_one else torch.mul
     link = hongtu.LinkLoss(edges, targets=targets, decoder=decoder, block=int(rng.choice([8, 64])))

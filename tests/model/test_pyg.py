@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from torch_geometric.utils import add_self_loops, dropout_edge, to_torch_csr_ten
 import hongtu
 from hongtu.errors import InputError
 from hongtu.nn import Dropout
-from tests import graphs, problems
+from tests import graphs, problems, training
 
 
 class Inner(torch.nn.Module):
@@ -796,34 +797,88 @@ def test_refused(case):
 
 
 class OfKinds(torch.nn.Module):
-    """A vector for each kind of vertex, by an Embedding or by a Linear of one column for each kind."""
+    """A vector for each kind of vertex, beside columns that are numbers."""
 
     def __init__(self, how):
         super().__init__()
-        self.kind, self.how = torch.nn.Embedding(7, 4), how
-        self.conv = pyg.GCNConv(4, 3)
+        self.kind, self.other = torch.nn.Embedding(7, 4, padding_idx=2), torch.nn.Embedding(5, 4)
+        self.conv, self.lin, self.how = pyg.GCNConv(4, 3), torch.nn.Linear(2, 4), how
 
     def forward(self, x, edge_index):
-        rows = (
-            x if self.how == "columns" else {"slice": x[:, 0], "squeezed": x.squeeze(-1).long(), "whole": x}[self.how]
-        )
-        found = self.kind(rows)
-        return self.conv(found.sum(1) if self.how == "whole" else found, edge_index)
+        if self.how == "whole":
+            return self.conv(self.kind(x.long()).sum(1), edge_index)
+        if self.how == "one column":
+            return self.conv(self.kind(x.squeeze(-1).long()).relu(), edge_index)
+        if self.how == "changed":
+            return self.conv(self.kind(self.lin(x)), edge_index)
+        h = self.kind(x[:, 0].long()) + self.other(x[:, 1].to(torch.long))  # as ogb's encoders
+        if self.how == "twice":
+            h = h + self.kind(x[:, 1].long())
+        return self.conv(h + self.lin(x[:, 2:] * 0.5), edge_index)
 
 
-@pytest.mark.parametrize("how", ["slice", "squeezed", "whole"])
+def kinds_of(how):
+    rng = np.random.default_rng(3)
+    columns = {"whole": [7, 7, 7], "one column": [7]}.get(how, [7, 5, 9, 9])
+    rows = np.stack([rng.integers(0, most, 64) for most in columns], axis=1)
+    return replace(problems.awkward(), features=rows.astype(np.float32), weights=None)
+
+
+@pytest.mark.parametrize("how", ["several", "twice", "whole", "one column"])
 def test_kinds_of_vertices(how):
-    """Refused, and what the message says gives the same numbers."""
-    model, kind = OfKinds(how), torch.arange(64) * 5 % 7
-    message = r"calls kind, an Embedding, with rows.*one_hot\(kind, 7\).float\(\), and kind torch.nn.Linear\(7, 4"
-    with pytest.raises(InputError, match=message):
-        hongtu.from_pyg(model)
-    same = copy.deepcopy(model)
-    same.kind, same.how = torch.nn.Linear(7, 4, bias=False), "columns"
-    same.kind.weight.data = model.kind.weight.data.T.clone()
-    problem = replace(problems.awkward(), features=torch.nn.functional.one_hot(kind, 7).float().numpy(), weights=None)
-    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(same))
-    torch.testing.assert_close(trainer.predict(), model(kind.unsqueeze(1), problem.edge_index).detach())
+    """Integer columns go through an Embedding: losses, weights and predictions are those of the whole graph."""
+    torch.manual_seed(4)
+    problem, model = kinds_of(how), OfKinds(how).double()
+    mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
+    layers, x = hongtu.from_pyg(model), torch.from_numpy(problem.features).double()
+    make = functools.partial(training.smallest_budget, problems.prepare(problem, 2, 3), lambda: copy.deepcopy(layers))
+    options = {"optimizer": training.sgd, "dtype": torch.float64}
+    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), layers, device_memory=make(**options), **options)
+    optimizer = training.sgd(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x, problem.edge_index)[mask], labels[mask])
+        loss.backward()
+        optimizer.step()
+        record = trainer.train_epoch()
+        assert record.loss == pytest.approx(float(loss.detach()), rel=1e-9)
+        training.assert_counted(trainer, record)
+    torch.testing.assert_close(trainer.predict(), model(x, problem.edge_index).detach())
+    again = hongtu.to_pyg(trainer.model, OfKinds(how).double())
+    torch.testing.assert_close(again.kind.weight, model.kind.weight)
+
+
+def test_what_is_no_kind_is_refused():
+    with pytest.raises(InputError, match="calls kind, an Embedding, with rows that a module has changed"):
+        hongtu.from_pyg(OfKinds("changed"))
+    for spoil in (7, -1, 0.5, 3e9):
+        problem = kinds_of("one column")
+        problem.features[11] = spoil
+        message = r"layers\[0\] \(kind.weight\): features of vertex 11 are no whole number from 0 to 6"
+        with pytest.raises(InputError, match=message):
+            hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(Whole()))
+    learned = hongtu.preprocess_graph(
+        problem.edges, 64, problems.new_path(), features="embedding:1", labels=problem.labels, masks=problem.masks,
+        partitions=1, chunks=1,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="an Embedding looks up what dense features say"):
+        hongtu.Trainer(learned, hongtu.from_pyg(OfKinds("one column")))
+    for made in (torch.nn.Embedding(7, 4, sparse=True), torch.nn.Embedding(7, 4, max_norm=1.0)):
+        model = OfKinds("one column")
+        model.kind = made
+        with pytest.raises(InputError, match="kind has sparse=True or max_norm"):
+            hongtu.from_pyg(model)
+
+
+class Whole(torch.nn.Module):
+    """An Embedding of the column as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.kind, self.conv = torch.nn.Embedding(7, 4), pyg.GCNConv(4, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(self.kind(x[:, 0]), edge_index)
 
 
 def test_what_stands_for_chebyshev_polynomials():

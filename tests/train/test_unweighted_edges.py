@@ -1,4 +1,4 @@
-"""Layers called without the graph's edge weights, in all strategies and budgets: also where edges hold what normalises."""
+"""Layers called without the weights of edges, in all strategies and budgets: also where edges hold what normalises."""
 
 from __future__ import annotations
 
