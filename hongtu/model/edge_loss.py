@@ -20,7 +20,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.model.checks import drops
 from hongtu.model.link_loss import LinkLoss, trained_decoder
-from hongtu.model.link_pairs import Block, LinkPairs
+from hongtu.model.link_pairs import EdgesOfSplit, LinkPairs
 from hongtu.model.link_scores import Score, link_scores, ranks, ranks_among
 from hongtu.model.loss_terms import check_alone
 from hongtu.model.vertex_loss import MeanLoss
@@ -155,12 +155,12 @@ class EdgeLoss:
                     NUMBA.scatter_add_edges(end, part.grad.contiguous(), grad_VC)
         return total + self._add_beside(out_VC, grad_VC)
 
-    def _ends(self, block: Block, key: int, epoch: int) -> list[np.ndarray]:
+    def _ends(self, block: EdgesOfSplit, key: int, epoch: int) -> list[np.ndarray]:
         """The vertices whose rows a block's losses are made of."""
         others = self._pairs.negatives("train", block, key, epoch)
         return [block.source, block.destination, *others.reshape(len(others), -1)]
 
-    def _differentiate(self, block: Block, rows: Sequence[Tensor]) -> float:
+    def _differentiate(self, block: EdgesOfSplit, rows: Sequence[Tensor]) -> float:
         """Give rows and parameters their gradients of a block's part of the loss, which is returned."""
         losses, count = self._losses(block.relation, *rows), self._pairs.count
         if losses.shape != block.ids.shape:

@@ -17,7 +17,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.given import as_array
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.link_loss import LinkLoss, logistic, target_task
-from hongtu.model.link_pairs import Block
+from hongtu.model.link_pairs import EdgesOfSplit
 from hongtu.model.loss_terms import DEFAULT, check_alone
 from hongtu.model.vertex_loss import MeanLoss
 
@@ -111,10 +111,10 @@ class EdgeTargets(EdgeLoss):
             found.append(self._decoded(source, destination, block.relation))
         return torch.cat(found)
 
-    def _ends(self, block: Block, key: int, epoch: int) -> list[np.ndarray]:
+    def _ends(self, block: EdgesOfSplit, key: int, epoch: int) -> list[np.ndarray]:
         return [block.source, block.destination]
 
-    def _differentiate(self, block: Block, rows: Sequence[Tensor]) -> float:
+    def _differentiate(self, block: EdgesOfSplit, rows: Sequence[Tensor]) -> float:
         source, destination = rows
         decoded, own = self._decoded(source, destination, block.relation), torch.from_numpy(block.ids)  # train is first
         gradient, loss = self._mean.gradient(decoded.detach(), self._bytes[own], self._bits[own])

@@ -22,7 +22,7 @@ from hongtu.model.link_loss import CORRUPT, LinkLoss
 from hongtu.nn.dropout import hashes
 
 
-class Block(NamedTuple):
+class EdgesOfSplit(NamedTuple):
     """Some edges: int32 [B] twice, their numbers int64 [B], and where a decoder sees them their relations int64 [B]."""
 
     source: np.ndarray
@@ -130,7 +130,7 @@ class LinkPairs:
         """Whether the edges of a split are ranked among all vertices."""
         return self._given.filtered and split != "train"
 
-    def known(self, block: Block) -> list[np.ndarray]:
+    def known(self, block: EdgesOfSplit) -> list[np.ndarray]:
         """The vertices to which each edge's source has an edge of its relation, in any split: int32, in no order."""
         if self._known is None:
             found = [
@@ -145,7 +145,7 @@ class LinkPairs:
         first, last = (np.searchsorted(keys, self._keys(block), side=side) for side in ("left", "right"))
         return [ends[lo:hi] for lo, hi in zip(first, last, strict=True)]
 
-    def _keys(self, block: Block) -> np.ndarray:
+    def _keys(self, block: EdgesOfSplit) -> np.ndarray:
         """int64 [B]: one number for every source and relation."""
         kind = 0 if block.relation is None else block.relation.numpy()
         return kind * np.int64(self._artifact.num_vertices) + block.source
@@ -159,7 +159,7 @@ class LinkPairs:
         """int32 [2, Q]: the pairs that are negatives of all edges of a split; None where each edge has its own."""
         return self._shared.get("val" if split == "train" and self._train_shares else split)
 
-    def blocks(self, split: str) -> Iterator[Block]:
+    def blocks(self, split: str) -> Iterator[EdgesOfSplit]:
         """Sources and destinations int32 [B] and numbers int64 [B] of edges, ``block`` pairs at a time."""
         pairs = self._artifact.num_vertices if self.ranks_all(split) else 1 + self._form.get(split, self._uniform)[1]
         step = max(1, self._given.block // pairs)
@@ -171,9 +171,9 @@ class LinkPairs:
             part = np.ascontiguousarray(edges[:, first : first + step])
             kind = self._relation.get(split)
             relation = None if kind is None else torch.from_numpy(kind[first : first + step])
-            yield Block(part[0], part[1], np.arange(first, first + part.shape[1]), relation)
+            yield EdgesOfSplit(part[0], part[1], np.arange(first, first + part.shape[1]), relation)
 
-    def negatives(self, split: str, block: Block, key: int, epoch: int) -> np.ndarray:
+    def negatives(self, split: str, block: EdgesOfSplit, key: int, epoch: int) -> np.ndarray:
         """int32 [L, B, K]: those of a block's edges.
 
         Args:
@@ -253,7 +253,7 @@ class LinkPairs:
         if bad[0] < 0 or bad[1] >= vertices:
             raise InputError(f"LinkLoss: {title} vertex {bad[0 if bad[0] < 0 else 1]}, expected 0 to {vertices - 1}")
 
-    def _own_blocks(self, step: int) -> Iterator[Block]:
+    def _own_blocks(self, step: int) -> Iterator[EdgesOfSplit]:
         topology = self._artifact.topology
         starts = np.asarray(topology.in_edge_start)
         for chunk in range(len(topology.chunk_start) - 1):
@@ -266,4 +266,4 @@ class LinkPairs:
                 ids = self._first_id[destination] + at - starts[destination]
                 kind = self._artifact.stored.edge_type if self._given.sees_relations else None
                 relation = None if kind is None else torch.from_numpy(kind[first : first + len(at)].astype(np.int64))
-                yield Block(np.ascontiguousarray(source, np.int32), destination.astype(np.int32), ids, relation)
+                yield EdgesOfSplit(np.ascontiguousarray(source, np.int32), destination.astype(np.int32), ids, relation)
