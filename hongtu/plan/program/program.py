@@ -10,13 +10,8 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.program import moves, spilling, waiting
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Compute, Free, Ship
-
-ON_HOST = (waiting.HostWait, moves.BeginMoments, moves.SumStatistics, moves.LossOverEdges, moves.Fetch, moves.SendBack,
-           moves.Post, spilling.LayOut, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks, spilling.Spill,
-           spilling.SpillPicks)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
