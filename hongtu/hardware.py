@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError
-from hongtu.files import read_json
 
 OPTIONAL_BYTES = ("device_memory", "cache", "largest_reused")
 MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
@@ -276,6 +275,8 @@ def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:
             f"hardware {str(name_or_path)!r}: not found; expected {', '.join(PROFILES)}, or a file that "
             "`hongtu doctor --measure FILE` wrote"
         )
+    from hongtu.files import read_json  # numpy with it, which a profile's name does without
+
     entries = read_json(path, f"write it with `hongtu doctor --measure {path}`")
     known = {field.name for field in fields(Hardware)}
     optional = {"devices", "staged", "network_link", "recall_link", "spill_link", *OPTIONAL_BYTES}

@@ -61,7 +61,7 @@ def test_batches_overlap_and_stay_exact(model):
     problem, strategy = problems.directed_weighted(), replace(Strategy(), resident=False, group=False)
     for seed in range(2):
         device = SimulatedBackend(seed=seed)
-        some = budget(model, problem, (4, 8), 1.75, device=device, strategy=strategy)
+        some = budget(model, problem, (4, 8), 2.0, device=device, strategy=strategy)
         trainer = check(model, problem, (4, 8), device=device, strategy=strategy, device_memory=some)
     assert trainer.plan.choice.staging == 2
     assert trainer.plan.topology.chunks == 8

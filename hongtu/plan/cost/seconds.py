@@ -204,7 +204,9 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, h
         + moved["topology"] / hardware.structure_link,
         aggregate=aggregate_seconds(work, hardware),
         rowwise=rowwise_seconds(work, hardware),
-        dispatch=0.0 if hardware.devices == 1 and plan.captured else _dispatch_seconds(work, hardware),
+        dispatch=0.0
+        if hardware.staged and hardware.devices == 1 and plan.captured
+        else _dispatch_seconds(work, hardware),
     )
 
 
