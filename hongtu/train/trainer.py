@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hongtu.config import size
 from hongtu.device.backends import Backend, get_backend
@@ -28,7 +24,6 @@ from hongtu.metrics import EpochRecord
 from hongtu.model.checks import check_tensors
 from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.expression import check_kinds
 from hongtu.model.link_loss import DECODER, LinkLoss, target_task, trained_decoder
@@ -44,7 +39,6 @@ from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import fabric_between, over
 from hongtu.ranks.group import current
-from hongtu.ranks.likeness import likeness
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, called_by_all
@@ -52,7 +46,7 @@ from hongtu.train.anomaly import check_epoch
 from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import Tried, choose_stages, to_tell, told, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
-from hongtu.train.layer_output import layer_number, layer_runtime
+from hongtu.train.inferring import LOSS_OF_VAL, Inferring
 from hongtu.train.loop import FitOptions, Waiting, fit
 from hongtu.train.network_plan import plan_network, sketch_network
 from hongtu.train.random_state import deterministic_torch
@@ -67,7 +61,6 @@ from hongtu.train.ranked import (
     stepped,
 )
 from hongtu.train.resumable import Resumable
-from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.settings import (
@@ -85,12 +78,8 @@ from hongtu.train.settings import (
 from hongtu.train.survey.stepping import Stepped, Stepping, learned_bytes, taken_inside
 from hongtu.train.survey.widths import fill_widths
 
-T = TypeVar("T")
-FEW = 20  # vertices, which a message can name
-LOSS_OF_VAL = "val_loss"
 
-
-class Trainer(Resumable):
+class Trainer(Inferring):
     """Trains ``layers`` on the whole graph of an artifact: full neighbourhoods, the exact gradient.
 
     Args:
@@ -433,94 +422,6 @@ class Trainer(Resumable):
                 found[NAME] = self.embedding.ordered(self._gradients[NAME])
         return found
 
-    @called_by_all(Resumable._check_whole)
-    def evaluate(self) -> dict[str, float]:
-        """Scores without dropout, the higher the better: ``{"train", "val", "test"}``, by ``metric``: accuracy;
-        micro-F1 for multi-label; R2 for regression, with ``"train_mae"``, ``"train_rmse"``, ... as well; the loss as
-        ``"val_loss"`` where a ReduceLROnPlateau is stepped with it; for links the
-        AUC: the probability that an edge has a higher score than one of its negatives; for targets of edges as for
-        those of vertices. Beside a loss over vertices those of edges are ``"train links"``, ..."""
-        edges = self._loss if isinstance(self._loss, EdgeLoss) else None
-        if edges is not None and edges.beside is None:
-            return self._infer(self._runtime, lambda out, ids: self._scores_of_edges(edges, out))
-        own = self._share.span
-        labels = torch.from_numpy(np.array(self.artifact.labels[own]))
-        masks = {split: torch.from_numpy(np.array(mask[own])) for split, mask in self.artifact.masks.items()}
-
-        def score(out: Tensor, ids: Tensor) -> dict[str, float]:
-            found = self._evaluation(out, labels, masks, self.ranks)
-            if edges is not None:
-                of_edges = self._scores_of_edges(edges, out)
-                found |= {re.sub("^(train|val|test)", r"\1 links", name): x for name, x in of_edges.items()}
-            if self._validation is not None:
-                loss = self._validation.value(out, own.start)
-                self.ranks.add_up([loss])
-                found[LOSS_OF_VAL] = float(loss)
-            return found
-
-        return self._infer(self._runtime, score)
-
-    @names_known
-    @called_by_all(Resumable._check_whole)
-    def predict(
-        self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
-    ) -> Tensor | np.ndarray:
-        """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
-        ``artifact.vertex_ids[k]`` where the input has ids of its own.
-
-        Args:
-            vertices: the vertices whose rows to return, in this order, named as the input names them; None: all.
-            out: a .npy file to write all rows to instead, complete or absent; a memory map of it is returned. Of
-                several ranks the first writes it, where all can read it.
-        """
-        if out is not None and vertices is not None:
-            raise InputError("predict: vertices and out do not go together; pick rows of the memory map")
-        return self.embed(-1, vertices, out=out)
-
-    @names_known
-    @called_by_all(Resumable._check_whole)
-    def embed(
-        self, layer: int, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
-    ) -> Tensor | np.ndarray:
-        """What one layer gives without dropout, [N, columns] in the original order.
-
-        Args:
-            layer: its position in ``model``, from the end where it is negative; -1 is ``predict``.
-            vertices, out: as in ``predict``.
-        """
-        with self.ranks.agreed():
-            number = layer_number(self.model, layer)
-            numbers = None if vertices is None else torch.from_numpy(self.artifact.numbers(vertices))
-        self.ranks.check_same({"layer": number, "vertices": _shown(numbers), "out": out is not None})
-        file = None if out is None else Path(self.ranks.first(lambda: str(check_rows_file(out))))
-
-        def use(rows: Tensor, ids: Tensor) -> Tensor | np.ndarray:
-            if file is not None:
-                return write_rows(file, rows, ids, self.ranks)
-            ids = torch.cat(list(self.ranks.each(ids)))
-            ordered = rows.new_empty((len(ids), rows.shape[1]))
-            ordered.index_copy_(0, ids, torch.cat(list(self.ranks.each(rows))))
-            return ordered if numbers is None else ordered[numbers]
-
-        last = number == len(self.model) - 1
-        return self._infer(self._runtime if last else self._layer_runtime(number), use)
-
-    def _scores_of_edges(self, loss: EdgeLoss, out: Tensor) -> dict[str, float]:
-        """By split, of an output [V, C] in new order."""
-        metrics: Any = self._link_scores
-        if isinstance(loss, EdgeTargets):
-            own = self._evaluation if loss.beside is None else Evaluation(None, loss.task)
-            own.threshold = loss.threshold
-            metrics = partial(own, ranks=Alone())
-        return loss.scores(out, self._context.seed, metrics)
-
-    @property
-    def validates(self) -> bool:
-        """Whether ``evaluate`` has a validation score."""
-        if isinstance(self._loss, EdgeLoss) and self._loss.beside is None:
-            return self._loss.validates
-        return bool(self.artifact.masks["val"].any())
-
     def check_trains(self) -> None:
         """Refuse to train where nothing can be."""
         self._check_whole()
@@ -530,35 +431,6 @@ class Trainer(Resumable):
                 "work. To train, add a train_mask to the input or pass --random-split 0.6,0.2,0.2 (random_split), and "
                 "preprocess it again; or give the loss a mask of its own, hongtu.LossTerm(loss, mask=...)"
             )
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a higher score of ``evaluate`` is a better one: by ``metric``."""
-        return self._evaluation.higher_is_better
-
-    @property
-    def watched(self) -> str | None:
-        """Which number of ``evaluate`` a ReduceLROnPlateau is stepped with: the validation score where its mode is the
-        score's direction, the validation loss under mode "min"; None: neither."""
-        mode = getattr(self.scheduler, "mode", "") if isinstance(self.scheduler, ReduceLROnPlateau) else ""
-        if mode == ("max" if self.higher_is_better else "min"):
-            return "val"
-        return LOSS_OF_VAL if mode == "min" and isinstance(self._loss, MeanLoss) else None
-
-    @torch.inference_mode(False)
-    def _infer(self, runtime: Runtime, use: Callable[[Tensor, Tensor], T]) -> T:
-        """What is made of a model's output, [V, C] in new order, and the original id of every row, int64 [V]."""
-
-        def work(engine: Engine) -> T:
-            with deterministic_torch(self.deterministic), engine.inferred() as out:
-                return use(self._share.own(out), self._share.own(engine.host["ids"]))
-
-        return runtime.run(work)
-
-    @torch.inference_mode(False)
-    def _layer_runtime(self, number: int) -> Runtime:
-        spec, budget = self._spec, self._budget
-        return layer_runtime(self._share, self.model, number, spec=spec, budget=budget, embedding=self.embedding)
 
     @names_known
     @called_by_all(Resumable._check_whole)
@@ -616,8 +488,3 @@ class Trainer(Resumable):
                 **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
             },
         )  # fmt: skip
-
-
-def _shown(numbers: Tensor | None) -> str:
-    """What ranks compare vertices by: themselves where they are few."""
-    return "all" if numbers is None else str(numbers.tolist()) if len(numbers) <= FEW else likeness(numbers)
