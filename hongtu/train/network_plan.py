@@ -190,7 +190,10 @@ class NetworkPlanner:
     def _plan(self, sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
         limit, staged = self._spec.limit, self._spec.hardware.staged
         if limit is None:
-            return without_scripts(self._planned(sides, used, None), available_bytes(), has_devices=not staged)
+            found = without_scripts(self._planned(sides, used, None), available_bytes(), has_devices=not staged)
+            for view in (self._topology(self._choose_edges(used)), *found.views.values()):
+                view.memo.clear()  # of what the program was made from
+            return found
         spills = False
         try:
             found = self._fitting(sides, used, limit)

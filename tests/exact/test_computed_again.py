@@ -176,7 +176,8 @@ def wide() -> problems.Problem:
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_what_runs_once_runs_in_finer_chunks(grain, device):
     options = {"device": device, "strategy": Strategy(transform_first=False)}
-    some = staged.budget(GCN, wide(), grain, 1.8, **options)  # the least has no room for an aggregate of features
+    share = 1.4 if (device, grain) == ("simulated", (2, 12)) else 1.8  # with the least, an aggregate has no room
+    some = staged.budget(GCN, wide(), grain, share, **options)
     trainer = training.check(GCN, wide(), grain, epochs=3, device_memory=some, **options)
     plan = trainer.plan
     assert plan.views[ONCE].chunks == grain[1] > plan.topology.chunks

@@ -74,5 +74,5 @@ def test_equal_inputs_give_equal_plans(budget, hardware):
         layers = build_layers("sage", artifact.feature_width, 16, artifact.num_classes, 2)
         plan = planning.plan_model(artifact, layers, device_memory=budget, hardware=hardware)
         found.append((plan.bytes, plan.rows, plan.peak_bytes, plan.choice, plan.topology.chunks))
-        assert not artifact.topology.memo
+        assert artifact.topology.memo.keys() <= {"entries"}, "of every device a few numbers"
     assert found[0] == found[1] == found[2]
