@@ -112,7 +112,6 @@ with Watch() as watch:
     ("kind", "clip", "features"),
     [
         ("Adam", "plain", "embedding:256"),
-        ("SGD", "plain", "embedding:256"),
         ("Adagrad", "clip", "embedding:256"),
         ("Adam", "plain", "random:256"),
     ],
