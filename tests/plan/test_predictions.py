@@ -13,8 +13,8 @@ from hongtu.errors import BudgetError
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
-COMBINATIONS = 240
-SHARDS = 8
+COMBINATIONS = 96
+SHARDS = 4
 
 
 class Plain(hnn.Layer):
