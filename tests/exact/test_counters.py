@@ -19,7 +19,8 @@ from hongtu.engine.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.plan.cache.intervals import make_intervals
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program.instruction import Instruction, Picks, SlotsOfSources
+from hongtu.plan.program.instruction import Instruction, Picks
+from hongtu.plan.program.origins import SlotsOfSources
 from tests import problems, training
 from tests.exact.test_paper import neighbours, volumes
 from tests.models import SIX, H, Model

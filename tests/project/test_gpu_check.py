@@ -235,7 +235,8 @@ def test_one_fault_of_a_gpu_is_blamed_on_one_test(tmp_path, workers, passed):
     shutil.copy(ROOT / "tests" / "gpu" / "conftest.py", tmp_path)
     (tmp_path / "test_broken.py").write_text(BROKEN)
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *workers, "test_broken.py"]
-    text = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # this worker's
+    text = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     assert f" {passed} passed" in text
     assert {line.split()[1] for line in text.splitlines() if line.startswith("FAILED")} == {
         "test_broken.py::test_kernel[2]"
