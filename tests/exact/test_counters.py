@@ -20,7 +20,7 @@ from hongtu.kernels import dispatch
 from hongtu.plan.cache.intervals import make_intervals
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program.instruction import Instruction, Picks
-from hongtu.plan.program.origins import SlotsOfSources
+from hongtu.plan.program.origins import Origin
 from tests import problems, training
 from tests.exact.test_paper import neighbours, volumes
 from tests.models import SIX, H, Model
@@ -264,7 +264,7 @@ def exchanged(value, before, after):
         return after
     if isinstance(value, tuple):
         return tuple(exchanged(part, before, after) for part in value)
-    if not isinstance(value, Instruction | Picks | SlotsOfSources):
+    if not isinstance(value, Instruction | Picks | Origin):
         return value
     parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
     return dataclasses.replace(value, **{name: exchanged(part, before, after) for name, part in parts.items()})
