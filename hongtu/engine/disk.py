@@ -1,8 +1,8 @@
 """Rows that host memory does not hold: in one file without a name, which is gone when its process is.
 
 Staging memory of the host stands between the file and everything else: instructions that recall rows fill it, those
-that spill rows empty it. All is work of the disk's own stream, and NumPy's: Torch would
-start OpenMP threads for a thread more, and with more of them than processors none waits for another without sleeping.
+that spill rows empty it. All is work of the disk's own stream, and NumPy's: Torch would start OpenMP threads for a
+thread more, and with more of them than processors none waits for another without sleeping.
 """
 
 from __future__ import annotations

@@ -191,8 +191,7 @@ class NetworkPlanner:
         limit, staged = self._spec.limit, self._spec.hardware.staged
         if limit is None:
             found = without_scripts(self._planned(sides, used, None), available_bytes(), has_devices=not staged)
-            for view in (self._topology(self._choose_edges(used)), *found.views.values()):
-                view.memo.clear()  # of what the program was made from
+            found.forget()  # what its program was made from
             return found
         spills = False
         try:

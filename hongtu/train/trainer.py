@@ -26,7 +26,7 @@ from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.expression import check_kinds
-from hongtu.model.link_loss import DECODER, LinkLoss, target_task, trained_decoder
+from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, target_task, trained_decoder
 from hongtu.model.link_scores import link_scores
 from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
@@ -189,11 +189,11 @@ class Trainer(Inferring):
                 check_precision(dtype, autocast)
                 check_steps(scheduler, clip_grad_norm)
                 check_plain(seed, detect_anomaly=detect_anomaly, deterministic=deterministic)
-                over_edges, others = parts_of(loss)
-                link = None if others or over_edges is None else over_edges.loss
-                links = isinstance(link, LinkLoss) and link.targets is None
+                _, beside = parts_of(loss)
+                link = None if beside else link_loss_in(loss)
+                links = link is not None and link.targets is None
                 self._link_scores = link_scores(metric if links else None)  # type: ignore[arg-type]
-                task = self.artifact.task if links or not isinstance(link, LinkLoss) else target_task(link.targets)
+                task = self.artifact.task if link is None or links else target_task(link.targets)
                 self._evaluation = Evaluation(None if links else metric, task)
                 backend = get_backend(device, self.artifact.size)
                 limit = host_limit(

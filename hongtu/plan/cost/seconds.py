@@ -89,7 +89,7 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
 def least_seconds(plan: ExecutionPlan, hardware: Hardware) -> float:
     """What an epoch takes at least; needs no planned transfers, which also decide whether it is captured."""
     arithmetic, starting = computing_seconds(plan, hardware)
-    return arithmetic if plan.repeats and hardware.devices == 1 else arithmetic + starting
+    return arithmetic if plan.repeats and _captures(hardware) else arithmetic + starting
 
 
 def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, float]:
@@ -204,10 +204,13 @@ def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, h
         + moved["topology"] / hardware.structure_link,
         aggregate=aggregate_seconds(work, hardware),
         rowwise=rowwise_seconds(work, hardware),
-        dispatch=0.0
-        if hardware.staged and hardware.devices == 1 and plan.captured
-        else _dispatch_seconds(work, hardware),
+        dispatch=0.0 if _captures(hardware) and plan.captured else _dispatch_seconds(work, hardware),
     )
+
+
+def _captures(hardware: Hardware) -> bool:
+    """Whether passes that can be captured are: on one GPU."""
+    return hardware.staged and hardware.devices == 1
 
 
 def _dispatch_seconds(work: Work, hardware: Hardware) -> float:

@@ -353,6 +353,11 @@ class PlannedMemory:
         beside += sum(buckets.nbytes for buckets in self.disk.buckets)
         return v * row + beside + sum(array.nbytes for array in self.arrays())
 
+    def forget(self) -> None:
+        """Drop what its views remember, which may be as large as the plan; who needs it again finds it again."""
+        for view in self.views.values():
+            view.memo.clear()
+
     def arrays(self) -> list[np.ndarray]:
         """The graph's structure and the plan's own arrays but the order of rows on the disk, each once."""
         found: dict[int, np.ndarray] = {}

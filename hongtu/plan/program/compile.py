@@ -186,9 +186,8 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     if staged:
         yield waiting.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
         if not plan.keeps_scripts(p):
-            yield waiting.Wait(
-                stream="dispatch", event="brought", why="stage: the last copies are through"
-            )  # peers have pulled, too
+            why = "stage: the last copies are through"  # peers have pulled, too
+            yield waiting.Wait(stream="dispatch", event="brought", why=why)
         elif plan.choice.staging == 1 and _is_pulled(plan, p):  # else rows that are pulled stay a batch longer
             yield waiting.Meet(stream="load", why="load: peers have pulled the last")
     if recalls:

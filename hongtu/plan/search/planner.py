@@ -91,8 +91,7 @@ def plan_run(
             chosen = plan_caches(cheapest, budget, hardware.peer_cost, alike=alike)
         taken = smallest_budget(chosen)  # known before the views forget what it follows from
         assert budget is None or taken <= budget
-        for view in chosen.views.values():
-            view.memo.clear()
+        chosen.forget()
         return chosen
     finally:
         topology.memo.clear()
